@@ -3,7 +3,7 @@
 set(ASHLAR_CUDA AUTO CACHE STRING "Build the cuda back end: AUTO (where a compiler is found), ON or OFF")
 set_property(CACHE ASHLAR_CUDA PROPERTY STRINGS AUTO ON OFF)
 
-# CUDA's runtime and the sanitizers want the same addresses.
+# CUDA's runtime and the sanitizers use the same addresses.
 if(ASHLAR_CUDA STREQUAL "ON" OR (ASHLAR_CUDA STREQUAL "AUTO" AND NOT ASHLAR_SANITIZE))
   if(NOT DEFINED CMAKE_CUDA_COMPILER AND NOT DEFINED ENV{CUDACXX} AND EXISTS /usr/local/cuda/bin/nvcc)
     set(CMAKE_CUDA_COMPILER /usr/local/cuda/bin/nvcc)

@@ -12,7 +12,7 @@ find_package(CLI11 REQUIRED)
 find_package(PkgConfig REQUIRED)
 pkg_check_modules(MICROHTTPD REQUIRED IMPORTED_TARGET GLOBAL libmicrohttpd)
 pkg_check_modules(ZMQ REQUIRED IMPORTED_TARGET GLOBAL libzmq)
-# Without it a daemon whose configuration asks for a sandbox does not start.
+# Without it a daemon whose configuration sets sandbox: on does not start.
 pkg_check_modules(SECCOMP IMPORTED_TARGET GLOBAL libseccomp)
 
 # Debian's package configuration asks for the headers of libraries that only RocksDB itself uses.

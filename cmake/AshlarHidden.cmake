@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 # Libraries that other programs load (the C ABI, the Python module): they export what their version script names, and
-# carry gRPC hidden inside. A process that loads one may have another gRPC of its own (grpcio, vLLM), and gRPC keeps
-# state that is the process's: two of them must not share symbols.
+# contain a hidden gRPC. A process that loads one may have another gRPC (grpcio, vLLM), and gRPC keeps
+# process-wide state: two of them must not share symbols.
 #
-# Abseil, Protobuf and re2 stay shared: Debian's archives of them are not position-independent. Abseil's symbols have
-# Debian's own inline namespace. A wheel brings these files along.
+# Abseil, Protobuf and re2 stay shared: Debian's archives of them are not position-independent. Abseil's symbols are in
+# Debian's own inline namespace. A wheel includes these libraries.
 set(ASHLAR_HIDDEN_ARCHIVES libgrpc++.a libgrpc.a libgpr.a libaddress_sorting.a libupb.a libcares.a libssl.a libcrypto.a libz.a)
 
 # ashlar_link_hidden(TARGET VERSION_SCRIPT NAME): links the client library into a shared library or module.
 #
-# Protobuf refuses to know a message's name twice in a process. So each of these libraries has descriptors of its own
+# Protobuf refuses a second message of the same name in a process. So each of these libraries has its own descriptors
 # NAME, six letters, in place of "ashlar" (RenameDescriptors.cmake).
 function(ashlar_link_hidden target script name)
   foreach(proto cache composition hand_off prompt session)  # that the client has
@@ -35,13 +35,15 @@ function(ashlar_link_hidden target script name)
   add_dependencies(${target} ashlar_client)
   target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}
     $<TARGET_PROPERTY:ashlar_client,INTERFACE_INCLUDE_DIRECTORIES>)
+  target_include_directories(${target} SYSTEM PRIVATE ${PROJECT_BINARY_DIR}/proto)  # generated: its warnings are not ours
   file(GLOB abseil /usr/lib/${CMAKE_LIBRARY_ARCHITECTURE}/libabsl_*.so)
   find_library(ASHLAR_RE2 re2 REQUIRED)
   find_library(ASHLAR_HWY hwy REQUIRED)
+  find_library(ASHLAR_ZSTD zstd REQUIRED)  # for the libcrypto.a of Debian 13; not needed by that of Debian 12
   target_link_options(${target} PRIVATE -Wl,--version-script=${script} -Wl,--as-needed -Wl,-Bsymbolic
     -Wl,-z,nodynamic-undefined-weak)
   target_link_libraries(${target} PRIVATE -Wl,--start-group ${archives} -Wl,--end-group ${abseil} protobuf::libprotobuf
-    ${ASHLAR_RE2} ${ASHLAR_HWY} ${ASHLAR_XXHASH} Threads::Threads ${CMAKE_DL_LIBS})
+    ${ASHLAR_RE2} ${ASHLAR_HWY} ${ASHLAR_ZSTD} ${ASHLAR_XXHASH} Threads::Threads ${CMAKE_DL_LIBS})
   if(TARGET ashlar_kernels_cuda)
     find_package(CUDAToolkit REQUIRED)
     target_link_libraries(${target} PRIVATE CUDA::cudart_static)

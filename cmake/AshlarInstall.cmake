@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 # `cmake --install`: the client library (component client), and the programs (component node).
 #
-# Only the public interfaces are installed: ashlar/engine.h for C++ and ashlar.h for C. The C++ headers are below one root,
+# Only the public interfaces are installed: ashlar/engine.h and ashlar/router.h for C++ and ashlar.h for C. The C++ headers are below one root,
 # include/ashlar, which is on the include path: <ashlar/engine.h> includes <tensor/types.h>.
 # cmake/AshlarConfig.cmake.in is for find_package(Ashlar), cmake/ashlar.pc.in for pkg-config.
 include(GNUInstallDirs)

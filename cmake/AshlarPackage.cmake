@@ -7,7 +7,7 @@ install(FILES deploy/systemd/ashlard.service DESTINATION /lib/systemd/system COM
 install(FILES ${debian}/ashlard.yaml DESTINATION /etc/ashlar COMPONENT debian)
 install(FILES ${debian}/copyright README.md SECURITY.md docs/runbooks.md docs/sizing.md
   DESTINATION ${CMAKE_INSTALL_DOCDIR} COMPONENT debian)
-# From a log to what a cache saves (sizing.md).
+# Programs that compute a cache's savings from a log (sizing.md).
 install(TARGETS ashlar-replay RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR} COMPONENT debian)
 install(PROGRAMS tools/sizing DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME ashlar-sizing COMPONENT debian)
 install(PROGRAMS tools/trace-from-log DESTINATION ${CMAKE_INSTALL_BINDIR} RENAME ashlar-trace-from-log COMPONENT debian)
@@ -25,7 +25,7 @@ set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME ashlar)
 set(CPACK_PACKAGE_VERSION ${PROJECT_VERSION})
 set(CPACK_PACKAGE_VENDOR Ashlar)
-# The field is required. No mail arrives there: SECURITY.md says where reports go.
+# The field is required. The address is not read: SECURITY.md says where reports go.
 set(CPACK_PACKAGE_CONTACT "Ashlar maintainers <maintainers@users.noreply.a-seed-bb79b9ed.example>")
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "cache daemon for the inference state of language models")
 set(CPACK_PACKAGE_DESCRIPTION "Inference engines set prompts from segments that were computed earlier,

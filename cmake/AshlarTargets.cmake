@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-# Compile options of every target of ours, and the two ways a target is declared.
+# Compile options of all targets, and the functions that declare targets.
 
 find_program(ASHLAR_CCACHE ccache)
 if(ASHLAR_CCACHE)
@@ -7,7 +7,7 @@ if(ASHLAR_CCACHE)
 endif()
 
 find_package(Threads REQUIRED)
-# A machine that builds kernels alone may have to bring its own GoogleTest.
+# A machine that only builds kernels/ may have to provide GoogleTest.
 set(ASHLAR_GOOGLETEST_SOURCE "" CACHE PATH "GoogleTest's sources, where it is not installed")
 if(ASHLAR_TESTS)
   if(ASHLAR_GOOGLETEST_SOURCE)
@@ -21,14 +21,14 @@ endif()
 add_library(ashlar_options INTERFACE)
 target_include_directories(ashlar_options INTERFACE ${PROJECT_SOURCE_DIR})
 option(ASHLAR_WARNINGS_ARE_ERRORS "Refuse what the compiler warns of" ON)
-target_compile_options(ashlar_options INTERFACE -Wall -Wextra -Wno-missing-field-initializers
+target_compile_options(ashlar_options INTERFACE -Wall -Wextra -Wshadow -Wno-missing-field-initializers
   $<$<BOOL:${ASHLAR_WARNINGS_ARE_ERRORS}>:-Werror>)
 target_link_libraries(ashlar_options INTERFACE Threads::Threads)
 if(ASHLAR_UNITY)
-  # g++ takes the files of a group for headers, and warns of an Impl that has members of unnamed namespaces.
+  # g++ treats the files of a group as headers, and warns about an Impl with members of unnamed namespaces.
   target_compile_options(ashlar_options INTERFACE $<$<COMPILE_LANG_AND_ID:CXX,GNU>:-Wno-subobject-linkage>)
 endif()
-# These flags cost an attacker more than us. tests/deploy/hardening_test.py looks for them in the binaries.
+# Hardening flags. tests/deploy/hardening_test.py checks the binaries for them.
 if(NOT ASHLAR_SANITIZE AND CMAKE_SYSTEM_PROCESSOR STREQUAL x86_64)
   add_compile_options($<$<COMPILE_LANGUAGE:CXX,C>:-fstack-protector-strong> $<$<COMPILE_LANGUAGE:CXX,C>:-fcf-protection>)
   add_compile_definitions($<$<AND:$<COMPILE_LANGUAGE:CXX,C>,$<NOT:$<CONFIG:Debug>>>:_FORTIFY_SOURCE=2>)
@@ -38,16 +38,16 @@ if(ASHLAR_SANITIZE)
   target_compile_options(ashlar_options INTERFACE
     -fsanitize=${ASHLAR_SANITIZE} -fno-omit-frame-pointer -fno-sanitize-recover=all)
   target_link_options(ashlar_options INTERFACE -fsanitize=${ASHLAR_SANITIZE})
-  # g++ 12 reports false maybe-uninitialized inside the standard library when it instruments.
+  # With sanitizers, g++ 12 reports false maybe-uninitialized warnings inside the standard library.
   target_compile_options(ashlar_options INTERFACE $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized> $<$<CXX_COMPILER_ID:GNU>:-Wno-tsan>)
 endif()
 
 # Most of the compiler's time goes into headers, those of Abseil, gRPC and GoogleTest above all. A group reads them once.
 option(ASHLAR_UNITY "Compile the sources of a folder in groups, each group as one file" OFF)
-set(ASHLAR_UNITY_FILES 8)  # in a group at most: several cores find work, and an edit compiles little
+set(ASHLAR_UNITY_FILES 8)  # at most in a group, so that several cores have work and an edit recompiles little
 
-# ashlar_unity(TARGET SOURCES ... [ALONE ...]): compiles these sources of one folder in groups of about the same size, but
-# for those ALONE, and those that have compile options of their own. Without ASHLAR_UNITY it does nothing.
+# ashlar_unity(TARGET SOURCES ... [ALONE ...]): compiles these sources of one folder in groups of about the same size, except
+# those after ALONE and those with their own compile options. Without ASHLAR_UNITY it does nothing.
 function(ashlar_unity target)
   cmake_parse_arguments(arg "" "" "SOURCES;ALONE" ${ARGN})
   set(sources ${arg_SOURCES})
@@ -71,7 +71,7 @@ function(ashlar_unity target)
   endforeach()
 endfunction()
 
-# ashlar_library(NAME SOURCES ... [LINK ...] [ALONE ...]): one library a folder. ALONE: as in ashlar_unity.
+# ashlar_library(NAME SOURCES ... [LINK ...] [ALONE ...]): one library per folder. ALONE: as in ashlar_unity.
 function(ashlar_library name)
   cmake_parse_arguments(arg "" "" "SOURCES;LINK;ALONE" ${ARGN})
   add_library(${name} STATIC ${arg_SOURCES})
@@ -79,7 +79,7 @@ function(ashlar_library name)
   target_link_libraries(${name} PUBLIC $<BUILD_INTERFACE:ashlar_options> $<INSTALL_INTERFACE:Threads::Threads> ${arg_LINK})
 endfunction()
 
-# The unit tests: those that lie beside the code that they test. `tools/test --fast` builds and runs them (ctest -L fast).
+# The unit tests: those beside the code that they test. `tools/test --fast` builds and runs them (ctest -L fast).
 add_custom_target(fast_tests)
 
 # ashlar_test(NAME SOURCES ... [LINK ...] [LABELS ...] [PREFIX ...]): a GoogleTest binary; each case is a ctest test.
@@ -92,7 +92,7 @@ function(ashlar_test name)
     set(arg_TIMEOUT 120)
   endif()
   if(ASHLAR_SANITIZE)
-    math(EXPR arg_TIMEOUT "3 * ${arg_TIMEOUT}")  # sanitized code is so much slower
+    math(EXPR arg_TIMEOUT "3 * ${arg_TIMEOUT}")  # sanitized code is slower
   endif()
   add_executable(${name} ${arg_SOURCES})
   ashlar_unity(${name} SOURCES ${arg_SOURCES})

@@ -143,10 +143,11 @@ struct Daemon::Impl {
     tiers->Configure(config, cache);
     SetCallRates(config, &engine_service.call_rates());
     cache.upkeep().scrubber().SetRate(config.scrub().bytes_per_second());
+    router.Attach(&engine_service);
     router.RunOn(loop);
   }
 
-  Levels Measure() const {
+  Levels Measure() {
     Levels levels;
     const auto measure = [&](TierKind kind, const storage::Tier* tier) {
       for (int i = 0; tier != nullptr && i < tenants; ++i) {
@@ -160,8 +161,8 @@ struct Daemon::Impl {
     }
     measure(TierKind::kDram, &tiers->dram());
     measure(TierKind::kSsd, tiers->ssd());
-    if (tiers->ssd() != nullptr && tiers->ssd()->degraded()) {
-      levels.degraded[TierKind::kSsd] = std::string(tiers->ssd()->health().message());
+    if (tiers->ssd() != nullptr && tiers->ssd()->health().degraded()) {
+      levels.degraded[TierKind::kSsd] = std::string(tiers->ssd()->health().status().message());
     }
     levels.set_aside = tiers->set_aside();
     const storage::Cache::Stats stats = cache.stats();
@@ -173,7 +174,7 @@ struct Daemon::Impl {
     levels.landings = stats.landings;
     levels.compositions = stats.compositions;
     levels.sessions = table.size();
-    levels.draining = cache.draining();
+    levels.draining = cache.offers().draining();
     levels.writing_behind = stats.unsaved.writing;
     levels.unsaved_objects = stats.unsaved.objects;
     levels.unsaved_bytes = stats.unsaved.bytes;
@@ -189,7 +190,7 @@ struct Daemon::Impl {
     for (int i = 0; i < tenants; ++i) {
       const auto tenant = static_cast<storage::TenantId>(i);
       levels.pages.push_back(engine_service.PageLevels(tenant));
-      levels.prefixes.push_back(cache.prefix_stats(tenant));
+      levels.prefixes.push_back(cache.prefixes().stats(tenant));
       levels.holdings[i].beyond_calls_per_second = engine_service.call_rates().refused(tenant);
       levels.holdings[i].beyond_bytes_per_second = cache.byte_rates().refused(tenant);
     }
@@ -319,7 +320,7 @@ struct Daemon::Impl {
     rpc_server->SetServing(!draining);
     session_server->SetAdmitting(!draining);
     loop.PostCompletion(storage::kNoTenant, [this, draining] {
-      draining ? cache.StartDrain() : cache.EndDrain();
+      draining ? cache.offers().StartDrain() : cache.offers().EndDrain();
       if (cluster != nullptr) cluster->SetDraining(draining);
     });
     return true;
@@ -338,7 +339,7 @@ struct Daemon::Impl {
 
   Mutex drain_mutex;
   bool stopping ABSL_GUARDED_BY(drain_mutex) = false;
-  DiskHealth disk_health;  // loop only
+  DiskHealth disk_health;  // used only on the loop
   const int tenants;
   const std::unique_ptr<AuditLog> audit;
   Metrics metrics;
@@ -389,7 +390,7 @@ absl::StatusOr<std::unique_ptr<Daemon>> Daemon::Start(const v1::Config& config, 
   auto impl = std::make_unique<Impl>(config, file, *std::move(audit), std::move(loops), *std::move(tiers),
                                      *std::move(gpus), *std::move(cluster));
   Impl& parts = *impl;
-  // From here on the destructor stops everything that has started.
+  // From now on the destructor stops everything that has started.
   std::unique_ptr<Daemon> daemon(new Daemon(std::move(impl)));
   parts.StartLoops();
   if (absl::Status status = parts.StartServing(config); !status.ok()) return status;

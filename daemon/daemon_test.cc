@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The daemon as a whole: the metrics that operators see, its end, and the binary.
+// The whole daemon: its metrics, how it ends, and the binary.
 #include "daemon/daemon.h"
 
 #include <fcntl.h>
@@ -42,7 +42,7 @@ std::vector<int32_t> Tokens(int count) {
   return std::vector<int32_t>(count, 42);
 }
 
-TEST(Metrics, CountWhatHappens) {
+TEST(Metrics, CountEvents) {
   TestNode node("", "metrics_address: \"127.0.0.1:0\"");
   TestEngine engine(node);
   ASSERT_TRUE(engine.Match(Tokens(24), {24}).ok());
@@ -53,7 +53,7 @@ TEST(Metrics, CountWhatHappens) {
 
   const int port = node.daemon().metrics_port();
   ASSERT_GT(port, 0);
-  // Levels are taken a few times a second.
+  // Levels are sampled a few times per second.
   std::string text;
   ASSERT_TRUE(Eventually([&] {
     text = Scrape(port);
@@ -152,8 +152,8 @@ class MetricsEndpointTest : public ::testing::Test {
   std::string folder_ = "/tmp/ashlard_metrics_XXXXXX";
 };
 
-// Every user with an account here can reach the address, and may not even learn that there are tenants.
-TEST_F(MetricsEndpointTest, TenantsAreNamedToThoseAloneWhoMayOpenTheSocket) {
+// Every user with an account on this machine can reach the address, and must not even learn that there are tenants.
+TEST_F(MetricsEndpointTest, OnlyTheSocketNamesTenants) {
   const std::string tenants =
       absl::StrCat("tenants: [{name: indigo, uids: [", geteuid(), "], dram_bytes: 8MiB}, {name: violet, uids: [",
                    geteuid() + 1, "], dram_bytes: 4MiB}]\n");
@@ -191,7 +191,7 @@ TEST_F(MetricsEndpointTest, ServesProbes) {
   EXPECT_EQ(Health(node.rpc_socket(), ""), kNotServing);
 }
 
-TEST_F(MetricsEndpointTest, AnAddressThatCannotBeHadIsNamed) {
+TEST_F(MetricsEndpointTest, NamesAnAddressThatCannotBeBound) {
   TestNode node("", listen());
   const auto start = [&](const std::string& address, const std::string& path) {
     const std::string other = folder_ + "/other";
@@ -223,7 +223,7 @@ TEST(Daemon, StopsWithSessionsOpenAndRemovesItsSockets) {
   node.Stop();
 }
 
-TEST(Daemon, EnginesComeAndGoWhileOthersWork) {
+TEST(Daemon, EnginesConnectAndLeaveWhileOthersWork) {
   TestNode node;
   std::atomic<bool> stop{false};
   std::vector<std::thread> threads;
@@ -240,7 +240,7 @@ TEST(Daemon, EnginesComeAndGoWhileOthersWork) {
         const auto match = engine.Match(tokens, {24});
         if (!match.ok() || match->lease().empty()) continue;
         const v1::LandRequest request = engine.LandRequest(match->lease(), {At(0, 0)});
-        // Every other landing is given up at once, and every third session ends without a word.
+        // Every other landing is cancelled at once, and every third session ends without notice.
         if (round % 2 == 0) {
           engine.LandAndGiveUp(request);
           v1::QuiesceReply reply;
@@ -258,7 +258,7 @@ TEST(Daemon, EnginesComeAndGoWhileOthersWork) {
   for (std::thread& thread : threads) thread.join();
 }
 
-TEST(Region, CallsGoneAfterLastUser) {
+TEST(Region, IsUnloadedAfterTheLastUser) {
   auto region = *Region::Register(MakeMemfd(4096, F_SEAL_SHRINK), 4096);
   std::shared_ptr<const Region> in_flight = region;
   std::atomic<bool> gone{false};
@@ -269,7 +269,7 @@ TEST(Region, CallsGoneAfterLastUser) {
   EXPECT_TRUE(gone);
 }
 
-// ashlard itself, as an operator runs it.
+// The ashlard program, as an operator runs it.
 class Binary {
  public:
   explicit Binary(std::vector<std::string> arguments) {
@@ -302,7 +302,7 @@ class Binary {
     pid_ = -1;
     return status;
   }
-  // All it has said, after its end.
+  // All of its output, after its end.
   std::string Output() {
     std::string all;
     char buffer[4096];
@@ -377,7 +377,7 @@ TEST_F(BinaryTest, StartsAgainAfterKill9AndRefusesToStartTwice) {
   EXPECT_TRUE(StatusOf(RawSession(session()).Hello()).ok());
 }
 
-TEST_F(BinaryTest, FailsWhereItsOutputCannotBeWritten) {
+TEST_F(BinaryTest, FailsIfItsOutputCannotBeWritten) {
   for (const std::string& arguments : {std::string("--help"), "--check-config --config " + config_}) {
     const int status = std::system(absl::StrCat(ASHLARD, " ", arguments, " >/dev/full 2>/dev/null").c_str());
     EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 1) << arguments << ": " << status;

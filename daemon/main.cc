@@ -39,7 +39,7 @@ constexpr int kExitFailed = 1;                            // could not start
 constexpr int kExitBadConfig = 2;                         // arguments or configuration are missing or refused
 constexpr int kExitStuck = 3;                             // could not stop completely, for example because a disk hangs
 constexpr std::chrono::milliseconds kStopPatience{1500};  // after the grace period
-constexpr size_t kMostReloads = 2;                        // in the queue
+constexpr size_t kMostReloads = 2;                        // queued reloads
 constexpr timespec kPoll = {.tv_sec = 0, .tv_nsec = 50'000'000};
 
 struct Arguments {
@@ -116,7 +116,7 @@ void ExitWithin(std::chrono::nanoseconds patience, const ashlar::v1::Config& con
   ashlar::daemon::ExitTimer::Start(patience, kExitStuck, json ? "{\"level\":\"error\"," + line + "}\n" : line + "\n");
 }
 
-// Runs until SIGTERM or SIGINT.
+// Serves until SIGTERM or SIGINT.
 int Serve(const ashlar::v1::Config& config, const std::string& file) {
   ashlar::daemon::ConfigureLog(config.log().level(), config.log().format());
   // A signal also ends the daemon while it opens folders, which a hung disk may delay without end.

@@ -75,7 +75,7 @@ TEST(Mappings, MustNotExceedMachineLimit) {
   EXPECT_TRUE(CheckMappings(config, root).ok()) << "no limit that can be read";
 }
 
-// However many tenants there are.
+// For any number of tenants.
 TEST(Mappings, DefaultsFitKernelDefault) {
   for (const int count : {1, 7, 300}) {
     std::string tenants;

@@ -25,7 +25,7 @@ v1::Config WithSessions(uint64_t arenas, uint32_t sessions) {
   return config;
 }
 
-// The result of a process with these limits, soft and hard, and whether its soft limit then equals the hard one.
+// The result of a process with these soft and hard limits, and whether its soft limit then equals the hard one.
 struct Answer {
   bool ok, raised;
 };
@@ -73,7 +73,7 @@ TEST(OpenFiles, PeersCount) {
   EXPECT_EQ(OpenFilesNeeded(config), one + 3 * (PeerChannels::kMostPeers - 1)) << "all are peers";
 }
 
-TEST(OpenFiles, TheSoftLimitRisesAsFarAsItMay) {
+TEST(OpenFiles, RaisesTheSoftLimitAsFarAsPermitted) {
   const v1::Config config = WithSessions(100, 1);
   const uint64_t needed = OpenFilesNeeded(config);
   const Answer enough = Ask(config, 64, needed);

@@ -30,7 +30,7 @@ namespace {
 constexpr uint64_t kOwnThreads = 38;
 // Transport and UCX, listener, directory, certificates.
 constexpr uint64_t kClusterThreads = 8;
-constexpr uint64_t kThreadsOfAGpu = 8;  // of its driver and lanes
+constexpr uint64_t kThreadsOfAGpu = 8;  // threads of its driver and lanes
 
 struct Limit {
   std::string name;

@@ -118,7 +118,7 @@ TEST_F(Threads, FailedThreadStartExitsWithMessage) {
   EXPECT_EQ(WithoutThreads([] { NamedThread("metadata", [] {}).join(); }), EXIT_FAILURE);
 }
 
-TEST_F(Threads, APoolWorksWithThoseThatThereAre) {
+TEST_F(Threads, APoolWorksWithFewerThreads) {
   if (getuid() != 0) GTEST_SKIP() << "only root can be a user of no threads";
   EXPECT_EQ(WithoutThreads([] {
               kernels::ThreadPool pool(8);

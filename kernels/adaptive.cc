@@ -54,7 +54,7 @@ Numbers Squared(const Numbers& a, int32_t n) {
   return out;
 }
 
-// No less than ‖E‖₂; not computed more closely than it takes to know whether it exceeds `epsilon`.
+// An upper bound of ‖E‖₂, computed only as closely as needed to decide whether it exceeds `epsilon`.
 double ErrorBound(const Numbers& e, int32_t n, double epsilon) {
   const double frobenius = Norm(e);
   // A row's norm is a lower bound: if it exceeds ε, no closer upper bound will help.
@@ -62,12 +62,12 @@ double ErrorBound(const Numbers& e, int32_t n, double epsilon) {
   return SpectralNormBound(e, n);
 }
 
-// M ≈ Bᵀ-weighted rows: an orthonormal basis of M's rows by Gram–Schmidt with pivoting, as long as what is left is
-// larger than `left` (Frobenius). None where that takes more than `most` rows.
+// M ≈ Bᵀ-weighted rows: an orthonormal basis of M's rows by Gram–Schmidt with pivoting, as long as the remainder is
+// larger than `left` (Frobenius). None if that takes more than `most` rows.
 struct RowBasis {
   int32_t rank = 0;
   Numbers basis;         // [rank, n], orthonormal rows
-  Numbers coefficients;  // [n, rank]: M = coefficients · basis + what is left
+  Numbers coefficients;  // [n, rank]: M = coefficients · basis + remainder
 };
 
 std::optional<RowBasis> FindRowBasis(Numbers m, int32_t n, double left, int32_t most) {
@@ -84,7 +84,7 @@ std::optional<RowBasis> FindRowBasis(Numbers m, int32_t n, double left, int32_t 
     if (std::sqrt(all) <= left) break;
     if (out.rank == most) return std::nullopt;
     Numbers row(m.begin() + pivot * n, m.begin() + (pivot + 1) * n);
-    // Once more against the basis: what is left of a row has lost digits.
+    // Once more against the basis, because the remainder of a row has lost digits.
     for (int32_t r = 0; r < out.rank; ++r) Subtract(Dot(&row[0], &out.basis[r * n], n), &out.basis[r * n], n, &row[0]);
     const double norm = Norm(row);
     if (norm == 0) return std::nullopt;
@@ -157,7 +157,7 @@ Decomposition Decompose(const RowBasis& rows, int32_t n) {
   return out;
 }
 
-// One head's transition, k-first, on its way to a form.
+// Chooses the form of one head's transition, k-first.
 class Head {
  public:
   Head(const AdaptArgs& args, int32_t h) : args_(args), n_(args.shape.d_k), t_(static_cast<size_t>(n_) * n_) {
@@ -205,17 +205,17 @@ class Head {
     return {.form = TransitionForm::kDense, .error = Norm(rounding)};
   }
 
-  // diag(decay) + Aᵀ B in as few dimensions as ε allows, as it is stored; none where dense is as small.
+  // diag(decay) + Aᵀ B in as few dimensions as ε allows, as it is stored; none if dense is as small.
   std::optional<AdaptedHead> LowRank(const Numbers& decay, std::vector<std::byte>& stored) const {
     Numbers m = t_;
     for (int32_t i = 0; i < n_; ++i) m[i * n_ + i] -= decay[i];
     const int32_t most = LargestUsefulRank(args_.shape, args_.dtype);
     std::optional<RowBasis> rows = FindRowBasis(std::move(m), n_, args_.epsilon / 4, most);
     if (!rows || most == 0) return std::nullopt;
-    // Nothing but the decay is left. The form has one factor at least: zeros.
+    // Only the decay is left. The form has at least one factor: zeros.
     if (rows->rank == 0) rows = RowBasis{.rank = 1, .basis = Numbers(n_), .coefficients = Numbers(n_)};
     const Decomposition parts = Decompose(*rows, n_);
-    // The first rank whose cut could be small enough; rounding may ask for a few more.
+    // The first rank whose truncation may be small enough; rounding may require a few more.
     int32_t rank = 1;
     while (rank < rows->rank && parts.sigma[rank] > args_.epsilon) ++rank;
     constexpr int kTries = 4;
@@ -241,7 +241,7 @@ class Head {
     }
   }
 
-  // T − T̃ of what was stored.
+  // T − T̃ of the stored form.
   Numbers Difference(const std::vector<std::byte>& stored, int32_t rank) const {
     const auto* diagonal = reinterpret_cast<const float*>(stored.data());
     const void* factors = diagonal + n_;

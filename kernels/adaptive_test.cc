@@ -50,7 +50,7 @@ std::vector<double> SingularValues(const std::vector<double>& a, int32_t n) {
   return values;
 }
 
-// One segment of a layer, captured by the reference, each head with a rate of its own from slow to fast.
+// One segment of a layer, captured by the reference, with different rates of heads from slow to fast.
 class Segment {
  public:
   Segment(Random& random, Family family, StateOrder order, int64_t tokens, double slowest, double fastest)
@@ -106,7 +106,7 @@ class Segment {
     return {.shape = shape_, .transition = transition_pointers_, .decay = decay_pointers_, .tokens = tokens};
   }
   const LinearShape& shape() const { return shape_; }
-  // k-first, fp64.
+  // Rows are keys first, fp64.
   std::vector<double> Transition(int32_t h) const {
     std::vector<double> out(kDk * kDk);
     for (int32_t i = 0; i < kDk; ++i) {
@@ -186,7 +186,7 @@ TEST_F(AdaptiveTest, TheBoundIsNeverBelowTheNormAndAtMostATwentiethAbove) {
       EXPECT_GE(bound, norm * (1 - 1e-9)) << n;
       EXPECT_LE(bound, norm * 1.05) << n;
     }
-    // The worst case of the bound: all singular values alike.
+    // The worst case of the bound: all singular values equal.
     std::vector<double> identity(n * n);
     for (int32_t i = 0; i < n; ++i) identity[i * n + i] = 3;
     EXPECT_LE(SpectralNormBound(identity, n), 3 * 1.05);
@@ -194,9 +194,9 @@ TEST_F(AdaptiveTest, TheBoundIsNeverBelowTheNormAndAtMostATwentiethAbove) {
   }
 }
 
-// Every head of every family keeps what it promises, in every dtype and order; the reported error is no less than the
-// true one.
-TEST_F(AdaptiveTest, TheErrorIsAsReportedAndWithinEpsilon) {
+// Every head of every family stays within its bound, in every dtype and order; the reported error is at least the true
+// one.
+TEST_F(AdaptiveTest, ReportsItsErrorAndKeepsItWithinEpsilon) {
   ThreadPool workers(2);
   for (Family family : {Family::kGdn, Family::kKda, Family::kDeltanet}) {
     for (StateOrder order : {StateOrder::kKeyFirst, StateOrder::kValueFirst}) {
@@ -228,7 +228,7 @@ TEST_F(AdaptiveTest, TheErrorIsAsReportedAndWithinEpsilon) {
   }
 }
 
-TEST_F(AdaptiveTest, AHeadThatErasesIsZeroAndOneThatDoesNotIsNever) {
+TEST_F(AdaptiveTest, OnlyHeadsWithinEpsilonAreZero) {
   const int64_t tokens = 200;
   const Segment segment(random_, Family::kGdn, StateOrder::kKeyFirst, tokens, 1e-4, 1.0);
   const AdaptArgs args = segment.Args(tokens);
@@ -243,7 +243,7 @@ TEST_F(AdaptiveTest, AHeadThatErasesIsZeroAndOneThatDoesNotIsNever) {
   EXPECT_EQ(adapted.heads[0].form, TransitionForm::kDense);
 }
 
-// T − decay has a dimension a token: a short segment needs no more, and without the decay it would be dense.
+// T − decay has one dimension per token: a short segment needs no more, but without the decay it would be dense.
 TEST_F(AdaptiveTest, AShortSegmentIsItsDecayAndAFactorPerToken) {
   for (Family family : {Family::kGdn, Family::kKda, Family::kDeltanet}) {
     const int64_t tokens = 5;
@@ -260,8 +260,8 @@ TEST_F(AdaptiveTest, AShortSegmentIsItsDecayAndAFactorPerToken) {
   }
 }
 
-// Tokens that erase nothing leave a decay alone: still no reason to store a matrix.
-TEST_F(AdaptiveTest, WhatOnlyDecaysTakesOneFactor) {
+// Tokens that erase nothing leave only a decay, for which no matrix need be stored.
+TEST_F(AdaptiveTest, APureDecayTakesOneFactor) {
   const LinearShape shape{.family = Family::kKda, .heads = 1, .key_heads = 1, .d_k = 32, .d_v = 4};
   std::vector<float> decay = random_.Uniforms(32, 0.1, 1), transition(32 * 32);
   for (int32_t i = 0; i < 32; ++i) transition[i * 32 + i] = decay[i];
@@ -274,8 +274,8 @@ TEST_F(AdaptiveTest, WhatOnlyDecaysTakesOneFactor) {
             std::vector<double>(transition.begin(), transition.end()));
 }
 
-// A decay per channel leaves few dimensions of a long segment: those whose singular values exceed ε, and no more than a
-// few for rounding.
+// A decay per channel leaves few dimensions of a long segment: the ones whose singular values exceed ε, and a few for
+// rounding.
 TEST_F(AdaptiveTest, ALongSegmentOfKdaKeepsTheDimensionsThatExceedEpsilon) {
   LinearShape shape{.family = Family::kKda, .heads = 1, .key_heads = 1, .d_k = 32, .d_v = 4};
   for (int32_t dimensions : {1, 3, 8}) {

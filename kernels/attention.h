@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Full attention over keys that stand in an engine's pages, in three ways to stand: turned to their positions when they
-// were landed (HYPIC §4.4), unrotated and turned while they are loaded (MEPIC §5.3), or turned from their segment's
-// start on, with a query turned to meet them. Rules that hold for every operation stand in kernels.h.
-// examples/refengine attends in the first way and the third; bindings of engines whose models store unrotated keys
-// (StoredKeys) will in the second, which tests and ashlar-bench alone call until then.
+// Full attention over keys in an engine's pages, which are stored in one of three ways: rotated to their positions when
+// they were landed (HYPIC §4.4); unrotated, and rotated while they are loaded (MEPIC §5.3); or rotated from their
+// segment's start, with a query that is rotated to match. kernels.h has the rules that hold for every operation.
+// examples/refengine uses the first and the third way; only tests and ashlar-bench use the second, until there are
+// bindings of engines whose models store unrotated keys (StoredKeys).
 #pragma once
 
 #include <cstdint>
@@ -29,7 +29,7 @@ struct AttentionShape {
 };
 inline constexpr int32_t kMaxQueryDim = 1024;
 
-// A run of tokens whose keys and values stand in pages: token i of the span at slot first_slot + i of its own page
+// A run of tokens whose keys and values are in pages: token i of the span is at slot first_slot + i of its own page
 // table, and at position + i in the prompt.
 struct KeySpan {
   PagedSlots keys;    // mla: the latents
@@ -37,23 +37,24 @@ struct KeySpan {
   int64_t first_slot = 0;
   int64_t tokens = 0;
   int64_t position = 0;
-  // Zero-based keys: the position of their segment's start; key i was turned by position + i − origin.
+  // Zero-based keys: the position of their segment's start; key i was rotated by position + i − origin.
   int64_t origin = 0;
 };
 
 // softmax(scale · q·k) V over all keys of the spans that each query sees. A NaN among them makes the output NaN.
-// Queries come unrotated, with their positions: each operation turns them as it needs. Frequencies must be fixed
-// numbers (no scaling that depends on length).
+// Queries are unrotated, with their positions; each operation rotates them as needed. Frequencies must be fixed numbers
+// (no scaling that depends on length).
 struct AttendArgs {
   AttentionShape shape;
-  Rotation rotation;  // of the first dimensions of a key; MLA: of the rotary part
+  Rotation rotation;  // rotation of the first dimensions of a key; MLA: of the rotary part
   std::span<const KeySpan> spans;
   int64_t tokens = 0;                  // queries
   const float* q = nullptr;            // [tokens][query_heads, QueryDim()]
   const int64_t* positions = nullptr;  // [tokens]
-  float* out = nullptr;                // [tokens][query_heads, OutDim()]; zeros where nothing is seen
-  float* lse = nullptr;  // [tokens, query_heads], log Σ e^{score}; −∞ where nothing is seen; may be null
-  // Merge into what `out` and `lse` hold, an earlier call over other spans: the result is attention over both.
+  float* out = nullptr;                // [tokens][query_heads, OutDim()]; zeros for queries that see nothing
+  float* lse = nullptr;  // [tokens, query_heads], log Σ e^{score}; −∞ for queries that see nothing; may be null
+  // Merge into the contents of `out` and `lse`, from an earlier call over other spans: the result is attention over
+  // both.
   bool merge = false;
   int64_t q_stride = 0, out_stride = 0;  // floats, from one token to the next
 };

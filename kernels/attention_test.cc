@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every back end against the reference, and the three ways of standing keys at a position against each other.
+// Every back end against the reference, and the three ways to rotate keys against each other.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -15,7 +15,7 @@ constexpr double kTolerance = 1e-5;
 constexpr int64_t kStarts[] = {0, 1000, 1'000'003, 5'123'456'789};
 constexpr AttentionKind kKinds[] = {AttentionKind::kGqa, AttentionKind::kMla};
 
-// Properties that every back end must have by itself, the reference among them.
+// Properties that every back end must have, including the reference.
 class AttentionTest : public ::testing::TestWithParam<Backend> {
  protected:
   const uint64_t seed_ = FreshSeed();
@@ -71,7 +71,7 @@ TEST_P(AttentionTest, GivesTheSameInAllThreeWays) {
   }
 }
 
-// One query over a context long enough to be cut for many threads, and many queries over the same.
+// One query over a context long enough to be divided among many threads, and many queries over the same.
 TEST_P(AttentionCandidates, AttendsToLongContexts) {
   for (const AttentionKind kind : kKinds) {
     for (const size_t queries : {1, 2, 40}) {
@@ -141,7 +141,7 @@ TEST_P(AttentionTest, QueriesThatSeeNothingGetZeros) {
   }
 }
 
-// Scores far apart and far from zero: the softmax runs over what it has seen, not over what it may see.
+// Scores far apart and far from zero: the softmax scales by the scores that it has seen.
 TEST_P(AttentionCandidates, TakesScoresOfAnySize) {
   AttentionCase what = RandomCase(random_, AttentionKind::kGqa, {}, 0);
   what.shape.scale = 30;
@@ -158,7 +158,7 @@ TEST_P(AttentionCandidates, TakesScoresOfAnySize) {
   }
 }
 
-// As large as they may be, and as a latent model has them. Outputs are so wide that none is nearly zero by chance.
+// The largest dimensions, as in a latent model. Outputs are so wide that none is nearly zero by chance.
 TEST_P(AttentionCandidates, AgreesAtTheLargestDims) {
   struct Dims {
     AttentionKind kind;
@@ -198,7 +198,7 @@ void SpoilRow(Random& random, const KeySpan& span, const PagedSlots& slots, int3
 }
 
 // One number of a query, or of a visible key or value, is NaN, as a corrupt number may be. It must not be skipped like
-// an invisible key. Outputs that do not depend on it are right.
+// an invisible key. Outputs that do not depend on it must be right.
 TEST_P(AttentionCandidates, NanInGivesNanOut) {
   enum class Where { kQuery, kKey, kValue };
   for (const Where where : {Where::kQuery, Where::kKey, Where::kValue}) {
@@ -233,7 +233,7 @@ TEST_P(AttentionCandidates, NanInGivesNanOut) {
   }
 }
 
-// Ways to attend wrongly, each to be told from the right one by the bounds above.
+// Wrong ways to attend, each distinguished from the right one by the bounds above.
 class AttentionFaults : public ::testing::Test {
  protected:
   AttentionFaults() {
@@ -278,7 +278,7 @@ TEST_F(AttentionFaults, OfRotationAreVisible) {
     for (double& f : rounded) f = 1'000'100.0f * static_cast<float>(f) / 1'000'100.0;
     args.rotation.frequencies = rounded.data();
     EXPECT_GT(error(args), kVisible) << "angles in fp32";
-    // Keys taken for what they are not.
+    // Reading keys as if they were stored in another form gives a visible error.
     for (const Stand other : kStands) {
       if (other == stand) continue;
       AttendArgs mistaken = context.Args(stand);
@@ -316,7 +316,7 @@ TEST_F(AttentionFaults, OfMergingAreVisible) {
   EXPECT_GT(LargestError(what_.shape, b, right), kVisible) << "parts are averaged, whatever their lse";
 }
 
-// Without a candidate there is nothing to hold against the reference.
+// Without a candidate there is nothing to compare with the reference.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(AttentionCandidates);
 INSTANTIATE_TEST_SUITE_P(Candidates, AttentionCandidates, ::testing::ValuesIn(Candidates()),
                          ::testing::PrintToStringParamName());

@@ -5,7 +5,7 @@
 #define XXH_STATIC_LINKING_ONLY
 #include <xxhash.h>
 #if defined(__x86_64__) && !defined(XXH_INLINE_ALL)
-// Replaces the functions below by those that choose among SSE2, AVX2 and AVX-512 at run time.
+// Replaces the functions below by ones that choose among SSE2, AVX2 and AVX-512 at run time.
 #include <xxh_x86dispatch.h>
 #endif
 

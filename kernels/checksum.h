@@ -7,10 +7,10 @@
 
 namespace ashlar::kernels {
 
-// Runs at the width of this processor's vectors.
+// Uses the widest vectors of this CPU.
 uint64_t UnitChecksum(const void* data, size_t bytes);
 
-// The checksum of bytes that come piece by piece, so that each piece is hashed while it is in the cache.
+// The checksum of bytes that arrive in pieces, so that each piece is hashed while it is in the cache.
 class ChecksumStream {
  public:
   ChecksumStream();

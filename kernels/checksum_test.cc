@@ -9,7 +9,7 @@
 #include "kernels/testing/backends.h"
 #include "kernels/testing/random.h"
 
-// xxHash's own portable implementation, in this file only: the truth for whatever UnitChecksum uses.
+// xxHash's own portable implementation, in this file only: the reference for UnitChecksum.
 #define XXH_INLINE_ALL
 #define XXH_VECTOR 0
 #include <xxhash.h>

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding linear layers from buffers (KVBuffer §3): the last tokens' keys and corrected writes wait beside the state,
-// and the state takes them in once for many tokens. All families but mamba1, whose decay is no vector over d_k. Which
-// form pays, and how long a buffer: decoding_choice.h. Rules that hold for every operation stand in kernels.h. The
-// reference engine decodes so where it is asked to (examples/refengine/decode_buffers.h).
+// Decoding linear layers from buffers (KVBuffer §3): the last tokens' keys and corrected writes are buffered, and
+// applied to the state many tokens at a time. All families but mamba1, whose decay is not a vector over d_k.
+// decoding_choice.h chooses the form and the buffer's length. kernels.h has the rules that hold for every operation.
+// The reference engine can decode in this way (examples/refengine/decode_buffers.h).
 //
-// With S_0 the state, G the inclusive sum of log decays from the buffer's first token on (a scalar, or a vector over
-// d_k) and u_j what token j writes at its key:  S_t = e^{G_t} S_0 + Σ_{j ≤ t} e^{G_t − G_j} k_j u_jᵀ,
-//   u_t = β_t (v_t − (e^{g_t} k_t)ᵀ S_{t−1})  where tokens erase,   β_t v_t for mamba2,   v_t else.
-// A buffered u is valid only behind its own prefix.
+// With S_0 the state, G the inclusive sum of log decays from the buffer's first token (a scalar, or a vector over d_k)
+// and u_j the value that token j writes at its key:  S_t = e^{G_t} S_0 + Σ_{j ≤ t} e^{G_t − G_j} k_j u_jᵀ,
+//   u_t = β_t (v_t − (e^{g_t} k_t)ᵀ S_{t−1})  if tokens erase,   β_t v_t for mamba2,   v_t otherwise.
+// A buffered u is valid only after its own prefix.
 #pragma once
 
 #include <cstdint>
@@ -17,8 +17,8 @@
 
 namespace ashlar::kernels {
 
-// One request's buffer in one layer: pages of `page_tokens` slots, three planes of equal page numbering. Slot j lies in
-// page page_table[j / page_tokens] at row j % page_tokens; a plane's pages are dense and follow one another.
+// One request's buffer in one layer: pages of `page_tokens` slots, three planes with the same page numbers. Slot j is
+// in page page_table[j / page_tokens] at row j % page_tokens; a plane's pages are dense and follow one another.
 struct TokenBuffer {
   void* keys = nullptr;    // [pages][page_tokens][key_heads, d_k] in `dtype`
   void* writes = nullptr;  // [pages][page_tokens][heads, d_v] in `dtype`: u
@@ -26,7 +26,7 @@ struct TokenBuffer {
   DType dtype = DType::kF32;
   int32_t page_tokens = 0;
   const int32_t* page_table = nullptr;
-  int32_t filled = 0;  // slots in use; the caller keeps the count, and drops rejected drafts by lowering it
+  int32_t filled = 0;  // slots in use; the caller maintains the count, and drops rejected drafts by lowering it
 };
 // Log decays of one token and head: 1, or d_k for gla and kda.
 int32_t SlotGateWidth(const LinearShape& shape);
@@ -35,10 +35,10 @@ inline int64_t SlotRow(const TokenBuffer& buffer, int32_t j) {
   return int64_t{buffer.page_table[j / buffer.page_tokens]} * buffer.page_tokens + j % buffer.page_tokens;
 }
 
-// A state of fp32 may have a `rounded` copy of 16 bits, which tokens that do not flush read in its place: half the
-// bytes. Outputs are off by about as much as with buffers of that type, and nothing adds up, since states follow from
-// states. A flush reads and writes the state and rounds it anew. The caller makes the first copy, and the next one
-// where it changes the state by other means: RebuildState of 0 tokens with the copy as its target.
+// An fp32 state may have a `rounded` copy of 16 bits, which tokens that do not flush read instead: half the bytes. The
+// error of outputs is about the same as with buffers of that type, and does not accumulate, because states are computed
+// from states. A flush reads and writes the state and rounds it again. The caller makes the first copy, and the next
+// one whenever it changes the state otherwise: RebuildState of 0 tokens with the copy as its target.
 struct BufferedRequest {
   StateView state;     // before the buffer's first slot; heads null: zero (a context that was never flushed)
   StateView rounded;   // fp16 or bf16; heads null: none
@@ -61,9 +61,9 @@ struct DecodeBufferedArgs {
   int64_t out_stride = 0;
 };
 
-// `drafts` tokens of each request at once: one pass over state and buffer gives all their outputs, and slots filled …
-// filled + drafts − 1 hold them. No state is written and none is allocated; the caller accepts n of them by raising
-// `filled` by n.
+// Computes `drafts` tokens of each request at once: one pass over state and buffer gives all their outputs, and slots
+// filled … filled + drafts − 1 hold them. No state is written and none is allocated; the caller accepts n of them by
+// raising `filled` by n.
 struct VerifyDraftsArgs {
   LinearShape shape;
   std::span<const BufferedRequest> requests;  // flush must be false
@@ -75,8 +75,8 @@ struct VerifyDraftsArgs {
 inline constexpr int32_t kMaxDrafts = 16;
 
 // The state after the first `tokens` slots of a buffer: a checkpoint inside a span, the update with accepted drafts, or
-// the first state of a context that was never flushed. In place where target and request.state are the same. Reads no
-// rounded copy, and makes none but its target.
+// the first state of a context that was never flushed. In place if target and request.state are the same. Does not read
+// rounded copies, and only writes one if that is its target.
 struct RebuildStateArgs {
   LinearShape shape;
   BufferedRequest request;

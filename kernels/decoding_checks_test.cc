@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments of decoding that make no sense abort with the field's name.
+// Invalid arguments of decoding abort with the field's name.
 #include <gtest/gtest.h>
 
 #include "kernels/testing/backends.h"

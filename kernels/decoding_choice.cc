@@ -7,11 +7,11 @@
 namespace ashlar::kernels {
 namespace {
 
-// Of a token that does not flush.
+// For a token that does not flush.
 double ReadBytes(const DecodeBytes& bytes) {
   return bytes.rounded > 0 ? bytes.rounded : bytes.state;
 }
-// Of one that does, without slots.
+// For one that does, without slots.
 double FlushBytes(const DecodeBytes& bytes) {
   return 2 * bytes.state + bytes.rounded;
 }
@@ -36,7 +36,7 @@ double ChunkwiseBytes(const DecodeBytes& bytes, int32_t capacity) {
 }
 
 int32_t BestCapacity(const DecodeBytes& bytes) {
-  const double deferred = FlushBytes(bytes) - ReadBytes(bytes) - bytes.slot;  // one token in c bears this
+  const double deferred = FlushBytes(bytes) - ReadBytes(bytes) - bytes.slot;  // one token in c pays for this
   if (deferred <= 0) return 1;
   const double best = std::sqrt(2 * deferred / bytes.slot);
   const int32_t below = std::max(1, static_cast<int32_t>(best));

@@ -4,7 +4,7 @@
 // read). The cheapest way is chosen, by one of two kinds of costs:
 //
 //   bytes    decide where the memory's bandwidth is used up, as on GPUs (CostsOf)
-//   seconds  decide elsewhere: a processor's core waits for its own reads, writes cost it nothing, and a slot takes
+//   seconds  decide elsewhere: a CPU core waits for its own reads, writes cost it nothing, and a slot takes
 //            several times what its bytes would (MeasureDecoding in decoding_costs.h; docs/benchmarks/decoding.md)
 #pragma once
 
@@ -29,11 +29,12 @@ DecodeBytes DecodeBytesOf(const LinearShape& shape, DType state, DType buffer,
 // reading and writing the state;
 double RecurrentBytes(const DecodeBytes& bytes);
 // the mean over `capacity` tokens of which the last flushes: σ + σ/c + b(c − 1)/2 + b(c − 1)/c. One token: recurrent.
-// With a rounded copy ρ(c − 1)/c + (2σ + ρ)/c in place of σ + σ/c, which of one token is more than the recurrence.
+// With a rounded copy ρ(c − 1)/c + (2σ + ρ)/c instead of σ + σ/c, which for one token is more than the recurrence.
 double ChunkwiseBytes(const DecodeBytes& bytes, int32_t capacity);
 
-// The capacity that moves the fewest: √(2(σ − b)/b), with a rounded copy √(2(2σ − b)/b), to a whole number. 1 where
-// slots are too large for any buffer. With a copy it may be more where no buffer moves less than the recurrence does.
+// The capacity that moves the fewest: √(2(σ − b)/b), with a rounded copy √(2(2σ − b)/b), rounded to a whole number. 1
+// if slots are too large for any buffer. With a copy it may be larger even if no buffer moves fewer bytes than the
+// recurrence.
 int32_t BestCapacity(const DecodeBytes& bytes);
 
 // The costs of one token of one request in one layer, all in the same unit.
@@ -51,21 +52,21 @@ DecodeCosts CostsOf(const DecodeBytes& bytes);
 // The mean over `capacity` tokens of which the last flushes.
 double ChunkwiseCost(const DecodeCosts& costs, int32_t capacity);
 
-// Recurrent decoding has no use for a rounded copy, and moves less without one.
+// Recurrent decoding does not use a rounded copy, and moves fewer bytes without one.
 enum class DecodeForm : uint8_t { kRecurrent = 1, kChunkwise = 2, kKvOnly = 3 };
 
 struct DecodeChoice {
   DecodeForm form = DecodeForm::kRecurrent;
-  int32_t capacity = 1;  // flush the token that finds capacity − 1 slots filled; 0: none does, of kKvOnly, and of
-                         // kRecurrent where AdvanceSeam is faster
+  int32_t capacity = 1;  // flush the token that finds capacity − 1 filled slots; 0: none does, for kKvOnly, and for
+                         // kRecurrent if AdvanceSeam is faster
   double cost = 0;       // a token, in the costs' unit
 };
 inline constexpr int32_t kMostCapacity = 64;
-// A buffer costs memory and states that are behind, and measured costs differ from run to run: one that costs more than
-// this part of the recurrence is not chosen.
+// A buffer costs memory and delayed states, and measured costs vary between runs: a buffer that costs more than this
+// fraction of the recurrence is not chosen.
 inline constexpr double kWorthwhile = 0.9;
-// `buffered_context`: the number of tokens so far where all of them lie in the buffer and no state exists yet; none
-// where there is a state, which KV-only decoding has no use for.
+// `buffered_context`: the number of tokens so far if all of them are in the buffer and no state exists yet; none if
+// there is a state, which KV-only decoding cannot use.
 DecodeChoice ChooseDecoding(const DecodeCosts& costs, std::optional<int64_t> buffered_context);
 
 }  // namespace ashlar::kernels

@@ -53,7 +53,7 @@ TEST(DecodingChoiceTest, TheBestCapacityIsTheLeastOfAll) {
   }
 }
 
-// Three times fewer bytes than the recurrence, and longer buffers, since a token that does not flush reads half.
+// A third of the recurrence's bytes, and longer buffers, because a token that does not flush reads half.
 TEST(DecodingChoiceTest, RoundedCopies) {
   const LinearShape shape = Shape(Family::kGdn, 32, 16);
   const DecodeBytes bytes = DecodeBytesOf(shape, DType::kF32, DType::kF16, DType::kF16);
@@ -64,7 +64,7 @@ TEST(DecodingChoiceTest, RoundedCopies) {
   EXPECT_EQ(best, 26);
   for (int32_t c = 2; c < 200; ++c) EXPECT_GE(ChunkwiseBytes(bytes, c), ChunkwiseBytes(bytes, best)) << c;
   EXPECT_NEAR(RecurrentBytes(bytes) / ChunkwiseBytes(bytes, best), 3.05, 0.01);
-  // A copy that is written with every token, and never read, is no gain.
+  // A copy that is written with every token, but never read, is no gain.
   const DecodeBytes small = DecodeBytesOf(Shape(Family::kKda, 1, 1, 3), DType::kF32, DType::kF32, DType::kF16);
   const DecodeChoice choice = ChooseDecoding(CostsOf(small), std::nullopt);
   EXPECT_EQ(choice.form, DecodeForm::kRecurrent);
@@ -99,13 +99,13 @@ TEST(DecodingChoiceTest, ChoosesTheFewestBytes) {
   EXPECT_EQ(ChooseDecoding(costs, 186).form, DecodeForm::kKvOnly);
   EXPECT_EQ(ChooseDecoding(costs, 186).cost, 187 * bytes.slot);
   EXPECT_EQ(ChooseDecoding(costs, 187).form, DecodeForm::kChunkwise);
-  // Slots that are as large as the state: nothing is gained by waiting.
+  // Slots as large as the state: deferring gains nothing.
   const DecodeBytes small = DecodeBytesOf(Shape(Family::kKda, 1, 1, 3), DType::kBF16, DType::kF32);
   EXPECT_EQ(ChooseDecoding(CostsOf(small), std::nullopt).form, DecodeForm::kRecurrent);
   EXPECT_EQ(ChooseDecoding(CostsOf(small), std::nullopt).cost, RecurrentBytes(small));
 }
 
-// A gain that measurements would not tell from none is none.
+// A gain that measurements could not distinguish from none does not count.
 TEST(DecodingChoiceTest, ASmallGainIsNotWorthABuffer) {
   DecodeCosts costs = {.advance = 100, .recurrent = 120, .read = 90, .flush = 100};
   EXPECT_EQ(ChooseDecoding(costs, std::nullopt).form, DecodeForm::kRecurrent);

@@ -37,7 +37,7 @@ class TrialMemory {
  private:
   struct States {
     std::vector<std::byte> bytes;
-    std::vector<void*> heads;  // of all requests
+    std::vector<void*> heads;  // all requests' heads
   };
   States Make(DType dtype) const;
   StateView ViewOf(States& states, DType dtype, std::vector<int32_t>& exponents, size_t request) const {
@@ -79,7 +79,7 @@ TrialMemory::TrialMemory(const DecodeTrial& trial) : trial_(trial), layers_(Laye
   gates_.resize(slots * heads * static_cast<size_t>(SlotGateWidth(shape)));
   pages_.resize(all);
   std::iota(pages_.begin(), pages_.end(), 0);
-  // Keys of unit length, and decays that keep states far from numbers that are slow to compute with.
+  // Keys of unit length, and decays that avoid denormal numbers in states.
   q_.assign(tokens * key_row, 1 / std::sqrt(static_cast<float>(shape.d_k)));
   k_ = q_;
   v_.assign(tokens * value_row, 0.5F);
@@ -175,7 +175,7 @@ DecodeCosts MeasureDecoding(const Kernels& kernels, Queue& queue, const DecodeTr
                                                                 decode(0, true, true, true),
                                                                 decode(kFilled, true, true, true),
                                                                 decode(0, false, false, false)};
-  // Call by call: a short one is sooner left alone by whatever else runs.
+  // Call by call, because a short measurement is less likely to be disturbed by other work.
   const auto layers = static_cast<size_t>(memory.layers());
   std::vector<double> least(kWays * layers, std::numeric_limits<double>::infinity());
   for (int round = -1; round < kRounds; ++round) {  // the first one warms

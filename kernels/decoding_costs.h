@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Measuring on this machine what decoding_choice.h chooses by.
+// Measures the costs on this machine that decoding_choice.h chooses by.
 #pragma once
 
 #include <cstdint>
@@ -23,11 +23,10 @@ struct DecodeTrial {
 // Seconds on the clock by which work is timed; the default is a steady clock.
 using DecodeClock = std::function<double()>;
 
-// The seconds of a token of one request in one layer: means of calls, each the least of several rounds, since other
-// work on the machine only adds. Every layer of every request has states of its own, so that they lie where they will
-// lie when the engine decodes: in a cache or in memory. Of many, as many as take kTrialBytes stand for all. Takes some
-// tenths of a second for states that lie in memory. Of a back end with memory() nothing can be measured so: choose by
-// bytes.
+// The seconds of a token of one request in one layer: means of calls, each the minimum of several rounds, because other
+// work on the machine only adds time. Every layer of every request has separate states, so that they are in a cache or
+// in memory as when the engine decodes. If there are many, those that fit in kTrialBytes represent all. Takes some
+// tenths of a second for states in memory. A back end with memory() cannot be measured like this: choose by bytes.
 inline constexpr int64_t kTrialBytes = int64_t{256} << 20;
 DecodeCosts MeasureDecoding(const Kernels& kernels, Queue& queue, const DecodeTrial& trial,
                             const DecodeClock& clock = {});

@@ -18,7 +18,7 @@ struct Script {
   double advance = 0, read = 0, copy_read = 0, slot = 0, flush = 0, copy_flush = 0, flush_slot = 0, stateless = 0;
 };
 
-// Kernels that do nothing, and move a clock on by as much as their script says.
+// Kernels that do nothing, but advance a clock by the time in their script.
 class ScriptedKernels final : public Kernels {
  public:
   explicit ScriptedKernels(const Script& script) : script_(script) {}
@@ -71,7 +71,7 @@ DecodeCosts Measure(const ScriptedKernels& kernels, std::optional<DType> rounded
                          [&] { return kernels.now(); });
 }
 
-TEST(DecodingCostsTest, AreThoseOfTheKernels) {
+TEST(DecodingCostsTest, MatchTheKernelsCosts) {
   const Script script = {.advance = 9,
                          .read = 5,
                          .copy_read = 3,
@@ -94,7 +94,7 @@ TEST(DecodingCostsTest, AreThoseOfTheKernels) {
 }
 
 TEST(DecodingCostsTest, DecideWhetherABufferPays) {
-  // A processor whose writes are free: nothing is saved but by reading less.
+  // A CPU with free writes: only reading less saves time.
   const Script free_writes = {.advance = 10,
                               .read = 9.5,
                               .copy_read = 5,
@@ -124,7 +124,7 @@ TEST(DecodingCostsTest, ManyLayersAreMeasuredByAFew) {
   EXPECT_EQ(calls_of(1000, 4096), most * one);
 }
 
-// Real kernels take some time for everything, and none of it is nonsense.
+// Real kernels take some time for everything, and all of it is plausible.
 TEST(DecodingCostsTest, OfThisMachine) {
   const std::unique_ptr<Queue> queue = Host().MakeQueue(nullptr);
   for (const Family family : {Family::kGdn, Family::kKda, Family::kDeltanet, Family::kGla}) {

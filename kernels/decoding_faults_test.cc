@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults that a decoder may have, committed by hand: each is far outside of what is accepted.
+// Planted faults of decoders: each gives an error far above the tolerance.
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -13,7 +13,7 @@ namespace {
 
 class DecodingFaultsTest : public DecodingFixture {
  protected:
-  // A multiple of the tolerances of fp32, and of fp16 buffers: a fault must err by more.
+  // A multiple of the tolerances of fp32, and of fp16 buffers: a fault must have a larger error.
   static constexpr double kFar = 3;
 };
 
@@ -33,7 +33,7 @@ TEST_P(DecodingFaultsTest, ARejectedDraftLeftIn) {
 
 TEST_P(DecodingFaultsTest, ASlotsOwnDecay) {
   ForEachFamily(8, [&](const DecodeLayer& layer) {
-    if (layer.shape.family == Family::kDeltanet) return;  // has none
+    if (layer.shape.family == Family::kDeltanet) return;  // deltanet has no decay
     const TypedState initial(layer.shape, DType::kF32, random_);
     Session session(random_, layer.shape, DType::kF32, 8, &initial);
     for (int64_t t = 0; t < 8; ++t) Step(layer, session, t);
@@ -42,7 +42,7 @@ TEST_P(DecodingFaultsTest, ASlotsOwnDecay) {
     Session twice = session, omitted = session;
     for (int32_t j = 0; j < 8; ++j) {
       for (int32_t h = 0; h < layer.shape.heads; ++h) {
-        // A write that its own token's decay reaches; a decay that the state before it does not see.
+        // A write that its own token's decay affects; a decay that does not affect the state before it.
         std::vector<float> write = twice.pages.Write(j, h);
         for (float& number : write) number *= std::exp(twice.pages.Gates(j, h)[0]);
         twice.pages.SetWrite(j, h, write.data());

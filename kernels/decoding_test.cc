@@ -14,8 +14,8 @@ namespace {
 using DecodingTest = DecodingFixture;
 INSTANTIATE_TEST_SUITE_P(Every, DecodingTest, EveryDecoding(), kDecodingName);
 
-// Several requests, each flushed at moments of its own: outputs and final states are those of the recurrence, and
-// buffers those of the reference.
+// Several requests, each flushed at different times: outputs and final states equal the recurrence's, and buffers equal
+// the reference's.
 TEST_P(DecodingTest, DecodesLikeTheRecurrence) {
   constexpr int64_t kRequests = 2, kSteps = 20;
   ForEachCase(kRequests * kSteps, [&](const DecodeLayer& layer, DType state_type, DType buffer_type) {
@@ -40,7 +40,7 @@ TEST_P(DecodingTest, DecodesLikeTheRecurrence) {
       }
       const std::vector<float> out = Step(runner_, layer, sessions, tokens, flush);
       const std::vector<float> expected_out = Step(reference_, layer, expected, tokens, flush);
-      // Both round u, but a number near the middle of two may be rounded either way.
+      // Both round u, but a number near the middle of two may round either way.
       EXPECT_LE(Distance(out, expected_out), DecodeTolerance(state_type, buffer_type, 1));
       for (int64_t r = 0; r < kRequests; ++r) {
         outs[r].insert(outs[r].end(), out.begin() + r * out_floats, out.begin() + (r + 1) * out_floats);
@@ -77,8 +77,8 @@ TEST_P(DecodingTest, RecurrentDecodingNeedsNoBuffer) {
   });
 }
 
-// m drafts at once are m steps of the recurrence. The state is not touched. Whatever number of drafts is accepted, the
-// rejected ones leave nothing behind.
+// m drafts at once equal m steps of the recurrence, without changing the state. Rejected drafts have no effect, however
+// many drafts are accepted.
 TEST_P(DecodingTest, VerifiesDraftsAndErasesTheRejected) {
   ForEachCase(40, [&](const DecodeLayer& layer, DType state_type, DType buffer_type) {
     const TypedState initial(layer.shape, state_type, random_);
@@ -96,7 +96,7 @@ TEST_P(DecodingTest, VerifiesDraftsAndErasesTheRejected) {
     for (int32_t accepted = 0; accepted <= drafts; accepted += accepted < 2 ? 1 : 3) {
       Session next = session;
       next.filled += accepted;
-      // Other tokens than the rejected: the last ones of the layer, and a flush at the end.
+      // Other tokens than the rejected ones: the last ones of the layer, and a flush at the end.
       std::vector<int64_t> tokens(static_cast<size_t>(before + accepted));
       std::iota(tokens.begin(), tokens.end(), 0);
       for (int64_t t = 36; t < 40; ++t) {
@@ -151,7 +151,7 @@ TEST_P(DecodingTest, RebuildsTheStateAtEveryPosition) {
                 DecodeTolerance(DType::kF32, buffer_type, 0))
           << t << " of " << kSlots;
     }
-    // In place, and what follows starts from there.
+    // In place, and the following steps start from there.
     BufferedRequest request = session.View();
     runner_.Run(RebuildStateArgs{.shape = layer.shape, .request = request, .tokens = 7, .target = request.state});
     EXPECT_LE(Distance(session.state->Floats(), pass.states[7]), DecodeTolerance(state_type, buffer_type, 1));
@@ -162,9 +162,9 @@ TEST_P(DecodingTest, RebuildsTheStateAtEveryPosition) {
   });
 }
 
-// Without a state: all of a short context stays in its buffer. Then a first state is made of it.
+// Without a state: all of a short context stays in its buffer. Then its first state is built.
 TEST_P(DecodingTest, DecodesFromKeysAndWritesAlone) {
-  constexpr int64_t kContext = 70, kTokens = kContext + 5;  // longer than what is held as fp32 at a time
+  constexpr int64_t kContext = 70, kTokens = kContext + 5;  // longer than the part that is held as fp32 at a time
   ForEachFamily(kTokens, [&](const DecodeLayer& layer) {
     for (const DType buffer_type : {DType::kF32, DType::kF16}) {
       SCOPED_TRACE("buffer " + Name(buffer_type));
@@ -192,7 +192,7 @@ TEST_P(DecodingTest, DecodesFromKeysAndWritesAlone) {
   });
 }
 
-// Buffers that are longer than what is held as fp32 at a time, and just not.
+// Buffers that are longer than the part held as fp32 at a time, and just not longer.
 TEST_P(DecodingTest, FlushesLongBuffers) {
   ForEachFamily(131, [&](const DecodeLayer& layer) {
     for (const int64_t tokens : {65, 66, 131}) {
@@ -211,8 +211,8 @@ TEST_P(DecodingTest, FlushesLongBuffers) {
   });
 }
 
-// States of fp32 with a rounded copy: outputs are those of the recurrence to within one rounding, however often the
-// state is flushed; a flush makes the copy anew, and nothing else touches either.
+// fp32 states with a rounded copy: outputs equal the recurrence's to within one rounding, however often the state is
+// flushed; a flush renews the copy, and nothing else changes either.
 TEST_P(DecodingTest, ReadsRoundedCopies) {
   constexpr int32_t kTokens = 24, kDrafts = 4;
   ForEachFamily(kTokens, [&](const DecodeLayer& layer) {
@@ -246,7 +246,7 @@ TEST_P(DecodingTest, ReadsRoundedCopies) {
   });
 }
 
-// Requests with copies of either type, and without, side by side in one call, each flushed at moments of its own.
+// Requests with copies of either type, and without, together in one call, each flushed at different times.
 TEST_P(DecodingTest, DecodesWithAndWithoutCopiesTogether) {
   constexpr int64_t kRequests = 5, kSteps = 10;
   constexpr std::optional<DType> kCopies[kRequests] = {DType::kF16, std::nullopt, DType::kF16, DType::kBF16,
@@ -283,7 +283,7 @@ TEST_P(DecodingTest, DecodesWithAndWithoutCopiesTogether) {
   });
 }
 
-// Tokens that do not flush read the copy, and not the state; those that do read the state.
+// Tokens that do not flush read the copy, not the state; tokens that flush read the state.
 TEST_P(DecodingTest, ReadsTheStateOnlyToFlush) {
   ForEachFamily(1, [&](const DecodeLayer& layer) {
     const TypedState initial(layer.shape, DType::kF32, random_), other(layer.shape, DType::kF32, random_);
@@ -299,7 +299,7 @@ TEST_P(DecodingTest, ReadsTheStateOnlyToFlush) {
   });
 }
 
-// Decay that leaves nothing of a token before the next: no product of it with its inverse may be formed.
+// Decay that leaves nothing of a token before the next one: no product of it with its inverse may be formed.
 TEST_P(DecodingTest, SurvivesStrongDecay) {
   for (const Family family : {Family::kGdn, Family::kGla, Family::kKda, Family::kMamba2}) {
     for (const float strong : {-60.0f, -500.0f, -INFINITY}) {
@@ -321,7 +321,7 @@ TEST_P(DecodingTest, SurvivesStrongDecay) {
   }
 }
 
-// States are converted to the bit: as many as there are numbers of 16 bits, and every way to round.
+// States are converted bit by bit: all 16-bit numbers, and every case of rounding.
 TEST_P(DecodingTest, ConvertsStatesToTheBit) {
   LinearShape shape{.family = Family::kDeltanet, .heads = 1, .key_heads = 1, .d_k = 256, .d_v = 256, .order = order_};
   for (const DType type : {DType::kF16, DType::kBF16}) {
@@ -361,7 +361,7 @@ TEST_P(DecodingTest, ConvertsStatesToTheBit) {
   }
 }
 
-// States that leave fp16's range come with the least exponent that holds them.
+// States that exceed fp16's range get the smallest exponent that holds them.
 TEST_P(DecodingTest, ScalesStatesOfFp16) {
   DecodeLayer layer(random_, Family::kRetnet, order_, 1);
   TypedState state(layer.shape, DType::kF32, random_), target(layer.shape, DType::kF16);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The place where kernels run: queues, events that tell of completion, and the workers that a caller lends.
 //
-// A back end never owns threads. The process makes a Workers (and, for asynchrony, a queue with a thread of its own)
-// and passes it in; kernels use only these.
+// A back end never owns threads. The process creates a Workers (and, for asynchrony, a queue with its own thread) and
+// passes it in; kernels use only these.
 #pragma once
 
 #include <cstddef>
@@ -33,7 +33,7 @@ class Event {
 };
 
 // Operations submitted to one queue run one after another in the order of submission; operations of two queues are
-// unordered. A back end accepts only queues it made itself (Kernels::MakeQueue).
+// unordered. A back end accepts only queues that it created (Kernels::MakeQueue).
 class Queue {
  public:
   virtual ~Queue() = default;
@@ -60,9 +60,9 @@ class DeviceMemory {
   virtual void CopyToHost(void* host, const void* device, size_t bytes) = 0;
 };
 
-// One slab of memory of one kind that another process can map. Cached objects lie in arenas: the processor's arenas are
-// sealed memfds (storage/memory/arena.h), a GPU's arenas are memory of its driver (cuda/device_arena.h). The memory is
-// freed with the object, or with the last mapping that another process has of it.
+// One slab of memory of one kind that another process can map. Cached objects are in arenas: CPU arenas are sealed
+// memfds (storage/memory/arena.h), a GPU's arenas are memory of its driver (cuda/device_arena.h). The memory is freed
+// with the object, or with the last mapping in another process.
 class ArenaMemory {
  public:
   virtual ~ArenaMemory() = default;
@@ -72,14 +72,14 @@ class ArenaMemory {
   virtual int descriptor() const = 0;  // owned by the arena: duplicate or send it, never close it
 };
 
-// Why there is no arena.
+// The reason why there is no arena.
 struct ArenaError {
   bool out_of_memory = false;  // true: a retry may succeed; false: it will not
-  std::string message;         // the call that was refused, and the driver's name for why
+  std::string message;         // the refused call, and the driver's name of the error
 };
 
-// Threads lent by the caller. Run calls body(context, i) once for every i in [0, count), from up to Size() threads of
-// which the calling thread is one, and returns when all calls have returned. Bodies must not call Run.
+// Threads lent by the caller. Run calls body(context, i) once for every i in [0, count), on up to Size() threads
+// including the calling thread, and returns when all calls have returned. Bodies must not call Run.
 class Workers {
  public:
   using Body = void (*)(void* context, int64_t index);
@@ -97,7 +97,7 @@ void ParallelFor(Workers& workers, int64_t count, Fn&& fn) {
       count, [](void* context, int64_t index) { (*static_cast<Callable*>(context))(index); },
       const_cast<void*>(static_cast<const void*>(&fn)));
 }
-// Runs likewise; without workers on the calling thread.
+// Runs in the same way; without workers on the calling thread.
 template <typename Fn>
 void ParallelFor(Workers* workers, int64_t count, Fn&& fn) {
   if (workers != nullptr) return ParallelFor(*workers, count, fn);

@@ -30,20 +30,20 @@ constexpr double UnitRoundoff(DType dtype) {
   return 0;
 }
 
-// Largest finite number of the 8-bit types: what a row's scale maps its largest magnitude to.
+// Largest finite number of the 8-bit types, to which a row's scale maps its largest magnitude.
 constexpr float LargestFinite(DType dtype) {
   return dtype == DType::kF8E4M3 ? 448.0f : 57344.0f;
 }
 
-// A binary format by its widths. kFinite: the 8-bit e4m3 of OCP, which has no infinities and reaches into the top
-// exponent; only the all-ones pattern is NaN there.
+// A binary format by its widths. kFinite: OCP's 8-bit e4m3, which has no infinities and uses the top exponent for
+// numbers; only the all-ones pattern is NaN there.
 template <int kExponentBits, int kMantissaBits, bool kFinite>
 struct SmallFloat {
   static constexpr int kBias = (1 << (kExponentBits - 1)) - 1;
   static constexpr uint32_t kTopExponent = (1u << kExponentBits) - 1;
   static constexpr uint32_t kMantissaMask = (1u << kMantissaBits) - 1;
 
-  // Rounds to nearest, ties to even. Too large a number becomes infinity, or NaN where the format has none.
+  // Rounds to nearest, ties to even. Too large a number becomes infinity, or NaN if the format has no infinity.
   static uint32_t From(float value) {
     const uint32_t sign = (std::bit_cast<uint32_t>(value) >> 31) << (kExponentBits + kMantissaBits);
     const double magnitude = std::fabs(static_cast<double>(value));
@@ -54,7 +54,7 @@ struct SmallFloat {
     const int exponent = std::max(std::ilogb(magnitude), 1 - kBias);
     // In units of the last place: at most 2^(kMantissaBits + 1), so exact in double, and nearbyint ties to even.
     const auto ulps = static_cast<uint32_t>(std::nearbyint(std::ldexp(magnitude, kMantissaBits - exponent)));
-    // A carry out of the mantissa runs into the exponent, as it should.
+    // A carry out of the mantissa correctly increments the exponent.
     const uint32_t hidden = 1u << kMantissaBits;
     const uint32_t bits =
         ulps < hidden ? ulps : (static_cast<uint32_t>(exponent + kBias) << kMantissaBits) + (ulps - hidden);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversions of element types: every number of 16 and 8 bits, and rounding against the compiler's own half and against
-// neighbours found by search.
+// Conversions of element types: every 16-bit and 8-bit number, and rounding against the compiler's half type and
+// against neighbours found by search.
 #include "kernels/dtype.h"
 
 #include <gtest/gtest.h>
@@ -63,7 +63,7 @@ TEST_P(FormatTest, EveryNumberComesBack) {
   EXPECT_TRUE(format().infinities || nans == 2) << nans;
 }
 
-TEST_P(FormatTest, NumbersAscendAndEndWhereTheyShould) {
+TEST_P(FormatTest, NumbersAscendToTheLargestValue) {
   for (uint32_t bits = 0; bits + 1 < Sign(); ++bits) {
     const float value = format().to(bits), next = format().to(bits + 1);
     if (std::isnan(next)) break;
@@ -97,7 +97,7 @@ TEST_P(FormatTest, RoundsToNearestAndTiesToEven) {
 TEST_P(FormatTest, OverflowsFromHalfAStepBeyondTheLargest) {
   const uint32_t largest = format().from(format().largest);
   const double step = double{format().largest} - format().to(largest - 1);
-  // bf16 reaches as far as fp32: half a step beyond its largest number is still an fp32.
+  // bf16 has the range of fp32: half a step beyond its largest number is still an fp32 number.
   const auto edge = static_cast<float>(format().largest + step / 2);
   const auto overflows = [&](float value) {
     const float back = format().to(format().from(value));
@@ -105,7 +105,7 @@ TEST_P(FormatTest, OverflowsFromHalfAStepBeyondTheLargest) {
   };
   EXPECT_EQ(format().from(std::nextafter(edge, 0.0f)), largest);
   // A tie rounds to the even pattern. Beyond the largest number that is infinity, except for e4m3, whose largest number
-  // is even itself.
+  // is even.
   EXPECT_EQ(overflows(edge), largest % 2 == 1);
   EXPECT_EQ(largest % 2 == 0, format().dtype == DType::kF8E4M3);
   EXPECT_TRUE(overflows(std::nextafter(edge, kInfinity)));
@@ -124,7 +124,7 @@ TEST_P(FormatTest, UnderflowsToZeroOfItsSign) {
   EXPECT_EQ(format().from(std::numeric_limits<float>::denorm_min()), 0u);
 }
 
-// UnitRoundoff bounds the error within the normal range, and the bound is not too generous.
+// UnitRoundoff bounds the error within the normal range, and the bound is tight.
 TEST_P(FormatTest, ErrsByNoMoreThanTheUnitRoundoff) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
@@ -140,7 +140,7 @@ TEST_P(FormatTest, ErrsByNoMoreThanTheUnitRoundoff) {
   EXPECT_GE(worst, 0.8 * UnitRoundoff(format().dtype));
 }
 
-TEST_P(FormatTest, ElementsOfArraysAreTheseNumbers) {
+TEST_P(FormatTest, ArrayElementsUseTheSameConversion) {
   std::vector<uint8_t> bytes(4 * ElementBytes(format().dtype), 0xff);
   WriteElement(format().dtype, bytes.data(), 2, 1.5f);
   WriteElement(format().dtype, bytes.data(), 1, -0.75f);
@@ -154,11 +154,11 @@ TEST_P(FormatTest, ElementsOfArraysAreTheseNumbers) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, FormatTest, ::testing::ValuesIn(kFormats),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& instance) { return std::string(instance.param.name); });
 
 #if defined(__FLT16_MANT_DIG__)
-// The compiler's half: all of its numbers, and random fp32 patterns of every kind.
-TEST(HalfTest, IsTheCompilers) {
+// Compared with the compiler's half: all of its numbers, and random fp32 patterns of every kind.
+TEST(HalfTest, MatchesTheCompilersType) {
   const auto bits_of = [](_Float16 value) {
     uint16_t bits;
     std::memcpy(&bits, &value, sizeof bits);
@@ -176,7 +176,7 @@ TEST(HalfTest, IsTheCompilers) {
   SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
   Random random(seed);
   for (int i = 0; i < 200000; ++i) {
-    // Of all patterns, or with an exponent near half's range.
+    // Any pattern, or one with an exponent near half's range.
     auto pattern = static_cast<uint32_t>(random.Integer(0, UINT32_MAX));
     if (i % 2 == 0) pattern = (pattern & 0x807fffff) | static_cast<uint32_t>(random.Integer(100, 145)) << 23;
     const auto value = std::bit_cast<float>(pattern);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Gpu: a GPU whose memory a process shares with others: its back end, arenas in its memory, and the part of the
-// processor's memory that it reaches.
+// Gpu: a GPU whose memory a process shares with others: its back end, arenas in its memory, and the part of
+// host memory that it can access.
 #pragma once
 
 #include <array>
@@ -13,7 +13,7 @@
 
 namespace ashlar::kernels {
 
-// The registration of some of the processor's memory with a GPU. All of the GPU's work there must have ended before
+// The registration of host memory with a GPU. All of the GPU's work there must have ended before
 // this is destroyed.
 class HostRegistration {
  public:
@@ -28,22 +28,23 @@ class Gpu {
  public:
   virtual ~Gpu() = default;
 
-  // Makes it the GPU of the calling thread: before the thread makes a queue, and once before it submits to one.
+  // Makes it the GPU of the calling thread. Call it before the thread creates a queue, and once before it submits to
+  // one.
   virtual void Enter() const = 0;
   // The kernels of this GPU; they have memory().
   virtual const Kernels& kernels() const = 0;
   virtual const GpuId& id() const = 0;
-  // Takes memory of the GPU ahead for what calls keep there between their kernels: a call on this queue of kernels()
-  // that keeps at most `bytes` allocates nothing afterwards. False: the GPU has not so much left.
+  // Reserves GPU memory for data that calls keep between their kernels: a call on this queue of kernels() that keeps at
+  // most `bytes` allocates nothing afterwards. Returns false if the GPU has not enough memory.
   virtual bool Reserve(Queue& queue, size_t bytes) const = 0;
 
-  // All zero: the driver may give memory that another arena of this process has left. Null with the reason. `bytes` > 0
-  // is rounded up to what a GPU allocates at once: ArenaMemory::bytes() says.
+  // Zeroed, because the driver may return memory that another arena of this process used. Null with the reason on
+  // failure. `bytes` > 0 is rounded up to the GPU's allocation unit; see ArenaMemory::bytes().
   virtual std::unique_ptr<ArenaMemory> MakeArena(uint64_t bytes, ArenaError* error) const = 0;
-  // Maps an arena that another process, or an engine's allocator (cuMemCreate, exportable as a descriptor), has made,
-  // for reading and writing; `bytes` are all of it. The descriptor stays the caller's.
+  // Maps an arena that another process, or an engine's allocator (cuMemCreate, exportable as a descriptor), has
+  // created, for reading and writing; `bytes` is its whole size. The caller keeps the descriptor.
   virtual std::unique_ptr<ArenaMemory> ImportArena(int descriptor, uint64_t bytes, ArenaError* error) const = 0;
-  // Copies between this GPU's memory and any of the processor's; done when they return. Any thread.
+  // Copy between this GPU's memory and any host memory; done when they return. Any thread.
   void CopyToDevice(void* device, const void* host, size_t bytes) const {
     Enter();
     kernels().memory()->CopyToDevice(device, host, bytes);
@@ -52,13 +53,12 @@ class Gpu {
     Enter();
     kernels().memory()->CopyToHost(host, device, bytes);
   }
-  // Lets kernels read and write [data, data + bytes) of the processor's memory at the same addresses. Its pages are
-  // taken, and stay where they are.
+  // Lets kernels read and write [data, data + bytes) of CPU memory at the same addresses. Allocates and pins its pages.
   virtual std::unique_ptr<HostRegistration> Register(void* data, uint64_t bytes, ArenaError* error) const = 0;
 };
 
-// The GPU of that number among those that CUDA shows to this process; it lives as long as the process. Null with the
-// reason in `why`: this build has no back end for GPUs, or the machine none that it could use.
+// The GPU with that number among the ones that CUDA shows to this process; it lives as long as the process. Null with
+// the reason in `why`: this build has no back end for GPUs, or the machine has no usable GPU.
 const Gpu* FindGpu(int number, std::string* why);
 
 }  // namespace ashlar::kernels

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HostQueue: the queue of back ends that compute on the processor: work is done when it has been submitted.
+// HostQueue: the queue of back ends that compute on the CPU. Work is done when it has been submitted.
 #pragma once
 
 #include "kernels/device.h"

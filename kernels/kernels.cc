@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Argument checks, one place for all back ends. They abort: a bad argument here is an error of the program.
+// Checks arguments for all back ends. A bad argument is a programming error, and aborts.
 #include "kernels/kernels.h"
 
 #include <algorithm>
@@ -49,8 +49,8 @@ bool IsStateType(DType dtype) {
   return dtype == DType::kF32 || dtype == DType::kF16 || dtype == DType::kBF16;
 }
 
-// Forms that composition understands in a layer of this family: mixing in a decay of another shape would be an error
-// of whoever described the tuple.
+// Forms that composition supports in a layer of this family: a decay of another shape would be an error in the tuple's
+// description.
 bool FormFits(Family family, TransitionForm form) {
   if (form == TransitionForm::kZero || form == NaturalForm(family)) return true;
   return NaturalForm(family) == TransitionForm::kDense && form == TransitionForm::kLowRank;

@@ -9,14 +9,14 @@
 // - Arguments are plain structs of pointers. Everything they point to belongs to the caller and must stay valid and
 //   unchanged until the returned event is complete; the description of the call (below) has been read when it returns.
 //   No operation blocks on the queue's work, or allocates per call.
-// - `batch_bytes` is the number of bytes that this call and its neighbours write together, if a caller cuts a large
+// - `batch_bytes` is the number of bytes that this call and its neighbours write together, if a caller divides a large
 //   transfer into several calls: a back end may then write past the caches, which a small call alone would not merit.
 //   0: this call.
 // - Matrices are row-major. Inputs and outputs must not overlap unless a field says "in and out". Whatever the dtypes,
 //   sums are at least fp32, and every number written is rounded once, to nearest.
-// - Per-head pointers name each head's matrix by itself: an object's matrices never straddle two extents, but
+// - Per-head pointers give each head's matrix separately: an object's matrices never straddle two extents, but
 //   neighbouring heads may lie in different ones.
-// - A back end with memory() reads a call's description from the processor's memory: structs, spans, tables of
+// - A back end with memory() reads a call's description from host memory: structs, spans, tables of
 //   pointers, page tables, frequencies. Arrays of numbers that are computed with (states, transitions, exponents, rows,
 //   scales, inputs, decay tables, outputs, checksums) must lie where the device reaches them.
 // - Arguments that make no sense (negative counts, null pointers that are needed, heads not a multiple of key heads)
@@ -45,10 +45,10 @@ class Kernels {
   // `workers` must outlive the queue. One thread at a time submits to a queue.
   virtual std::unique_ptr<Queue> MakeQueue(Workers* workers) const = 0;
 
-  // Null: everything lies in the processor's memory.
+  // Null: everything is in CPU memory.
   virtual DeviceMemory* memory() const { return nullptr; }
 
-  // Each checks its arguments, then has the back end do the work.
+  // Each checks its arguments, then calls the back end.
   Event Compose(const ComposeArgs& args, Queue& queue) const;
   Event ComposeTransitions(const ComposeTransitionsArgs& args, Queue& queue) const;
   Event Capture(const CaptureArgs& args, Queue& queue) const;
@@ -60,7 +60,8 @@ class Kernels {
   Event Land(const LandArgs& args, Queue& queue) const;
   Event Gather(const GatherArgs& args, Queue& queue) const;
   Event Checksum(const ChecksumArgs& args, Queue& queue) const;
-  // Keys as they were landed; unrotated, turned while they are loaded; zero-based, met by a query turned for each span.
+  // Keys as landed; unrotated keys, which are rotated while they are loaded; zero-based keys, for which the query is
+  // rotated per span.
   Event AttendLanded(const AttendArgs& args, Queue& queue) const;
   Event AttendUnrotated(const AttendArgs& args, Queue& queue) const;
   Event AttendRotatedQuery(const AttendArgs& args, Queue& queue) const;
@@ -83,8 +84,8 @@ class Kernels {
 };
 
 // Back ends of this build that can run on this machine. They live as long as the process.
-const Kernels& Reference();                   // plain loops, fp64 accumulation: the truth
-const Kernels& Host();                        // Highway, dispatched at run time to what the processor has
+const Kernels& Reference();                   // plain loops, fp64 accumulation: the reference for all others
+const Kernels& Host();                        // Highway, dispatched at run time to the CPU's instruction sets
 std::span<const Kernels* const> Available();  // the host kernels, and CUDA's if they are built and a GPU is present
 
 }  // namespace ashlar::kernels

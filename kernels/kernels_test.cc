@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arguments that make no sense end the program with the field's name, whatever the back end.
+// Invalid arguments end the program with the field's name, on every back end.
 #include "kernels/kernels.h"
 
 #include <gtest/gtest.h>

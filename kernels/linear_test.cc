@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Capturing and composing tuples of linear layers: every back end against the reference, over families, orders, dtypes,
-// forms and shapes; and what must hold for each of them alone.
+// forms and shapes, and the invariants of each back end.
 #include <algorithm>
 #include <cmath>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr int kChains[] = {1, 4, 16, 64, 256};
 
-// Long chains have short interiors, so that they take no longer.
+// Long chains have short interiors, to bound the time.
 Lengths ChainOf(int interiors) {
   return {.interiors = interiors, .run = 0, .interior = interiors > 16 ? 2 : 14, .last_run = 0};
 }
@@ -22,7 +22,8 @@ double LargestNorm(const Tuple& tuple) {
   return largest;
 }
 
-// Gives some heads of the tuples the form zero and others, of erasing families, a low rank that no tokens made.
+// Gives some heads of the tuples the form zero and others, of erasing families, a low rank that does not come from
+// tokens.
 void MixForms(Random& random, std::vector<Tuple>& tuples) {
   for (Tuple& tuple : tuples) {
     const LinearShape& shape = tuple.shape();
@@ -63,7 +64,7 @@ class LinearTest : public LinearFixture {
     EXPECT_LE(RelativeError(tuple.states(), expected.states()), tolerance);
   }
 
-  // The product of the decays, where the family has it beside its transitions. A device refuses it.
+  // The product of the decays, if the family stores it with its transitions. A device refuses it.
   void ExpectDecays(const LinearShape& shape, const Tokens& tokens) {
     if (!Erases(family_) || std::get<Backend>(GetParam()).kernels->memory() != nullptr) return;
     const auto capture = [&](Runner& runner) {
@@ -107,7 +108,7 @@ TEST_P(LinearTest, CapturesTuples) {
       ExpectDecays(shape, tokens);
       ExpectDecays(shape, RandomTokens(random_, layer, 0));
     }
-    // Else the absolute floor of TransitionError would be all that transitions were held to.
+    // Otherwise transitions would only be compared with the absolute floor of TransitionError.
     if (Erases(family_) && (character.decay == Decay::kSlow || character.decay == Decay::kNone)) {
       EXPECT_GE(largest_transition, 0.1);
     }
@@ -154,8 +155,8 @@ TEST_P(LinearTest, ComposesEveryForm) {
   }
 }
 
-// Sizes of real models, whose rows are whole vectors of 16 bytes: back ends may have ways of their own for them. Chains
-// longer than what is under way at once, every form, more value columns than one block of a device holds.
+// Sizes of real models, whose rows are whole vectors of 16 bytes, for which back ends may have separate code. Chains
+// longer than what is in flight at once, every form, and more value columns than one block of a device holds.
 TEST_P(LinearTest, ComposesWholeVectors) {
   for (const LinearShape& dims : {LinearShape{.heads = 3, .key_heads = 1, .d_k = 16, .d_v = 24},
                                   LinearShape{.heads = 1, .key_heads = 1, .d_k = 128, .d_v = 32},
@@ -171,7 +172,7 @@ TEST_P(LinearTest, ComposesWholeVectors) {
   }
 }
 
-// States of families that erase nothing leave the range of fp16: tuples and running states carry exponents.
+// States of families that erase nothing exceed the range of fp16: tuples and running states carry exponents.
 class LargeStates : public LinearTest {};
 TEST_P(LargeStates, AreScaled) {
   const Dtypes half = {DType::kF16, DType::kF16, DType::kF16};
@@ -191,11 +192,12 @@ TEST_P(LargeStates, AreScaled) {
   const Tuple captured_expected = Capture(reference_, prompt.shape, prompt.isolated.View(), half);
   EXPECT_LE(RelativeError(captured.states(), captured_expected.states()), Tolerance(half, 1));
   ExpectComposesToOneTuple(prompt.shape, tuples, half);
-  // And what is scaled can be taken up again.
+  // Scaled states can be used again.
   ExpectComposes(prompt.shape, {captured, captured_expected}, state, half);
 }
 
-// Value heads in full groups and uneven remainders, real sizes, and the largest dims: few tokens, a chunk and a bit.
+// Value heads in full groups and uneven remainders, real sizes, and the largest dimensions: few tokens, and a little
+// more than a chunk.
 TEST_P(LinearTest, LargeAndUnevenShapes) {
   for (const LinearShape& dims : {LinearShape{.heads = 1, .key_heads = 1, .d_k = 1, .d_v = 5},
                                   LinearShape{.heads = 1, .key_heads = 1, .d_k = 128, .d_v = 64},
@@ -214,7 +216,7 @@ TEST_P(LinearTest, LargeAndUnevenShapes) {
   }
 }
 
-// Properties that every back end must have by itself, the reference among them.
+// Properties that every back end must have, including the reference.
 class LinearProperties : public LinearFixture {};
 
 TEST_P(LinearProperties, NothingIsTheIdentity) {
@@ -245,7 +247,7 @@ TEST_P(LinearProperties, ComposingTuplesIsAssociative) {
   EXPECT_LE(TransitionError(left, right, kTolerance), 1);
   EXPECT_LE(RelativeError(left.states(), right.states()), kTolerance);
 
-  // One tuple for the chain does to a state what the chain does.
+  // One tuple for the chain has the same effect on a state as the chain.
   const TupleView collapsed = left.View();
   EXPECT_LE(RelativeError(Compose(runner_, prompt.shape, {&collapsed, 1}, prompt.initial),
                           Compose(runner_, prompt.shape, Views(t), prompt.initial)),
@@ -272,7 +274,7 @@ TEST_P(LinearProperties, SegmentsComposeToOnePass) {
   }
 }
 
-// Behind a head's transition of zero the state is the tuple's own, to the bit of its dtype.
+// After a head's transition of zero the state equals the tuple's own, bit by bit in its dtype.
 TEST_P(LinearProperties, ZeroErasesWhatCameBefore) {
   const Layer layer = Draw(30, {});
   Prompt prompt(random_, layer, ChainOf(3));
@@ -312,7 +314,7 @@ TEST_P(LowRank, FactorsComposeToOnePass) {
   }
 }
 
-// Without a candidate there is nothing to hold against the reference.
+// Without a candidate there is nothing to compare with the reference.
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LinearTest);
 GTEST_ALLOW_UNINSTANTIATED_PARAMETERIZED_TEST(LargeStates);
 INSTANTIATE_TEST_SUITE_P(Candidates, LinearTest, OverFamilies(Candidates()), NameOf);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Mutex, MutexLock and CondVar: the standard library's, annotated for clang's -Wthread-safety. All locks use these.
 //
-// Annotate what a mutex guards by ABSL_GUARDED_BY, and functions that need it held by ABSL_EXCLUSIVE_LOCKS_REQUIRED.
-// tests/clang checks the annotations. absl::CondVar is not used, because its timeouts follow the system's wall clock.
+// Annotate the members that a mutex guards with ABSL_GUARDED_BY, and functions that require it with
+// ABSL_EXCLUSIVE_LOCKS_REQUIRED. tests/clang checks the annotations. absl::CondVar is not used, because its timeouts
+// follow the system's wall clock.
 #pragma once
 
 #include <chrono>
@@ -11,7 +12,7 @@
 
 #if __has_include(<absl/base/thread_annotations.h>)
 #include <absl/base/thread_annotations.h>
-#else  // a machine that builds kernels/ alone
+#else  // a machine that builds only kernels/
 #define ABSL_GUARDED_BY(mutex)
 #define ABSL_EXCLUSIVE_LOCKS_REQUIRED(...)
 #define ABSL_ACQUIRED_AFTER(...)

@@ -18,19 +18,19 @@ namespace {
 
 constexpr Dtypes kHalfTuples = {DType::kF16, DType::kF16, DType::kF32};
 
-// A prompt as it is set from tuples: what the faults below spoil.
+// A prompt assembled from tuples, into which the tests below inject faults.
 struct Setting {
   explicit Setting(const Prompt& prompt)
       : shape(prompt.shape), tuples(prompt.tuples), run_twice(prompt.parts.size(), false) {}
 
   LinearShape shape;
-  std::vector<double> frequencies;  // of `shape`, where a fault changes them
+  std::vector<double> frequencies;  // of `shape`, if a fault changes them
   std::vector<Tuple> tuples;        // of the prompt's interiors, in order
   std::vector<bool> run_twice;      // for each of the prompt's parts
 };
 
-// Sets the prompt as `setting` says and gives, for the head that shows it least, the error against one full pass:
-// that of the final state or of the outputs, whichever shows more.
+// Assembles the prompt of `setting` and returns, for the head with the smallest error, the error against one full pass:
+// of the final state or of the outputs, whichever is larger.
 double LeastError(const Prompt& prompt, const FullPass& full, const Setting& setting) {
   const std::vector<TupleView> views = Views(setting.tuples);
   const std::vector<SeamStep> steps = prompt.Steps(views);
@@ -97,7 +97,7 @@ void Transpose(const LinearShape& shape, std::vector<double>& transition) {
   }
 }
 
-// The state comes in multiplied by T² where it should be by T.
+// The incoming state is multiplied by T² instead of T.
 void ApplyTwice(const LinearShape& shape, std::vector<double>& transition) {
   if (NaturalForm(shape.family) != TransitionForm::kDense) {
     for (double& logarithm : transition) logarithm *= 2;
@@ -123,7 +123,7 @@ void StartTuplesAtToken0(const Prompt& prompt, Setting& setting) {
   auto tuple = setting.tuples.begin();
   for (size_t i = 1; i < prompt.parts.size(); ++i) {
     if (!prompt.parts[i].interior) continue;
-    // Of tokens that stand turned already: at position 0, nothing turns them further.
+    // For tokens that are already rotated: at position 0, nothing rotates them further.
     *tuple++ = Capture(reference, prompt.shape, prompt.tokens.View(prompt.parts[i - 1].begin, prompt.parts[i].end));
   }
 }
@@ -194,8 +194,8 @@ struct Fault {
   const char* name;
   bool (*applies)(Family);
   Change spoil;
-  Change prepare;   // the form in which tuples are kept, if not fp32 in the natural form
-  Dtypes dtypes{};  // of tuples thus kept
+  Change prepare;   // the form of stored tuples, if not fp32 in the natural form
+  Dtypes dtypes{};  // types of tuples stored in that form
 };
 
 std::ostream& operator<<(std::ostream& out, const Fault& fault) {
@@ -235,8 +235,8 @@ std::vector<std::tuple<Fault, Family, StateOrder>> Cases() {
   return cases;
 }
 
-// Heads that decay fast forgive: there some faults are smaller than rounding. Families that do not erase must decay at
-// all, or their transitions are the identity; their states are large enough for exponents.
+// Fast decay hides faults: some are then smaller than rounding. Families that do not erase must decay, otherwise their
+// transitions are the identity; their states are large enough for exponents.
 std::vector<Character> CharactersFor(Family family) {
   if (!Erases(family)) return {{Keys::kRandom, Decay::kMedium, 1e6}, {Keys::kCorrelated, Decay::kMedium, 1e6}};
   return {{Keys::kRandom, Decay::kSlow},
@@ -269,12 +269,12 @@ TEST_P(FaultTest, IsVisible) {
   }
 }
 
-INSTANTIATE_TEST_SUITE_P(Faults, FaultTest, ::testing::ValuesIn(Cases()), [](const auto& info) {
-  return std::string(std::get<0>(info.param).name) + "_" + Name(std::get<1>(info.param)) + "_" +
-         Name(std::get<2>(info.param));
+INSTANTIATE_TEST_SUITE_P(Faults, FaultTest, ::testing::ValuesIn(Cases()), [](const auto& instance) {
+  return std::string(std::get<0>(instance.param).name) + "_" + Name(std::get<1>(instance.param)) + "_" +
+         Name(std::get<2>(instance.param));
 });
 
-// The erase must not come before the decay, nor the decay reach what is written: both would change every state.
+// The erase must not come before the decay, nor may the decay affect the new write: both would change every state.
 TEST(RecurrenceTest, OrderOfDecayAndEraseIsVisible) {
   const LinearShape shape = {.heads = 1, .key_heads = 1, .d_k = 1, .d_v = 1};
   const float k = 1, v = 1, beta = 0.5f, g = std::log(0.5f);

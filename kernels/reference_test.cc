@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reference itself against cases small enough to be worked out by hand: where the truth is anchored.
+// The reference against cases small enough to be computed by hand.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -111,7 +111,7 @@ TEST(ReferenceByHand, ComposesFromTheRight) {
   EXPECT_THAT(state, ElementsAre(18, 38));
 }
 
-// One quarter turn a position in the first pair, none in the second: (x, y) → (−y, x).
+// A quarter turn per position in the first pair, none in the second: (x, y) → (−y, x).
 TEST(ReferenceByHand, TurnsPairs) {
   const double frequencies[] = {std::numbers::pi / 2, 0};
   const float source[] = {1, 2, 3, 4, 5};
@@ -131,8 +131,8 @@ TEST(ReferenceByHand, TurnsPairs) {
   EXPECT_THAT(target, Pointwise(Near(), {2.0f, -1.0f, 3.0f, 4.0f, 5.0f}));
 }
 
-// Three tokens of two heads of one float, pages of two tokens, the sequence's pages at 2, 0 of the pool; the segment
-// stands at position 1: token 0 → page 2 slot 1, token 1 → page 0 slot 0, token 2 → page 0 slot 1.
+// Three tokens of two heads of one float, pages of two tokens, the sequence's pages at 2, 0 of the pool; the segment is
+// at position 1: token 0 → page 2 slot 1, token 1 → page 0 slot 0, token 2 → page 0 slot 1.
 TEST(ReferenceByHand, LandsInPages) {
   const float unit0[] = {1, 2, 3, 4}, unit1[] = {5, 6};
   const void* const units[] = {unit0, unit1};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rotary position embedding, as far as the cache needs it: turning keys and queries.
+// Rotary position embedding, as far as the cache needs it: rotating keys and queries.
 #pragma once
 
 #include <cstdint>
@@ -15,8 +15,8 @@ struct Rotation {
   RopeStyle style = RopeStyle::kNone;
   int32_t rotary_dim = 0;               // even, ≤ kMaxRotaryDim
   const double* frequencies = nullptr;  // [rotary_dim / 2]
-  // YaRN's factor on turned dimensions. Applied where attention turns an unrotated key or query to its position, once
-  // a side; never where a key that already stands somewhere is turned further.
+  // YaRN's factor on rotated dimensions. Applied when attention rotates an unrotated key or query to its position, once
+  // per side; never when a key that is already rotated is rotated further.
   float scale = 1;
 };
 inline constexpr int32_t kMaxRotaryDim = 1024;

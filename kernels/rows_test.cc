@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every back end against the reference: turning keys, landing rows in pages and gathering them, in every element type.
+// Every back end against the reference: rotating keys, landing rows in pages and gathering them, in every element type.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -12,8 +12,8 @@
 namespace ashlar::kernels::testing {
 namespace {
 
-// Entries lie in [−2, 2], so a turned one is at most 2√2 in size: cos, sin, two products and a sum, each rounded once
-// in fp32, differ from the truth by less than this. Narrower types add one rounding of their own.
+// Entries are in [−2, 2], so a rotated one is at most 2√2: cos, sin, two products and a sum, each rounded once in fp32,
+// have a smaller error than this. Narrower types add one rounding.
 constexpr double kRotationTolerance = 1e-6;
 constexpr int64_t kStarts[] = {0, 1, 17, 4096, 1'000'003, 5'123'456'789};
 
@@ -131,7 +131,7 @@ TEST_P(RowsTest, TurnsKeysEachByItsOwnPosition) {
         if (style == RopeStyle::kNone) {
           EXPECT_TRUE(target == source);
         }
-        // The reference against one fp64 turn a row.
+        // The reference compared with one fp64 rotation per row.
         for (int64_t row = 0; style != RopeStyle::kNone && !format.scaled && row < source.rows; ++row) {
           std::vector<double> key(dim);
           for (int32_t i = 0; i < dim; ++i) key[i] = source.Value(row, i);
@@ -149,7 +149,7 @@ TEST_P(RowsTest, TurnsKeysEachByItsOwnPosition) {
   }
 }
 
-// The largest magnitude of a turned row is the type's largest number; a row of zeros keeps its scale.
+// The largest magnitude of a rotated row is the type's largest number; a row of zeros keeps its scale.
 TEST_P(RowsTest, GivesTurnedRowsTheScaleThatFits) {
   for (const DType dtype : {DType::kF8E4M3, DType::kF8E5M2}) {
     const Rotation rotation = MakeRotation(RopeStyle::kHalfSplit, 32);
@@ -181,7 +181,7 @@ TEST_P(RowsTest, KeysWithoutScalesSaturate) {
   }
 }
 
-// A turn by an angle of zero passes every number through fp32 and back.
+// A rotation by an angle of zero passes every number through fp32 and back.
 TEST_P(RowsTest, EveryNumberSurvivesConversion) {
   for (const DType dtype : {DType::kF16, DType::kBF16, DType::kF8E4M3, DType::kF8E5M2}) {
     frequencies_.assign(32, 0.0);
@@ -224,7 +224,7 @@ TEST_P(RowsTest, LandsInRandomPages) {
           reference_.Run(args);
           for (const bool hash : {true, false}) {
             pages.memory() = untouched;
-            args.batch_bytes = random_.Integer(0, 1) << 30;  // the ways of large transfers are right for small ones too
+            args.batch_bytes = random_.Integer(0, 1) << 30;  // the code for large transfers also works for small ones
             args.target = pages.View();
             args.unit_checksums = hash ? checksums.data() : nullptr;
             args.scale_checksums = hash && format.scaled ? scale_checksums.data() : nullptr;
@@ -313,7 +313,7 @@ TEST_P(RowsTest, LandingWhatWasGatheredChangesNothing) {
   }
 }
 
-// Landings of several megabytes may take another way to memory than small ones.
+// Landings of several megabytes may be written differently from small ones.
 TEST_P(RowsTest, LandsAndGathersAsLargeTransfersDo) {
   for (const RowFormat format : kRowFormats) {
     const bool misaligned = random_.Integer(0, 1) == 1;
@@ -356,7 +356,7 @@ TEST_P(RowsTest, LandsAndGathersAsLargeTransfersDo) {
   }
 }
 
-// A layer of latent attention: the latents are copied to the bit, the rotary key parts beside them turn.
+// A layer of latent attention: the latents are copied bit by bit, and the rotary key parts are rotated.
 TEST_P(RowsTest, LandsLatentsAndTheirRotaryParts) {
   for (const RowFormat format : kRowFormats) {
     const int64_t start = 1'000'003;
@@ -397,7 +397,7 @@ TEST_P(RowsTest, NothingToLandTouchesNothing) {
   EXPECT_TRUE(std::ranges::all_of(pages.memory().bytes, [](std::byte x) { return x == Pages::kUntouched; }));
 }
 
-// Ways to turn a key wrongly, each to be told from the right one by the tests above.
+// Wrong ways to rotate a key, each distinguished from the right one by the tests above.
 TEST(RotationFaults, AreVisible) {
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));

@@ -10,7 +10,7 @@
 namespace ashlar::kernels::testing {
 namespace {
 
-// Outputs of AdvanceSeam with room between tokens, and what is expected there: rows outside of runs stay as they were.
+// Outputs of AdvanceSeam with gaps between tokens, and the expected values: rows outside runs are not changed.
 struct Outputs {
   Outputs(const Prompt& prompt, int64_t gap)
       : width(int64_t{prompt.shape.heads} * prompt.shape.d_v),
@@ -121,7 +121,7 @@ TEST_P(SeamTest, AdvancesUnevenShapes) {
   }
 }
 
-// One, two … tokens a call: few are advanced in place, more in chunks.
+// One, two … tokens per call: few are advanced in place, more in chunks.
 TEST_P(SeamTest, DecodesLikeOnePass) {
   const Layer layer = Draw(40, {});
   SCOPED_TRACE(::testing::Message() << layer);
@@ -173,8 +173,8 @@ TEST_P(SeamTest, KeepsCheckpoints) {
   }
 }
 
-// Expects NaN wherever the reference has NaN: a fault must not be read as a number. Results whose reference is free of
-// NaN must be right.
+// Expects NaN wherever the reference has NaN, because a fault must not be read as a number. Results whose reference is
+// not NaN must be right.
 void ExpectNanStays(const std::vector<double>& actual, const std::vector<double>& expected, const std::string& what) {
   const auto is_nan = [](double x) { return std::isnan(x); };
   if (std::ranges::none_of(expected, is_nan)) {
@@ -185,8 +185,8 @@ void ExpectNanStays(const std::vector<double>& actual, const std::vector<double>
   }
 }
 
-// One number of the inputs, of a tuple or of the initial state is NaN, as a corrupt one may be: it reaches all that the
-// recurrence makes of it, in runs long enough for chunks.
+// One number of the inputs, of a tuple or of the initial state is NaN, as after corruption: everything that the
+// recurrence computes from it is NaN, in runs long enough for chunks.
 TEST_P(SeamTest, NanInGivesNanOut) {
   const Layer layer = Draw({.heads = 4, .key_heads = 2, .d_k = 19, .d_v = 21}, {Keys::kRandom, Decay::kSlow});
   const LinearShape shape = layer.shape();
@@ -245,7 +245,7 @@ TEST_P(SeamTest, NanInGivesNanOut) {
   }
 }
 
-// Workers change who computes, never what: results are the same to the bit.
+// Workers do not affect results, which are equal bit by bit.
 TEST_P(SeamTest, ResultsDoNotDependOnWorkers) {
   const Layer layer = Draw(40, {});
   const Prompt prompt(random_, layer, {.interiors = 4});

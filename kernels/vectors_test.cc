@@ -58,10 +58,10 @@ TEST_P(VectorsTest, AreReproduced) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, VectorsTest, ::testing::ValuesIn(Available().begin(), Available().end()),
-                         [](const auto& info) { return std::string(info.param->name()); });
+                         [](const auto& instance) { return std::string(instance.param->name()); });
 
-// Every number that the checks compare with is compared: one that is wrong by a tenth shows.
-TEST(VectorsCheckTest, SeesWrongNumbers) {
+// Every number used by the checks is compared: an error of a tenth is detected.
+TEST(VectorsCheckTest, DetectsWrongNumbers) {
   const json clean = json::parse(Text());
   const auto fails = [&](const std::function<void(json&)>& change) {
     json changed = clean;
@@ -90,8 +90,8 @@ TEST(VectorsCheckTest, SeesWrongNumbers) {
   }
 }
 
-// A transition that a file calls vanished must be zero: a remainder shows.
-TEST(VectorsCheckTest, SeesWhatShouldHaveVanished) {
+// A transition that a file calls vanished must be zero; any remainder is an error.
+TEST(VectorsCheckTest, DetectsARemainderOfAVanishedTransition) {
   json file = json::parse(Text());
   for (json& head : file["linear"]) {
     for (json& row : head["segments"][1]["T"]) {
@@ -107,8 +107,8 @@ TEST(VectorsCheckTest, SeesWhatShouldHaveVanished) {
   EXPECT_EQ(families.size(), 8u);
 }
 
-// A file may hold one family, heads of any number and size, or keys alone.
-TEST(VectorsCheckTest, TakesFilesOfOtherExtent) {
+// A file may hold one family, heads of any number and size, or only keys.
+TEST(VectorsCheckTest, AcceptsPartialFiles) {
   const json clean = json::parse(Text());
   for (const json& head : clean["linear"]) {
     const VectorsFile one = Parse(json{{"linear", {head}}}.dump());

@@ -23,7 +23,8 @@
   ROW(Erase, EraseRequest, EraseReply)                \
   ROW(Verify, VerifyRequest, VerifyReply)             \
   ROW(GetVerify, GetVerifyRequest, VerifyReply)       \
-  ROW(Reload, ReloadRequest, ReloadReply)
+  ROW(Reload, ReloadRequest, ReloadReply)             \
+  ROW(Probe, AdminProbeRequest, ProbeReply)
 
 namespace ashlar::v1 {
 #define ASHLAR_DECLARE(name, request, reply) \

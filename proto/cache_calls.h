@@ -35,7 +35,8 @@
   UNARY(AwaitPrefill, AwaitPrefillRequest, AwaitPrefillReply, Sessions) \
   UNARY(EndPrefill, EndPrefillRequest, EndPrefillReply, Sessions)       \
   UNARY(ServePrefill, ServePrefillRequest, ServePrefillReply, Sessions) \
-  UNARY(HandOff, HandOffRequest, HandOffReply, Sessions)
+  UNARY(HandOff, HandOffRequest, HandOffReply, Sessions)                \
+  UNARY(Probe, ProbeRequest, ProbeReply, Sessions)
 
 namespace ashlar::v1 {
 #define ASHLAR_DECLARE(name, request, reply, callers) \

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds docs/formats.md to the code: testdata/vectors.py, which the page cites, must print the golden files, and the page's
-versions and outcomes must be those of the sources.
+"""Compares docs/formats.md with the code: testdata/vectors.py, which the page cites, must print the golden files, and
+the page's versions and outcomes must equal the sources'.
 
 usage: formats_page_test.py SOURCE_ROOT
 """

@@ -7,7 +7,7 @@
 
 namespace ashlar {
 
-// Parts are joined as absl::StrCat joins them: Invalid("page_table[", i, "]: not in the region").
+// Parts are joined like absl::StrCat does: Invalid("page_table[", i, "]: not in the region").
 template <typename... Parts>
 absl::Status Invalid(const Parts&... parts) {
   return absl::InvalidArgumentError(absl::StrCat(parts...));

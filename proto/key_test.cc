@@ -63,7 +63,7 @@ TEST(Key, EqualInputsGiveEqualKeys) {
             MakeKey(ExampleNamespace(), ObjectKind::kSegment, kTokens));
 }
 
-// Every input that may differ makes another key, and none of the encodings of two different inputs coincide.
+// Every input changes the key, and encodings of different inputs never coincide.
 TEST(Key, SeparatesEveryInput) {
   std::set<Key> keys;
   size_t made = 0;
@@ -79,7 +79,7 @@ TEST(Key, SeparatesEveryInput) {
   for (size_t n = 0; n < kTokens.size(); ++n) {
     add(MakeKey(ns, ObjectKind::kSegment, std::span(kTokens).first(n)));
   }
-  // Trailing zeros, and tokens that look like the media count behind fewer tokens.
+  // Trailing zeros, and tokens that look like the media count after fewer tokens.
   add(MakeKey(ns, ObjectKind::kSegment, std::vector<int32_t>{0}));
   add(MakeKey(ns, ObjectKind::kSegment, std::vector<int32_t>{0, 0}));
   add(MakeKey(ns, ObjectKind::kSegment, std::vector<int32_t>{0, 0, 0}));
@@ -139,7 +139,7 @@ TEST(Namespace, SeparatesTenantIdentityAndLayout) {
     changed.*member += "x";
     add("a", changed, layout);
   }
-  // A character that moves from one string to the next is another identity.
+  // Moving a character from one field to the next changes the identity.
   add("a", {.model_id = "xy", .weights_digest = "z"}, layout);
   add("a", {.model_id = "x", .weights_digest = "yz"}, layout);
   Layout changed = layout;
@@ -154,7 +154,7 @@ TEST(Namespace, SeparatesTenantIdentityAndLayout) {
   EXPECT_EQ(all.size(), made);
 }
 
-TEST(Media, ComeBackAsTheyWerePacked) {
+TEST(Media, RoundTripPacked) {
   const std::vector<MediaHash> media = {{0, {1}}, {3, {2}}, {4, {3}}};
   const auto back = UnpackMedia("media", PackMedia(media), 5);
   ASSERT_TRUE(back.ok()) << back.status();
@@ -178,7 +178,7 @@ TEST(Media, RefusesByTheField) {
   EXPECT_EQ(message(std::vector<MediaHash>(limits::kMaxMedia + 1)), "prompt.media: too many; expected at most 4096");
 }
 
-TEST(Key, SaltsComeBackAsTheyWerePacked) {
+TEST(Key, SaltsRoundTrip) {
   for (const Salt& salt : {Salt{}, MakeSalt("user 7")}) {
     const auto back = UnpackSalt("salt", PackSalt(salt));
     ASSERT_TRUE(back.ok()) << back.status();
@@ -189,7 +189,7 @@ TEST(Key, SaltsComeBackAsTheyWerePacked) {
   EXPECT_EQ(UnpackSalt("prompt.salt", std::string(32, '\0')).status().message(), "prompt.salt: zeros");
 }
 
-TEST(Key, TextsOfOtherSaltsAreOtherTexts) {
+TEST(Key, DifferentSaltsAreDifferentTexts) {
   const std::vector<MediaHash> media = {{1, {1}}};
   for (const std::span<const MediaHash> inputs : {std::span<const MediaHash>(), std::span<const MediaHash>(media)}) {
     const auto of = [&](absl::string_view given) {
@@ -202,7 +202,7 @@ TEST(Key, TextsOfOtherSaltsAreOtherTexts) {
   }
 }
 
-TEST(Key, TextsOfOtherMediaAreOtherTexts) {
+TEST(Key, DifferentMediaAreDifferentTexts) {
   const std::vector<MediaHash> one = {{1, {1}}}, other = {{1, {2}}}, elsewhere = {{2, {1}}};
   const TextDigest none = MakeTextDigest(ObjectKind::kSegment, kTokens);
   const TextDigest first = MakeTextDigest(ObjectKind::kSegment, kTokens, one);

@@ -20,9 +20,15 @@ absl::Status CheckRange(const std::string& field, uint64_t value, uint64_t min, 
   return Refuse(field, absl::StrCat(value, " is out of range; expected ", min, " to ", max));
 }
 
+// The value is none of an enumeration's.
+template <typename Enum>
+absl::Status RefuseUnknown(const std::string& field, Enum value, absl::string_view expected) {
+  return Refuse(field, absl::StrCat(static_cast<int>(value), " is unknown; expected ", expected));
+}
+
 absl::Status CheckDType(const std::string& field, DType dtype) {
   if (ElementBytes(dtype) != 0) return absl::OkStatus();
-  return Refuse(field, absl::StrCat(static_cast<int>(dtype), " is an unknown dtype"));
+  return RefuseUnknown(field, dtype, "1 to 5");
 }
 
 // Returns the first error. All checks are cheap, so all run. The caller lists the fields in the order of the struct.
@@ -50,7 +56,7 @@ absl::Status CheckRope(const std::string& field, const Rope& rope, uint32_t dim)
     case RopeStyle::kInterleaved:
       break;
     default:
-      return Refuse(field + ".kind", absl::StrCat(static_cast<int>(rope.kind), " is an unknown kind of RoPE"));
+      return RefuseUnknown(field + ".kind", rope.kind, "0 to 2");
   }
   if (absl::Status status = CheckRange(field + ".rotary_dim", rope.rotary_dim, 2, dim); !status.ok()) return status;
   if (rope.rotary_dim % 2 != 0)
@@ -75,7 +81,7 @@ absl::Status CheckUnit(const std::string& field, uint64_t bytes) {
 
 absl::Status CheckAttention(const std::string& field, const AttentionLayer& layer) {
   if (layer.kind != AttentionKind::kGqa && layer.kind != AttentionKind::kMla) {
-    return Refuse(field + ".kind", absl::StrCat(static_cast<int>(layer.kind), " is an unknown kind of attention"));
+    return RefuseUnknown(field + ".kind", layer.kind, "1 or 2");
   }
   const bool mla = layer.kind == AttentionKind::kMla;
   absl::Status status = First({
@@ -90,8 +96,7 @@ absl::Status CheckAttention(const std::string& field, const AttentionLayer& laye
   status = CheckRope(field + ".rope", layer.rope, mla ? layer.value_dim : layer.key_dim);
   if (!status.ok()) return status;
   if (layer.stored != StoredKeys::kZeroBased && layer.stored != StoredKeys::kUnrotated) {
-    return Refuse(field + ".stored",
-                  absl::StrCat(static_cast<int>(layer.stored), " is an unknown form of stored keys"));
+    return RefuseUnknown(field + ".stored", layer.stored, "1 or 2");
   }
   const uint64_t elements = uint64_t{layer.kv_heads} * ElementBytes(layer.dtype);
   return First({
@@ -115,7 +120,7 @@ absl::StatusOr<uint64_t> DecayNumbersOf(const std::string& field, const LinearLa
     case Family::kKda:
       return uint64_t{0};
   }
-  return Refuse(field + ".family", absl::StrCat(static_cast<int>(layer.family), " is an unknown family"));
+  return RefuseUnknown(field + ".family", layer.family, "1 to 8");
 }
 
 absl::Status CheckDecayTable(const std::string& field, const LinearLayer& layer, uint64_t numbers) {
@@ -134,8 +139,7 @@ absl::Status CheckDecayTable(const std::string& field, const LinearLayer& layer,
 
 absl::Status CheckConvolution(const std::string& field, const LinearLayer& layer) {
   if (layer.conv_order != TailOrder::kTokenFirst && layer.conv_order != TailOrder::kChannelFirst) {
-    return Refuse(field + ".conv_order",
-                  absl::StrCat(static_cast<int>(layer.conv_order), " is an unknown order of the convolution tail"));
+    return RefuseUnknown(field + ".conv_order", layer.conv_order, "1 or 2");
   }
   if (layer.conv_channels == 0 && layer.conv_kernel == 0) {
     if (layer.conv_dtype.has_value()) return Refuse(field + ".conv_dtype", "must be 0 without convolution");
@@ -183,7 +187,7 @@ absl::Status CheckLinear(const std::string& field, const LinearLayer& layer) {
                                                       " does not match the family; expected ", static_cast<int>(form)));
   }
   if (layer.order != StateOrder::kKeyFirst && layer.order != StateOrder::kValueFirst) {
-    return Refuse(field + ".order", absl::StrCat(static_cast<int>(layer.order), " is an unknown state order"));
+    return RefuseUnknown(field + ".order", layer.order, "1 or 2");
   }
   status = CheckConvolution(field, layer);
   if (!status.ok()) return status;

@@ -157,7 +157,8 @@ absl::StatusOr<Layout> DecodeLayout(absl::string_view bytes) {
     } else if (type == kOpaqueTag) {
       CodeOpaque(read, std::get<OpaqueLayer>(layout.layers.emplace_back(OpaqueLayer{})));
     } else {
-      read.Fail("type", absl::StrCat(type, " is an unknown type of layer"));
+      read.Fail("type",
+                absl::StrCat(type, " is unknown; expected ", kAttentionTag, ", ", kLinearTag, " or ", kOpaqueTag));
       break;
     }
   }

@@ -35,7 +35,7 @@ uint32_t VersionOf(const std::string& bytes) {
   return version;
 }
 
-// A layout that says nothing new keeps the bytes, and so the namespace, that builds of version 1 give it.
+// A layout without newer features keeps the encoding, and so the namespace, of builds of version 1.
 TEST(LayoutEncoding, UsesLowestSufficientVersion) {
   Layout layout = ExampleLayout();
   EXPECT_EQ(VersionOf(EncodeLayout(layout)), 1u);
@@ -49,7 +49,7 @@ TEST(LayoutEncoding, UsesLowestSufficientVersion) {
   EXPECT_EQ(VersionOf(EncodeLayout(layout)), 3u);
 }
 
-// Else a layout would have two encodings, and two namespaces.
+// Otherwise a layout would have two encodings, and two namespaces.
 TEST(LayoutEncoding, RefusesALaterVersionThanTheLayoutNeeds) {
   const auto decoded = DecodeLayout(EncodeLayoutAs(2, ExampleLayout()));
   EXPECT_EQ(decoded.status().code(), absl::StatusCode::kInvalidArgument);
@@ -57,7 +57,7 @@ TEST(LayoutEncoding, RefusesALaterVersionThanTheLayoutNeeds) {
             "layout.version: 2; expected 1, the lowest version that can express the layout");
 }
 
-TEST(LayoutEncoding, OtherVersionsAreCalledByTheirNumber) {
+TEST(LayoutEncoding, OtherVersionsAreReportedByNumber) {
   for (const uint32_t version : {0u, 4u}) {
     std::string bytes = EncodeLayout(TailsLayout());
     std::memcpy(bytes.data() + 4, &version, sizeof version);
@@ -106,7 +106,7 @@ TEST(LayoutEncoding, RefusesTrailingBytes) {
 }
 
 // The encoding is canonical: bytes that differ are refused or mean something else.
-TEST(LayoutEncoding, EveryChangedByteIsRefusedOrADifferentLayout) {
+TEST(LayoutEncoding, EveryChangedByteIsRefusedOrAnotherLayout) {
   for (const Layout& original : {ExampleLayout(), TailsLayout(), OpaqueLayout()}) {
     const std::string bytes = EncodeLayout(original);
     int accepted = 0;

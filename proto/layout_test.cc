@@ -64,7 +64,7 @@ TEST(Layout, OpaqueLayersAreRefusedByTheirField) {
   EXPECT_THAT(message({.state_bytes = ~uint64_t{0}}), testing::StartsWith("layout.layers[2].state_bytes: "));
 }
 
-// Makes layer 0 a member of `family` that is valid but for what the test spoils.
+// Makes layer 0 a member of `family` that is valid except for the test's change.
 void MakeScalar(Layout& l, Family family = Family::kLightning) {
   Linear(l).family = family;
   Linear(l).transition = TransitionForm::kScalar;
@@ -98,7 +98,7 @@ const Refusal kWholeLayout[] = {
      }},
 };
 INSTANTIATE_TEST_SUITE_P(WholeLayout, LayoutRefusal, testing::ValuesIn(kWholeLayout),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& instance) { return instance.param.name; });
 
 const Refusal kAttention[] = {
     {"Kind", "layout.layers[1].kind", [](Layout& l) { Attention(l).kind = AttentionKind{3}; }},
@@ -124,7 +124,7 @@ const Refusal kAttention[] = {
     {"Stored", "layout.layers[1].stored", [](Layout& l) { Attention(l).stored = StoredKeys{0}; }},
 };
 INSTANTIATE_TEST_SUITE_P(Attention, LayoutRefusal, testing::ValuesIn(kAttention),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& instance) { return instance.param.name; });
 
 const Refusal kRope[] = {
     {"Kind", "layout.layers[1].rope.kind", [](Layout& l) { Attention(l).rope.kind = RopeStyle{9}; }},
@@ -163,7 +163,7 @@ const Refusal kRope[] = {
      }},
 };
 INSTANTIATE_TEST_SUITE_P(Rope, LayoutRefusal, testing::ValuesIn(kRope),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& instance) { return instance.param.name; });
 
 const Refusal kLinear[] = {
     {"Family", "layout.layers[0].family", [](Layout& l) { Linear(l).family = Family{0}; }},
@@ -240,7 +240,7 @@ const Refusal kLinear[] = {
      [](Layout& l) { Linear(l).conv_channels = limits::kExtentBytes / (3 * 4) + 1; }},
 };
 INSTANTIATE_TEST_SUITE_P(Linear, LayoutRefusal, testing::ValuesIn(kLinear),
-                         [](const auto& info) { return info.param.name; });
+                         [](const auto& instance) { return instance.param.name; });
 
 // The tail's own type counts, not the state's.
 TEST(Layout, AcceptsALongerTailOfASmallerType) {

@@ -10,10 +10,15 @@
 namespace ashlar {
 namespace {
 
+template <typename Enum>
+absl::Status BadValue(absl::string_view field, Enum value, absl::string_view expected) {
+  return BadHeader(absl::StrCat("unknown ", field, " ", static_cast<int>(value), "; expected ", expected));
+}
+
 absl::Status CheckFields(const ObjectHeader& header) {
-  if (Name(header.kind) == "unknown") return BadHeader("unknown kind");
+  if (Name(header.kind) == "unknown") return BadValue("kind", header.kind, "1 to 4");
   if (header.provenance != Provenance::kExact && header.provenance != Provenance::kComposed) {
-    return BadHeader("unknown provenance");
+    return BadValue("provenance", header.provenance, "1 or 2");
   }
   if (header.shard.rank >= header.shard.size) return BadHeader("tensor-parallel rank out of range");
   if (header.tokens > limits::kMaxPromptTokens) return BadHeader("too many tokens");
@@ -47,8 +52,8 @@ absl::Status CheckRows(const ObjectHeader& header, const Part& part) {
 
 // Checks one part alone.
 absl::Status CheckPart(const ObjectHeader& header, const Part& part) {
-  if (Name(part.form) == "unknown") return BadHeader("unknown form");
-  if (ElementBytes(part.dtype) == 0) return BadHeader("unknown dtype");
+  if (Name(part.form) == "unknown") return BadValue("form", part.form, "1 to 20");
+  if (ElementBytes(part.dtype) == 0) return BadValue("dtype", part.dtype, "1 to 5");
   if (part.layer >= limits::kMaxLayers) return BadHeader("too many layers");
   if (part.head_group != 0 && !IsTransition(part.form)) return BadHeader("head group in a form without head groups");
   if ((part.rank != 0) != (part.form == PartForm::kTransitionLowRank)) {

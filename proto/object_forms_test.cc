@@ -83,7 +83,7 @@ std::map<std::pair<uint32_t, uint32_t>, std::tuple<TransitionForm, uint32_t>> He
   return heads;
 }
 
-TEST(PlanForms, StoresEveryHeadAsItsRunSays) {
+TEST(PlanForms, StoresEveryHeadInItsRunsForm) {
   const auto seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   std::mt19937_64 random(seed);
@@ -95,7 +95,7 @@ TEST(PlanForms, StoresEveryHeadAsItsRunSays) {
     ASSERT_TRUE(natural.ok());
     const std::vector<TransitionRun> runs = RandomRuns(random, layout);
     const auto header = PlanForms(*natural, runs);
-    if (!header.ok()) {  // nothing but that many small runs can take more extents
+    if (!header.ok()) {  // only possible if many small runs take more extents
       EXPECT_THAT(std::string(header.status().message()), HasSubstr("extents"));
       continue;
     }
@@ -205,7 +205,7 @@ TEST(PlanForms, RefusesMoreRunsThanATableHolds) {
   EXPECT_TRUE(PlanForms(natural, runs).ok());
 }
 
-// One small head less does not pay for the entries that it takes to say so.
+// One small head less does not pay for the table entries that it needs.
 TEST(PlanForms, RefusesAPlanOfMoreExtents) {
   Layout layout{.page_tokens = 16};
   layout.layers.push_back(LinearLayer{.key_heads = 1, .value_heads = 40, .d_k = 1, .d_v = 1});
@@ -224,7 +224,7 @@ TEST(FormsHeader, Golden) {
   ExpectGolden("forms_header", EncodeHeader(FormsHeader()));
 }
 
-// By the order of the table: layer 0's dense, state, conv tail, low rank, zero, zero, exponents; layer 1's state,
+// In the order of the table: layer 0's dense, state, conv tail, low rank, zero, zero, exponents; layer 1's state,
 // scalar.
 TEST(FormsHeader, NamesWhatIsWrong) {
   struct Fault {

@@ -69,7 +69,8 @@ Part Rows(uint32_t layer, PartForm form, DType dtype, uint64_t row_bytes, uint64
   return Tokens(layer, form, dtype, row_bytes, unit_tokens, tokens);
 }
 
-// Adds keys or values with so many elements per token, and their scales. Units of both have the same number of tokens.
+// Adds keys or values with this number of elements per token, and their scales. Units of both have the same number of
+// tokens.
 void AddRows(uint32_t index, PartForm form, const AttentionLayer& layer, uint64_t dim, ObjectHeader& header) {
   if (header.stored_tokens == 0) return;
   const uint64_t row_bytes = layer.kv_heads * dim * ElementBytes(layer.dtype);
@@ -213,7 +214,7 @@ Part PartOf(const TransitionRun& run, const Part& planned, DType state) {
   return part;
 }
 
-// Adds the parts that `header` calls for, with offsets. `span`: type of a span's keys and values.
+// Adds the parts that `header` requires, with offsets. `span`: type of a span's keys and values.
 absl::StatusOr<ObjectHeader> PlanParts(const Layout& layout, ObjectHeader header, DType span = DType::kF32) {
   header.parts.reserve(4 * layout.layers.size());
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {

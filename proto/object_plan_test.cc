@@ -51,7 +51,7 @@ TEST(Part, UnitOffsetEqualsANaiveWalk) {
   }
 }
 
-TEST(PlanPrefix, OpaqueRowsLieInBlocksAndOpaqueStatesInCheckpoints) {
+TEST(PlanPrefix, OpaqueRowsAreInBlocksAndOpaqueStatesInCheckpoints) {
   const Layout layout = OpaqueLayout();
   const auto block = PlanPrefixBlock(layout, {}, {}, 256, 512);
   ASSERT_TRUE(block.ok()) << block.status();
@@ -87,7 +87,7 @@ TEST(PlanPrefix, RefusesSpansOfOpaqueStates) {
   EXPECT_THAT(std::string(plan.status().message()), testing::StartsWith("layout.layers[2].state_bytes: "));
 }
 
-// The parts that a layout should have, written down a second time.
+// The parts that a layout should have, written independently.
 std::vector<std::tuple<uint32_t, PartForm, DType, uint64_t>> ExpectedParts(const Layout& layout,
                                                                            const ObjectHeader& header) {
   std::vector<std::tuple<uint32_t, PartForm, DType, uint64_t>> parts;  // layer, form, dtype, bytes
@@ -257,7 +257,7 @@ TEST(PlanObject, NamesTheKindThatHasNoStoredForm) {
   }
 }
 
-// vLLM holds 16-bit tails beside fp32 states.
+// vLLM holds 16-bit tails with fp32 states.
 TEST(PlanObject, TailsHaveTheirOwnType) {
   const Layout layout = TailsLayout();
   const auto& linear = std::get<LinearLayer>(layout.layers[0]);

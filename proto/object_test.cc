@@ -33,7 +33,7 @@ ObjectHeader ExampleHeader(ObjectKind kind, uint64_t tokens = 100) {
   return header;
 }
 
-TEST(ObjectHeader, FindsOnlyWhatIsThere) {
+TEST(ObjectHeader, FindsOnlyStoredParts) {
   const ObjectHeader checkpoint = ExampleHeader(ObjectKind::kCheckpoint);
   EXPECT_EQ(checkpoint.Find(0, PartForm::kTransitionDense), nullptr);
   ASSERT_NE(checkpoint.Find(0, PartForm::kConvTail), nullptr);
@@ -72,7 +72,7 @@ TEST(ObjectHeader, GoldenSpan) {
   ExpectGolden("span_header", EncodeHeader(header));
 }
 
-// A span has its rows, and nothing else but keys and values; no other object has such rows.
+// A span has only its rows, and keys and values; no other object has such rows.
 TEST(ObjectHeader, PartsOfOtherKindsAreRefused) {
   const auto refusal = [](const ObjectHeader& header) {
     return std::string(DecodeHeader(EncodeHeader(header)).status().message());
@@ -94,7 +94,7 @@ TEST(ObjectHeader, PartsOfOtherKindsAreRefused) {
   EXPECT_THAT(refusal(span), testing::HasSubstr("units do not cover the stored tokens"));
 }
 
-// An engine reads headers where they lie; of a lease that has expired they may be others' by now.
+// An engine reads headers in place; after its lease has expired they may be other objects' headers.
 TEST(ObjectHeader, DecodesVerifiedBytesDespiteConcurrentWrites) {
 #if defined(__SANITIZE_THREAD__)
   GTEST_SKIP() << "is a race";
@@ -105,7 +105,7 @@ TEST(ObjectHeader, DecodesVerifiedBytesDespiteConcurrentWrites) {
   std::promise<void> begun;
   std::thread writer([&] {
     volatile char* const byte = &bytes[bytes.size() - 24];  // of the last part's checksum
-    // Each value stays for a while: stores that follow at once are seen by nobody.
+    // Each value stays for a while, because readers would miss a value that is replaced at once.
     const auto write = [byte, was = *byte](char value) {
       *byte = static_cast<char>(was + value);
       for (int i = 0; i < 50; ++i) (void)*byte;
@@ -150,14 +150,14 @@ TEST(ObjectHeader, EveryChangedByteIsDataLoss) {
   }
 }
 
-// Writes the checksum that the bytes should have, so that what is behind it gets tested.
+// Writes the valid checksum of the bytes, so that the checks after it are tested.
 void Seal(std::string& bytes) {
   std::memset(bytes.data() + 16, 0, 8);
   const uint64_t checksum = XXH3_64bits(bytes.data(), bytes.size());
   std::memcpy(bytes.data() + 16, &checksum, 8);
 }
 
-// Also with a right checksum nothing that decodes leads a reader outside of the object, and bytes are canonical.
+// Even with a valid checksum, no decoded header points outside the object, and bytes are canonical.
 TEST(ObjectHeader, ChangedAndSealedHeadersAreRefusedOrSafe) {
   const ObjectHeader original = ExampleHeader(ObjectKind::kSegment);
   const std::string bytes = EncodeHeader(original);
@@ -191,14 +191,14 @@ TEST(ObjectHeader, ChangedAndSealedHeadersAreRefusedOrSafe) {
 }
 
 struct Fault {
-  const char* what;  // that the message ends with
+  const char* what;  // end of the error message
   std::function<void(ObjectHeader&)> spoil;
 };
 
 TEST(ObjectHeader, NamesWhatIsWrong) {
   const Fault faults[] = {
-      {"unknown kind", [](ObjectHeader& h) { h.kind = ObjectKind{0}; }},
-      {"unknown provenance", [](ObjectHeader& h) { h.provenance = Provenance{3}; }},
+      {"unknown kind 0; expected 1 to 4", [](ObjectHeader& h) { h.kind = ObjectKind{0}; }},
+      {"unknown provenance 3; expected 1 or 2", [](ObjectHeader& h) { h.provenance = Provenance{3}; }},
       {"too many tokens", [](ObjectHeader& h) { h.tokens = limits::kMaxPromptTokens + 1; }},
       {"stored tokens out of range", [](ObjectHeader& h) { h.first_token = h.tokens + 1; }},
       {"stored tokens out of range", [](ObjectHeader& h) { h.stored_tokens = ~uint64_t{0}; }},
@@ -212,8 +212,8 @@ TEST(ObjectHeader, NamesWhatIsWrong) {
       {"parts out of order", [](ObjectHeader& h) { h.parts[1].form = PartForm::kTransitionDense; }},
       {"parts overlap", [](ObjectHeader& h) { h.parts[1].offset = h.parts[0].offset; }},
       {"parts overlap", [](ObjectHeader& h) { h.parts[0].offset = 0; }},
-      {"unknown form", [](ObjectHeader& h) { h.parts[0].form = PartForm{21}; }},
-      {"unknown dtype", [](ObjectHeader& h) { h.parts[0].dtype = DType{9}; }},
+      {"unknown form 21; expected 1 to 20", [](ObjectHeader& h) { h.parts[0].form = PartForm{21}; }},
+      {"unknown dtype 9; expected 1 to 5", [](ObjectHeader& h) { h.parts[0].dtype = DType{9}; }},
       {"too many layers", [](ObjectHeader& h) { h.parts[4].layer = limits::kMaxLayers; }},
       {"head group in a form without head groups", [](ObjectHeader& h) { h.parts[1].head_group = 1; }},
       {"rank in a form without a rank", [](ObjectHeader& h) { h.parts[0].rank = 1; }},

@@ -149,16 +149,16 @@ absl::string_view Name(TakeOutcome outcome) {
 
 absl::string_view Name(HandOffOutcome outcome) {
   switch (outcome) {
-    case HandOffOutcome::kHanded:
-      return "handed";
-    case HandOffOutcome::kNothing:
-      return "nothing";
+    case HandOffOutcome::kCompleted:
+      return "completed";
+    case HandOffOutcome::kNoStates:
+      return "no_states";
     case HandOffOutcome::kNoNode:
       return "no_node";
     case HandOffOutcome::kRefused:
       return "refused";
-    case HandOffOutcome::kLate:
-      return "late";
+    case HandOffOutcome::kTimedOut:
+      return "timed_out";
     case HandOffOutcome::kBusy:
       return "busy";
     case HandOffOutcome::kUnavailable:

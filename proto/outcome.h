@@ -80,7 +80,7 @@ enum class CommitOutcome : uint8_t {
   kBusy = 5,       // a bounded queue was full
   kBadSource = 6,  // a part is missing or outside its region, or states called exact started from composed states
   kUnavailable = 7,
-  kKeptAsSpan = 8,  // the span that rebuilds the states is kept instead of the states, and those of depths inside it
+  kKeptAsSpan = 8,  // a span is kept that rebuilds these states and the states at depths inside it
 };
 absl::string_view Name(CommitOutcome outcome);
 
@@ -99,11 +99,11 @@ absl::string_view Name(TakeOutcome outcome);
 
 // The outcome of a prefill handoff of a text to another node.
 enum class HandOffOutcome : uint8_t {
-  kHanded = 1,       // the node has everything
-  kNothing = 2,      // this node has no states at the end of the text
+  kCompleted = 1,    // the node has everything
+  kNoStates = 2,     // this node has no states at the end of the text
   kNoNode = 3,       // the node is unknown or not reachable
   kRefused = 4,      // the node did not take everything: no space, draining, or a failed transfer
-  kLate = 5,         // the deadline has passed; the rest may still arrive
+  kTimedOut = 5,     // the deadline has passed; the rest may still arrive
   kBusy = 6,         // too many handoffs are in flight
   kUnavailable = 7,  // the daemon was not reachable, or is not in a cluster
 };

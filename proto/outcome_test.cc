@@ -13,7 +13,7 @@
 namespace ashlar {
 namespace {
 
-// Every number from `first` to `last` has a name of its own, fit to be a metric's label; none beyond has one.
+// Every number from `first` to `last` has a distinct name, valid as a metric's label; numbers beyond have none.
 template <typename Enum>
 void ExpectNames(int first, int last) {
   std::set<std::string> names;

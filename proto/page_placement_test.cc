@@ -19,11 +19,11 @@ TEST(PagePlacement, RecomputesTheFirstPageOfAChunkOfWholePages) {
   EXPECT_EQ(placement.end_token, 512u);
 }
 
-TEST(PagePlacement, PadsASegmentInFrontAndAPrefixBehind) {
+TEST(PagePlacement, PadsSegmentsAtTheFrontAndPrefixesAtTheEnd) {
   const Layout layout{.page_tokens = 16, .head = 4, .tail = 4};
   const PagePlacement segment = PlaceInPages(layout, ObjectKind::kSegment, 35, 16);
   EXPECT_EQ(segment.first_slot, 13u);  // 48 − 35: the last token ends the last page
-  EXPECT_EQ(segment.first_page, 1u);   // token 4 stands at slot 17
+  EXPECT_EQ(segment.first_page, 1u);   // token 4 is at slot 17
   EXPECT_EQ(segment.shared_pages, 2u);
   const PagePlacement prefix = PlaceInPages(layout, ObjectKind::kCheckpoint, 35, 16);
   EXPECT_EQ(prefix.first_slot, 0u);
@@ -32,7 +32,7 @@ TEST(PagePlacement, PadsASegmentInFrontAndAPrefixBehind) {
   EXPECT_EQ(prefix.end_token, 35u);
 }
 
-TEST(PagePlacement, SharesNothingOfWhatHasNoInterior) {
+TEST(PagePlacement, SharesNothingWithoutAnInterior) {
   const Layout layout{.page_tokens = 16, .head = 4, .tail = 4};
   EXPECT_EQ(PlaceInPages(layout, ObjectKind::kSegment, 8, 16).shared_pages, 0u);
   EXPECT_EQ(PlaceInPages(layout, ObjectKind::kSegment, 9, 16).shared_pages, 1u);

@@ -20,7 +20,7 @@ namespace {
 constexpr uint32_t kBlock = 256;
 const NamespaceId kNamespace = MakeNamespace("default", ExampleIdentity(), ExampleLayout());
 
-// A block of ids 0 to 255, and the five tokens of docs/formats.md behind it.
+// A block of ids 0 to 255, and then the five tokens of docs/formats.md.
 std::vector<int32_t> Text() {
   std::vector<int32_t> tokens(kBlock);
   std::iota(tokens.begin(), tokens.end(), 0);
@@ -61,7 +61,7 @@ TEST(PrefixKeys, GoldenWithSalt) {
   EXPECT_NE(own.Checkpoint(1), other.Checkpoint(1));
 }
 
-// One input in the block, one behind it.
+// One input in the block, and one after it.
 std::vector<MediaHash> ExampleMedia() {
   std::vector<MediaHash> media = {{.offset = 2}, {.offset = kBlock + 1}};
   for (MediaHash& input : media) std::iota(input.hash.begin(), input.hash.end(), uint8_t{0});
@@ -76,8 +76,8 @@ TEST(PrefixKeys, GoldenWithMedia) {
   ExpectGolden("key_prefix_checkpoint_media", Bytes(keys.Checkpoint(text.size())));
 }
 
-// Keys in front of an input do not know of it; all behind it do.
-TEST(PrefixKeys, MediaCountFromWhereTheyBegin) {
+// Keys before an input do not depend on it; all keys after it do.
+TEST(PrefixKeys, MediaCountFromTheirBeginning) {
   const std::vector<int32_t> text = Text();
   const std::vector<MediaHash> media = ExampleMedia();
   const PrefixKeys plain(kNamespace, kBlock, text), both(kNamespace, kBlock, text, {}, media);
@@ -114,7 +114,7 @@ TEST(PrefixKeys, BlocksAreWholePagesAndNotTooShort) {
   }
 }
 
-// Texts share the keys of what they have in common and of nothing else; every depth has a key of its own.
+// Texts share the keys of their common prefix and no others; every depth has its own key.
 TEST(PrefixKeys, DependOnAllEarlierTokens) {
   std::mt19937_64 random(1);
   std::vector<int32_t> one(4 * kBlock + 17);
@@ -137,8 +137,8 @@ TEST(PrefixKeys, DependOnAllEarlierTokens) {
   }
 }
 
-// A span is bound to where it begins, where it ends, and every token up to there.
-TEST(PrefixKeys, SpansAreThoseOfTheirTokensAndOfWhereTheyHang) {
+// A span's key depends on its begin, its end, and every token up to there.
+TEST(PrefixKeys, SpansDependOnTheirTokensAndCheckpoint) {
   const std::vector<int32_t> same(3 * kBlock, 5);
   const PrefixKeys keys(kNamespace, kBlock, same);
   std::set<Key> all;
@@ -154,7 +154,7 @@ TEST(PrefixKeys, SpansAreThoseOfTheirTokensAndOfWhereTheyHang) {
   }
 }
 
-TEST(PrefixKeys, OtherNamespacesAndConversationsHaveNoneInCommon) {
+TEST(PrefixKeys, NamespacesAndConversationsShareNoKeys) {
   const std::vector<int32_t> text = Text();
   const NamespaceId other = MakeNamespace("other", ExampleIdentity(), ExampleLayout());
   ConversationId second = ExampleConversation();
@@ -172,8 +172,8 @@ TEST(PrefixKeys, OtherNamespacesAndConversationsHaveNoneInCommon) {
             MakeKey(kNamespace, ObjectKind::kCheckpoint, std::span(text).first(5)));
 }
 
-// Blocks and the checkpoint behind them have every token's rows once, and the checkpoint all states; what is planned
-// can be encoded and read.
+// Blocks and the checkpoint after them have every token's rows once, and the checkpoint all states; planned objects can
+// be encoded and read.
 TEST(PlanPrefix, BlocksAndCheckpointHaveEveryTokenOnce) {
   std::mt19937_64 random(2);
   for (int round = 0; round < 200; ++round) {
@@ -207,8 +207,8 @@ TEST(PlanPrefix, BlocksAndCheckpointHaveEveryTokenOnce) {
   }
 }
 
-// Rows of every token, as the family has them, whatever the family; what is planned can be encoded and read.
-TEST(PlanPrefix, SpansHaveWhatTheRecurrenceSees) {
+// Rows of every token, with the inputs of each family; planned objects can be encoded and read.
+TEST(PlanPrefix, SpansStoreTheRecurrencesInputs) {
   std::mt19937_64 random(3);
   for (int round = 0; round < 200; ++round) {
     const Layout layout = RandomLayout(random);

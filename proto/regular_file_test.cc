@@ -35,7 +35,7 @@ TEST_F(RegularFile, IsReadUpToLimit) {
   EXPECT_EQ(large.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(large.message(), "ca_file: cannot read " + Path("file") + ": larger than 4 bytes; give a smaller file");
 
-  std::filesystem::create_symlink("file", Path("link"));  // as Kubernetes mounts configuration
+  std::filesystem::create_symlink("file", Path("link"));  // as in configuration mounted by Kubernetes
   EXPECT_EQ(*ReadRegularFile("", Path("link"), 5), "12345");
   std::ofstream(Path("empty"));
   EXPECT_EQ(*ReadRegularFile("", Path("empty"), 5), "");
@@ -50,7 +50,7 @@ TEST_F(RegularFile, AMissingFileIsNamed) {
 }
 
 // None of these may block the reader, or fill its memory.
-TEST_F(RegularFile, AnythingElseIsRefusedAtOnce) {
+TEST_F(RegularFile, OtherFilesAreRefusedAtOnce) {
   ASSERT_EQ(mkfifo(Path("fifo").c_str(), 0600), 0);
   const int listener = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
   sockaddr_un address{};

@@ -65,7 +65,7 @@ TEST(FindTuple, ACheckpointsTransitionsAreZero) {
   }
 }
 
-// Of tables that decode: what a form misread, or another layout's object, would look like.
+// For tables that decode: a misread form, or another layout's object.
 TEST(FindTuple, RefusesAnotherShape) {
   struct Case {
     const char* message;

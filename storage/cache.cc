@@ -5,11 +5,12 @@
 #include <map>
 #include <utility>
 
-#include "storage/lookup/explainer.h"
-#include "storage/lookup/lease.h"
 #include "storage/lookup/matcher.h"
+#include "storage/lookup/prober.h"
 #include "storage/lookup/search.h"
+#include "storage/objects/object_finder.h"
 #include "storage/objects/object_offers.h"
+#include "storage/objects/object_writer.h"
 #include "storage/session_transfers.h"
 #include "storage/transfer/composer.h"
 #include "storage/transfer/lander.h"
@@ -25,7 +26,7 @@ uint64_t LargestCapacity(const Tiers& tiers, TenantId tenant) {
 }
 
 // Returns whether the states of this object came from a composition.
-bool IsComposed(const ObjectTable::Result& found) {
+bool IsComposed(const FoundObject& found) {
   return found.object && (found.object->header.kind == ObjectKind::kSegment ||
                           found.object->header.provenance == Provenance::kComposed);
 }
@@ -33,31 +34,35 @@ bool IsComposed(const ObjectTable::Result& found) {
 }  // namespace
 
 struct Cache::Impl {
-  Impl(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& copying, const Clock& clock,
-       Observer* observer)
-      : clock(clock),
+  Impl(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& copying, const Clock& its_clock,
+       Observer* its_observer)
+      : clock(its_clock),
+        common(tiers.common),
         sessions(tiers.common),
         byte_rates(clock),
-        observer(observer == nullptr ? ignored : *observer),
-        table(options.objects, tiers, copying, clock, this->observer),
+        observer(its_observer == nullptr ? ignored : *its_observer),
+        table(options.objects, tiers, copying, clock, observer),
+        finder(table, clock),
+        writer(table, clock),
+        retention(table),
         offers(table, clock),
         explainer(table, clock, options.texts_per_tenant, options.misses_per_tenant),
         leases(std::move(options.random),
                {options.unused_lease, options.leases_per_session, options.leased_segments_per_session,
                 options.leases_per_tenant, options.leased_segments_per_tenant}),
-        publisher(table, mover, clock, transfers, byte_rates, options.reservation,
+        publisher(writer, mover, clock, transfers, byte_rates, options.reservation,
                   [this](SessionId session) { return sessions.Level(session); }),
         prefixes(
-            table, publisher, transfers, clock, this->observer,
-            [this](SessionId session) { return sessions.Has(session); },
+            table, publisher, transfers, clock, observer, [this](SessionId session) { return sessions.Has(session); },
             [tiers](TenantId tenant) { return LargestCapacity(tiers, tenant); }),
         matcher(
-            table, prefixes, leases, explainer, clock, this->observer,
+            table, finder, prefixes, leases, explainer, clock, observer,
             [this](SessionId session) { return sessions.Has(session); },
             [this](SessionId session) { return sessions.Level(session); }),
-        lander(table, mover, clock, transfers, in_flight, byte_rates, options.landings_per_session, this->observer),
-        composer(table, mover, transfers, clock, in_flight, options.compositions_per_session, this->observer),
-        upkeep(table, prefixes, explainer, tiers, copying, clock) {}
+        lander(table, mover, clock, transfers, in_flight, byte_rates, options.landings_per_session, observer),
+        composer(table, mover, transfers, clock, in_flight, options.compositions_per_session, observer),
+        adoption(table, prefixes),
+        upkeep(table, prefixes, explainer, adoption, tiers, copying, clock) {}
 
   const TenantId* Tenant(SessionId session) const { return sessions.Tenant(session); }
 
@@ -68,7 +73,7 @@ struct Cache::Impl {
     return std::make_unique<Search>(
         matcher, session, tenant == nullptr ? std::nullopt : std::optional(*tenant), queries, prompt,
         std::move(has_room), lease,
-        draining && !sessions.IsOfNode(session) ? MissReason::kDaemonUnavailable : MissReason::kNone);
+        offers.draining() && !sessions.IsOfNode(session) ? MissReason::kDaemonUnavailable : MissReason::kNone);
   }
 
   Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt, const HasRoom& has_room,
@@ -79,7 +84,7 @@ struct Cache::Impl {
     return search->Take();
   }
 
-  // Wraps a landing's `done` and records what it missed.
+  // Wraps a landing's `done` to record its misses.
   std::function<void(std::vector<MissReason>)> Explaining(SessionId session, TenantId tenant, const LeaseId& lease,
                                                           const LandTarget& target,
                                                           std::function<void(std::vector<MissReason>)> done) {
@@ -103,6 +108,7 @@ struct Cache::Impl {
   }
 
   const Clock& clock;
+  const size_t common;
   OpenSessions sessions;
   Rates byte_rates;
   Observer ignored;
@@ -114,6 +120,9 @@ struct Cache::Impl {
   };
   std::map<SessionId, Closing> closing;
   ObjectTable table;  // declared before all members that hold references
+  ObjectFinder finder;
+  ObjectWriter writer;
+  Retention retention;
   ObjectOffers offers;
   Explainer explainer;
   LeaseTable leases;
@@ -123,8 +132,8 @@ struct Cache::Impl {
   InFlight in_flight;
   Lander lander;
   Composer composer;
+  Adoption adoption;
   Upkeep upkeep;
-  bool draining = false;
 };
 
 Cache::Cache(CacheOptions options, const Tiers& tiers, Mover& mover, Executor& copying, const Clock& clock,
@@ -139,55 +148,14 @@ void Cache::SetFloor(size_t tier, const TenantPool& pool, uint64_t bytes) {
   impl_->table.levels()[tier].SetFloor(pool, bytes);
 }
 
-void Cache::SetInFlight(TenantId tenant, const InFlight::Bounds& bounds) {
-  impl_->in_flight.SetBounds(tenant, bounds);
+void Cache::SetBounds(TenantId tenant, const TenantBounds& bounds) {
+  if (bounds.in_flight) impl_->in_flight.SetBounds(tenant, *bounds.in_flight);
+  if (bounds.prefix_bytes) impl_->prefixes.SetCapacity(tenant, *bounds.prefix_bytes);
+  if (bounds.leases) impl_->leases.SetTenantBounds(tenant, bounds.leases->leases, bounds.leases->segments);
 }
 
 Rates& Cache::byte_rates() {
   return impl_->byte_rates;
-}
-
-const Rates& Cache::byte_rates() const {
-  return impl_->byte_rates;
-}
-
-void Cache::SetTimeToLive(TenantId tenant, Nanos ttl) {
-  impl_->table.SetTimeToLive(tenant, ttl);
-}
-
-void Cache::SetLeaseBounds(TenantId tenant, size_t leases, size_t segments) {
-  impl_->leases.SetTenantBounds(tenant, leases, segments);
-}
-
-void Cache::SetPrefixCapacity(TenantId tenant, uint64_t bytes) {
-  impl_->prefixes.SetCapacity(tenant, bytes);
-}
-
-void Cache::Adopt(std::vector<SsdTier::Recovered> objects, bool more) {
-  impl_->upkeep.set_adopting(more);
-  for (SsdTier::Recovered& object : objects) {
-    impl_->prefixes.Adopt(object.tenant, object.header);
-    impl_->table.Adopt({object.tenant, object.pool}, std::move(object.header), std::move(object.slot));
-  }
-}
-
-bool Cache::AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost) {
-  const ObjectHeader known = header;
-  if (!impl_->table.AdoptRemote(pool, std::move(header), copy, cost)) return false;
-  impl_->prefixes.AdoptRemote(pool.tenant, known);
-  return true;
-}
-
-void Cache::SettleRemote(TenantId tenant, const Key& key, const TensorShard& shard) {
-  impl_->table.SettleRemote(tenant, key, shard);
-}
-
-bool Cache::TellAll(Telling& telling, Slice& slice) {
-  return impl_->table.TellAll(telling, slice);
-}
-
-bool Cache::Knows(TenantId tenant, const Key& key) const {
-  return !impl_->table.index().keys().All(tenant, key).empty();
 }
 
 void Cache::OpenSession(SessionId session, TenantId tenant, SessionOf whose) {
@@ -233,10 +201,16 @@ std::unique_ptr<Search> Cache::StartLookup(SessionId session, std::span<const Qu
   return impl_->StartLookup(session, queries, prompt, std::move(has_room), lease);
 }
 
+std::unique_ptr<Prober> Cache::StartProbe(TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,
+                                          uint64_t head, uint64_t tail) {
+  return std::make_unique<Prober>(impl_->table, impl_->finder, impl_->prefixes, impl_->clock, tenant, impl_->common,
+                                  queries, prompt, head, tail, impl_->offers.draining());
+}
+
 void Cache::Commit(SessionId session, PrefixCommit commit, std::function<void(std::vector<CommitOutcome>)> done) {
   const TenantId* tenant = impl_->Tenant(session);
   const size_t checkpoints = commit.checkpoints.size();
-  if (tenant == nullptr || impl_->draining) {
+  if (tenant == nullptr || impl_->offers.draining()) {
     return done(std::vector<CommitOutcome>(checkpoints, CommitOutcome::kUnavailable));
   }
   const bool vouched = commit.lease == LeaseId{} ||
@@ -281,7 +255,7 @@ bool Cache::SettleLeases(SessionId session, Slice& slice) {
 Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text, PoolKind pool,
                                   Nanos recompute, double flops) {
   const TenantId* tenant = impl_->Tenant(session);
-  if (tenant == nullptr || impl_->draining) return {};
+  if (tenant == nullptr || impl_->offers.draining()) return {};
   Publisher::Reserved reserved = impl_->publisher.Reserve(session, {*tenant, pool}, plan, recompute, flops);
   const bool present = reserved.outcome == ReserveOutcome::kAlreadyPresent;
   if (present && !impl_->matcher.IsWhole(session, *tenant, {.key = plan.key, .shard = plan.shard})) {
@@ -301,9 +275,9 @@ bool Cache::WhenLoaded(SessionId session, const LeaseId& lease, size_t index, ui
   const LeasedObjects* const objects = impl_->leases.Held(session, lease);
   if (objects == nullptr || index >= objects->size() || !(*objects)[index].object) return false;
   impl_->leases.Use(lease);
-  const ObjectTable::Reference& object = (*objects)[index].object;
-  const auto held = std::make_shared<const ObjectTable::Reference>(object.Share());
-  impl_->table.WhenLoaded(object, extents * limits::kExtentBytes, [held, extents, call = std::move(call)] {
+  const ObjectReference& object = (*objects)[index].object;
+  const auto held = std::make_shared<const ObjectReference>(object.Share());
+  object.WhenLoaded(extents * limits::kExtentBytes, [held, extents, call = std::move(call)] {
     call((*held)->gone == MissReason::kNone && held->copy().loaded >= extents);
   });
   return true;
@@ -372,48 +346,24 @@ void Cache::Quiesce(SessionId session, LandingId landing, std::function<void()> 
   });
 }
 
-std::vector<Explanation> Cache::Explain(TenantId tenant, std::span<const Query> queries) const {
-  std::vector<Explanation> explanations;
-  for (const Query& query : queries) explanations.push_back(impl_->explainer.Explain(tenant, query));
-  return explanations;
+Adoption& Cache::adoption() {
+  return impl_->adoption;
 }
 
-std::vector<Miss> Cache::LastMisses(TenantId tenant, size_t most) const {
-  return impl_->explainer.LastMisses(tenant, most);
+Retention& Cache::retention() {
+  return impl_->retention;
 }
 
-bool Cache::Pin(TenantId tenant, const Key& key, Nanos until) {
-  return impl_->table.Pin(tenant, key, until);
+const Residences& Cache::residences() const {
+  return impl_->table.residences();
 }
 
-bool Cache::Unpin(TenantId tenant, const Key& key) {
-  return impl_->table.Unpin(tenant, key);
-}
-
-bool Cache::Evict(TenantId tenant, const Key& key) {
-  return impl_->table.Evict(tenant, key);
-}
-
-std::vector<TierKind> Cache::Where(TenantId tenant, const Key& key, const TensorShard& shard) const {
-  return impl_->table.levels().TiersOf(impl_->table.index().keys().Find(tenant, key, shard));
+const Explainer& Cache::explainer() const {
+  return impl_->explainer;
 }
 
 Upkeep& Cache::upkeep() {
   return impl_->upkeep;
-}
-
-const Upkeep& Cache::upkeep() const {
-  return impl_->upkeep;
-}
-
-void Cache::StartDrain() {
-  impl_->draining = true;
-  impl_->offers.Flush();
-}
-
-void Cache::EndDrain() {
-  impl_->draining = false;
-  impl_->offers.EndFlush();
 }
 
 Offers& Cache::offers() {
@@ -424,16 +374,13 @@ const Prefixes& Cache::prefixes() const {
   return impl_->prefixes;
 }
 
-bool Cache::draining() const {
-  return impl_->draining;
-}
-
 bool Cache::Tick(Slice& slice) {
   if (!impl_->leases.Expire(impl_->clock.Now(), slice) || !impl_->leases.SettleAll(slice) ||
-      !impl_->publisher.Expire(slice)) {
+      !impl_->publisher.Expire(slice) || !impl_->retention.Tick(slice)) {
     return false;
   }
-  return impl_->table.Tick(slice);
+  impl_->table.placement().Tick();
+  return true;
 }
 
 Cache::Stats Cache::stats() const {
@@ -446,10 +393,6 @@ Cache::Stats Cache::stats() const {
           .copies_under_way = impl_->table.placement().copies_under_way(),
           .unsaved = impl_->table.placement().unsaved(),
           .pools = impl_->table.levels().pools()};
-}
-
-Prefixes::Stats Cache::prefix_stats(TenantId tenant) const {
-  return impl_->prefixes.stats(tenant);
 }
 
 }  // namespace ashlar::storage

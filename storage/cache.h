@@ -21,15 +21,19 @@
 #include "proto/limits.h"
 #include "proto/object.h"
 #include "proto/outcome.h"
+#include "storage/adoption.h"
 #include "storage/executor.h"
 #include "storage/history/explanation.h"
 #include "storage/history/miss_log.h"
 #include "storage/history/text_table.h"
 #include "storage/ids.h"
+#include "storage/lookup/explainer.h"
 #include "storage/lookup/lease.h"
 #include "storage/lookup/match.h"
 #include "storage/objects/object_table.h"
 #include "storage/objects/offers.h"
+#include "storage/objects/residences.h"
+#include "storage/objects/retention.h"
 #include "storage/observer.h"
 #include "storage/open_sessions.h"
 #include "storage/prefix/prefixes.h"
@@ -50,7 +54,7 @@ struct CacheOptions {
   // Limits of one session. A session at a limit gets no further lease until it releases one.
   size_t leases_per_session = limits::kMaxLeases;
   size_t leased_segments_per_session = limits::kMaxLeasedSegments;
-  size_t leases_per_tenant = LeaseTable::kTenantLeases;  // of all its sessions
+  size_t leases_per_tenant = LeaseTable::kTenantLeases;  // limit for all sessions of a tenant
   size_t leased_segments_per_tenant = LeaseTable::kTenantSegments;
   // Landings in flight per session; further ones are answered kBusy.
   size_t landings_per_session = SIZE_MAX;
@@ -61,7 +65,19 @@ struct CacheOptions {
   std::function<uint64_t()> random;                    // for lease ids; a simulator passes a seeded one
 };
 
+// Limits of one tenant. Empty ones stay as they are.
+struct TenantBounds {
+  std::optional<InFlight::Bounds> in_flight = {};  // landings and compositions; unlimited by default
+  // The bytes of exact prefixes per namespace. The default is the capacity of the tenant's largest tier.
+  std::optional<uint64_t> prefix_bytes = {};
+  struct Leases {
+    size_t leases, segments;
+  };
+  std::optional<Leases> leases = {};  // of all its sessions; the defaults are in CacheOptions
+};
+
 class Mover;
+class Prober;
 class Search;
 
 // Long calls have two forms: one is complete when it returns; the other works in slices (storage/slice.h), and must be
@@ -74,35 +90,12 @@ class Cache {
         Observer* observer);
   ~Cache();
 
-  // Call before any session is opened. SetFloor: the bytes of a tier that a tenant's pool keeps for itself (0
-  // initially; storage/objects/level.h). SetTimeToLive: how long the tenant's unused objects are kept (0: until space
-  // is needed).
+  // Call before any session is opened. Sets the bytes of a tier that a tenant's pool keeps for itself (0 initially;
+  // storage/objects/level.h).
   void SetFloor(size_t tier, const TenantPool& pool, uint64_t bytes);
-  void SetTimeToLive(TenantId tenant, Nanos ttl);
-  // Limits a tenant's landings and compositions in flight, and the memory that they hold. Unlimited by default.
-  void SetInFlight(TenantId tenant, const InFlight::Bounds& bounds);
+  void SetBounds(TenantId tenant, const TenantBounds& bounds);
   // Limits the bytes per second of tenants' landings and publishes; more are missed or answered with kBusy.
   Rates& byte_rates();
-  const Rates& byte_rates() const;
-  // Limits the bytes of a tenant's exact prefixes per namespace. The default is the capacity of the tenant's largest
-  // tier.
-  void SetPrefixCapacity(TenantId tenant, uint64_t bytes);
-  // Limits the leases of a tenant's sessions, and the segments in them. The defaults are in CacheOptions.
-  void SetLeaseBounds(TenantId tenant, size_t leases, size_t segments);
-  // Adds the objects that SsdTier::Recover returned, except those published meanwhile. Call before any session, or
-  // after a disk was attached. `more`: further calls follow, and nothing can be erased before the last one.
-  void Adopt(std::vector<SsdTier::Recovered> objects, bool more = false);
-
-  // Adds an object that another node holds, so that lookups find it there and load it from Tiers::remote. `cost` is the
-  // estimated time (0: unknown). The copy is released when this node has its own copy, or nothing refers to the object.
-  // Returns false if the object is already here; the copy is then not taken. The object is kept until SettleRemote,
-  // which is called when the lookup has ended, and afterwards while it is in use.
-  bool AdoptRemote(const TenantPool& pool, ObjectHeader header, RemoteCopyId copy, Nanos cost);
-  void SettleRemote(TenantId tenant, const Key& key, const TensorShard& shard);
-  // Reports the tier of all objects again (ObjectTableOptions::residence), in slices. Returns false if more is left.
-  bool TellAll(Telling& telling, Slice& slice);
-  // Returns whether any shard of the key is published, reserved or adopted here.
-  bool Knows(TenantId tenant, const Key& key) const;
 
   void OpenSession(SessionId session, TenantId tenant, SessionOf whose = SessionOf::kEngine);
   // Sets the memory tier, by its index in Tiers::memory, that the session's engine publishes to, lands from and maps;
@@ -137,6 +130,10 @@ class Cache {
   // Either lookup in slices; `prompt` may be null. Queries, prompt and cache must outlive the search.
   std::unique_ptr<Search> StartLookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt,
                                       HasRoom has_room, const LeaseId& lease = {});
+  // Estimates what a lookup of an engine that lands from the common tier would find. No lease, no use, no other side
+  // effect. `head` and `tail` are the model's seams. Queries, prompt and cache must outlive the prober.
+  std::unique_ptr<Prober> StartProbe(TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,
+                                     uint64_t head, uint64_t tail);
   // Returns another session's match, and makes this session a holder of its lease. NOT_FOUND for an unknown lease or
   // one of another tenant. If `shard` differs from the shard of the lookup, the session gets a lease of its own, with
   // its shard of each bundle. That lease expires when unused like a lookup's, and an object of a bundle of another size
@@ -196,35 +193,13 @@ class Cache {
   // Cancels the landing or composition, then calls `quiet` when it no longer writes (immediately if it is unknown).
   void Quiesce(SessionId session, LandingId landing, std::function<void()> quiet);
 
-  // Explains what lookups of this tenant would find or why they would miss, without a lease, a use or any other side
-  // effect. It does not detect changed headers.
-  std::vector<Explanation> Explain(TenantId tenant, std::span<const Query> queries) const;
-  // Returns the tenant's latest missed segments of lookups and landings, newest first.
-  std::vector<Miss> LastMisses(TenantId tenant, size_t most) const;
-
-  // For operators. The calls act on all objects of a key. Pin keeps the object in at least one tier until `until` (0:
-  // without an end); a second pin replaces the first. Evict removes the object from all tiers; leased bytes are freed
-  // with their leases. False if there is no such object.
-  bool Pin(TenantId tenant, const Key& key, Nanos until);
-  bool Unpin(TenantId tenant, const Key& key);
-  bool Evict(TenantId tenant, const Key& key);
-  // Returns the tiers with a complete copy, fastest first; a disk copy counts when it is acknowledged. Does not count
-  // as a use.
-  std::vector<TierKind> Where(TenantId tenant, const Key& key, const TensorShard& shard = {}) const;
-
-  // Lists, counts, erases and verifies many objects.
-  Upkeep& upkeep();
-  const Upkeep& upkeep() const;
-
-  // Draining, before the memory tiers are lost. Lookups miss everything (kDaemonUnavailable), nothing is reserved
-  // (kUnavailable), and calls in flight continue. Objects in memory only are written to the disk while it has free
-  // space, regardless of the admission policy: pinned ones first, then those with most hits. StartDrain may be called
-  // again, for the remaining objects. EndDrain accepts requests again.
-  void StartDrain();
-  void EndDrain();
-  bool draining() const;
-  // Objects that this node may offer to others or take from them.
-  Offers& offers();
+  // Parts of the cache, for callers other than engines.
+  Adoption& adoption();                  // objects that exist elsewhere
+  Retention& retention();                // pins, evictions and expiry
+  const Residences& residences() const;  // reports where objects are
+  const Explainer& explainer() const;    // explains misses
+  Upkeep& upkeep();                      // lists, counts, erases and verifies many objects
+  Offers& offers();                      // drains, and objects that other nodes take or offer
   const Prefixes& prefixes() const;
 
   // Ends expired leases, reservations and objects, and retries copies that were waiting for space. Call it about once
@@ -247,7 +222,6 @@ class Cache {
     PoolShares pools;
   };
   Stats stats() const;
-  Prefixes::Stats prefix_stats(TenantId tenant) const;
 
  private:
   struct Impl;

@@ -8,7 +8,7 @@
 #include <optional>
 
 #include "storage/ids.h"
-#include "storage/objects/object_table.h"
+#include "storage/objects/object_finder.h"
 
 namespace ashlar::storage {
 
@@ -22,7 +22,7 @@ class OpenSessions {
   explicit OpenSessions(size_t common) : common_(common) {}
 
   void Open(SessionId session, TenantId tenant, SessionOf whose) {
-    const size_t level = whose == SessionOf::kNodeReachingGpus ? ObjectTable::kWhereItLies : common_;
+    const size_t level = whose == SessionOf::kNodeReachingGpus ? ObjectFinder::kWhereItLies : common_;
     open_.emplace(session, Opened{tenant, level, whose});
   }
   void SetLevel(SessionId session, size_t level) {

@@ -25,7 +25,7 @@ class SessionTransfers {
     for (const auto& call : drained) call();
   }
 
-  // Calls `drained` when nothing is in flight, immediately if that is so now.
+  // Calls `drained` once nothing is in flight, which may be immediately.
   void WhenIdle(SessionId session, std::function<void()> drained) {
     const auto found = sessions_.find(session);
     if (found == sessions_.end()) return drained();

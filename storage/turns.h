@@ -96,8 +96,8 @@ class Turns {
   }
 
   const int64_t quantum_;
-  std::map<TenantId, Share> shares_;  // active ones, and those with a balance
-  std::deque<TenantId> ring_;         // active ones; the front's turn is next
+  std::map<TenantId, Share> shares_;  // active tenants, and tenants with a balance
+  std::deque<TenantId> ring_;         // active tenants; the front's turn is next
 };
 
 // Queued items, in order within each tenant, and in turns between tenants.

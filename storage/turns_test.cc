@@ -37,7 +37,7 @@ TEST(Turns, ATenantIsServedUntilItsQuantumIsSpent) {
   EXPECT_EQ(served, (std::vector<TenantId>{1, 1, 2, 2, 1, 1, 2, 2}));
 }
 
-// A tenant whose pieces cost ten times as much gets one piece for ten of the other's.
+// A tenant whose pieces cost ten times as much gets one piece for every ten of the other's.
 TEST(Turns, ALargePieceIsPaidOffInLaterRounds) {
   Turns turns(kQuantum);
   turns.Activate(1);
@@ -52,7 +52,7 @@ TEST(Turns, ALargePieceIsPaidOffInLaterRounds) {
   EXPECT_NEAR(pieces[2], 1000, 2);
 }
 
-// As if the front tenant's own piece takes long, and others are served beside it.
+// Serving others while the front tenant's own piece takes long.
 TEST(Turns, OutOfTurnServiceMovesTenantToEnd) {
   Turns turns(kQuantum);
   for (const TenantId tenant : {1, 2, 3}) turns.Activate(tenant);
@@ -60,7 +60,7 @@ TEST(Turns, OutOfTurnServiceMovesTenantToEnd) {
   EXPECT_EQ(std::vector<TenantId>(turns.waiting().begin(), turns.waiting().end()), (std::vector<TenantId>{1, 3, 2}));
 }
 
-// One that waits for each piece before it asks for the next gets as much as one whose queue is never empty.
+// A tenant that waits for each piece before it requests the next gets as much as one whose queue is never empty.
 TEST(TurnQueue, SinglePieceTenantGetsItsShare) {
   TurnQueue<int> queue(kQuantum);
   for (int i = 0; i < 2000; ++i) queue.Push(1, i);
@@ -89,8 +89,8 @@ TEST(Turns, DebtOutlivesATenantsBreak) {
   }
 }
 
-// A tenant that was served while nobody waited is not made to wait for that afterwards.
-TEST(Turns, WorkThatNobodyWaitedForIsNoDebtButForTheLastPiece) {
+// A tenant that was served while no other waited does not wait for that afterwards.
+TEST(Turns, UncontendedWorkOnlyOwesItsLastPiece) {
   Turns turns(kQuantum);
   for (int i = 0; i < 1000; ++i) turns.Charge(1, kQuantum);
   turns.Activate(1);
@@ -100,8 +100,8 @@ TEST(Turns, WorkThatNobodyWaitedForIsNoDebtButForTheLastPiece) {
   EXPECT_LE(of_two, 2);
 }
 
-// While both have something to do, what they are served differs by no more than a quantum and a piece of each.
-TEST(Turns, EqualSharesWhateverTheCosts) {
+// While both have work, their services differ by at most a quantum and a piece of each.
+TEST(Turns, EqualSharesForAnyCosts) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -148,8 +148,8 @@ TEST(TurnQueue, KeepsTenantOrderWithRestFirst) {
   EXPECT_TRUE(queue.empty());
 }
 
-// A thousand items of one tenant stand before a newcomer's only one by no more than a quantum.
-TEST(TurnQueue, ANewcomerWaitsForAQuantumOfEachOther) {
+// A thousand items of one tenant delay another tenant's single item by at most a quantum.
+TEST(TurnQueue, ANewTenantWaitsForAQuantumOfEachOther) {
   TurnQueue<int> queue(kQuantum);
   for (int i = 0; i < 1000; ++i) queue.Push(1, i);
   for (int i = 0; i < 5; ++i) queue.Charge(queue.Take()->first, kQuantum / 10);

@@ -55,7 +55,7 @@ struct LinearLayer {
   bool operator==(const LinearLayer&) const = default;
 };
 
-// A layer whose bytes are stored and landed as they are. Only exact prefixes reuse it: nothing composes or rotates it.
+// A layer whose bytes are stored and landed unchanged. Only exact prefixes reuse it: nothing composes or rotates it.
 // Both fields are sums over the tensor-parallel ranks; at least one is positive.
 struct OpaqueLayer {
   uint32_t token_bytes = 0;  // bytes of one token in the engine's pages; 0: no pages

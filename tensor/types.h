@@ -43,7 +43,7 @@ enum class StoredKeys : uint8_t { kZeroBased = 1, kUnrotated = 2 };
 // the erase and scales only the old state.
 enum class Family : uint8_t {
   kRetnet = 1,     // T = e^{d} I, d = decay_table[head];             u = k vᵀ
-  kLightning = 2,  // as kRetnet
+  kLightning = 2,  // like kRetnet
   kMamba2 = 3,     // T = e^{d β} I, d = decay_table[head], β = dt;   u = β k vᵀ
   kMamba1 = 4,     // T[i, j] = e^{d[i, j] β[j]}, elementwise, β = dt[j]; u[i, j] = β[j] k[i] v[j]
   kGla = 5,        // T = diag(e^{g}), g ∈ R^{d_k};                   u = k vᵀ
@@ -65,7 +65,7 @@ enum class TransitionForm : uint8_t {
   kZero = 6,  // T = 0; nothing is stored
 };
 
-// The form of a family's transitions when nothing is known about their magnitude.
+// The form of a family's transitions if their magnitude is unknown.
 constexpr TransitionForm NaturalForm(Family family) {
   switch (family) {
     case Family::kRetnet:

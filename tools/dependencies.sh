@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-# The Debian 12 packages that the demo, a build and the tests take, and a function that installs those that are missing.
+# The Debian 12 packages that the demo, a build and the tests need, and a function that installs missing ones.
 # Sourced by tools/test, tools/demo and the image: these lists are the only ones.
 
-# Compiled objects are kept in the checkout: nothing is left behind outside it.
+# Compiled objects are kept in the checkout: nothing is written outside it.
 export CCACHE_DIR="${CCACHE_DIR:-$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)/build/ccache}"
 
-# The daemon, its client library and the demo. preset demo configures and builds with these alone.
+# The daemon, its client library and the demo. Preset demo needs only these.
 ASHLAR_DEMO_PACKAGES=(
   # build
   g++ cmake ninja-build ccache pkg-config
@@ -16,7 +16,7 @@ ASHLAR_DEMO_PACKAGES=(
   libcli11-dev
   # events for routers
   libzmq3-dev
-  # the filter of system calls that the daemon puts on itself
+  # the daemon's own filter of system calls
   libseccomp-dev
   # bytes between nodes
   libucx-dev
@@ -27,21 +27,21 @@ ASHLAR_DEMO_PACKAGES=(
   # packed traces, which ashlar-replay reads
   libzstd-dev
 )
-# Everything that is no test.
+# Everything except tests.
 ASHLAR_BUILD_PACKAGES=(
   "${ASHLAR_DEMO_PACKAGES[@]}"
-  # the Python module; the rest of what it takes comes from PyPI (tools/python-environment)
+  # the Python module; its other dependencies come from PyPI (tools/python-environment)
   python3 python3-dev python3-venv
-  # the client of a server that ashlar-bench compares with
+  # client of a server with which ashlar-bench compares
   libhiredis-dev
 )
-# Everything, as tools/test builds and runs it.
+# Everything that tools/test builds and runs.
 ASHLAR_TEST_PACKAGES=(
   "${ASHLAR_BUILD_PACKAGES[@]}"
   libgtest-dev libgmock-dev
-  # formatting of sources, and annotations of mutexes
-  clang-format clang
-  # the server that ashlar-bench compares with
+  # formatting and lint of sources, and annotations of mutexes
+  clang-format clang-tidy clang
+  # server with which ashlar-bench compares
   redis-tools
   # ashlar-replay's plots
   gnuplot-nox

@@ -17,7 +17,7 @@ struct AdaptedLayer {
   const LinearLayer* linear = nullptr;
   DenseTransitions memory;
   std::vector<kernels::AdaptedHead> heads;
-  std::vector<std::vector<std::byte>> factors;  // of low-rank heads
+  std::vector<std::vector<std::byte>> factors;  // factors of low-rank heads
   uint64_t saved_bytes = 0;
 
   uint64_t UnitBytes(TransitionForm form, uint32_t rank = 0) const {
@@ -70,7 +70,8 @@ AdaptedLayer Adapt(const LinearLayer& linear, const DenseTransitions& memory, ui
   return layer;
 }
 
-// Heads of one form and rank side by side. A run's units begin where its first head's dense transition would lie.
+// Places heads of one form and rank consecutively. A run's units begin where its first head's dense transition would
+// begin.
 void AppendRuns(const AdaptedLayer& layer, std::vector<PublishParts::Run>& runs) {
   const uint64_t dense = layer.UnitBytes(TransitionForm::kDense);
   for (uint32_t head = 0; head < layer.linear->value_heads; ++head) {
@@ -107,7 +108,7 @@ void WriteDense(const AdaptedLayer& layer, uint32_t head) {
 }
 
 void Write(const AdaptedLayer& layer) {
-  std::byte* next = nullptr;  // behind the head before, in its run
+  std::byte* next = nullptr;  // after the previous head of its run
   for (uint32_t head = 0; head < layer.linear->value_heads; ++head) {
     const kernels::AdaptedHead& adapted = layer.heads[head];
     if (adapted.form == TransitionForm::kDense) WriteDense(layer, head);
@@ -125,7 +126,7 @@ std::vector<PublishParts::Run> AdaptTransitions(const Layout& layout, uint64_t t
                                                 std::span<const DenseTransitions> layers, double epsilon,
                                                 kernels::Workers* workers) {
   const absl::StatusOr<ObjectHeader> plan = PlanObject(layout, {}, {}, ObjectKind::kSegment, tokens);
-  if (!plan.ok()) return {};  // no segment
+  if (!plan.ok()) return {};  // not a segment
   std::vector<AdaptedLayer> adapted;
   for (const DenseTransitions& memory : layers) {
     const auto& linear = std::get<LinearLayer>(layout.layers.at(memory.layer));

@@ -18,16 +18,17 @@ namespace ashlar {
 struct DenseTransitions {
   uint32_t layer = 0;
   const float* computed = nullptr;  // heads × [d_k, d_k], fp32 in the layout's order
-  // heads × [d_k]: the product of the tokens' decays where the engine knows it, else null; deltanet has no decay, which
-  // counts as known. The rest of the transition has low rank if the segment has few tokens.
+  // heads × [d_k]: the product of the tokens' decays if the engine knows it, otherwise null; deltanet has no decay,
+  // which counts as known. The rest of the transition has low rank if the segment has few tokens.
   const float* decay = nullptr;
-  // Out: room for all transitions in the type in which they are stored, inside the region that the engine publishes
-  // from. May equal `computed` if that type is fp32.
+  // Out: memory for all transitions in their stored type, inside the region from which the engine publishes. May equal
+  // `computed` if that type is fp32.
   std::byte* stored = nullptr;
 };
-// Chooses for every head the smallest form with ‖T − T̃‖₂ ≤ epsilon (kernels/adaptive.h) and writes it where
-// PublishParts::runs, the answer, says. epsilon 0: all dense. The object of the segment, of `tokens` tokens, never
-// takes more than it would dense: where it did, the layers that gain least stay dense. `workers` may be null.
+// Chooses for every head the smallest form with ‖T − T̃‖₂ ≤ epsilon (kernels/adaptive.h) and writes it at the place
+// that the returned PublishParts::runs give. epsilon 0: all dense. The object of the segment, of `tokens` tokens, never
+// takes more space than in dense form: if it would, the layers with the smallest gain stay dense. `workers` may be
+// null.
 std::vector<PublishParts::Run> AdaptTransitions(const Layout& layout, uint64_t tokens,
                                                 std::span<const DenseTransitions> layers, double epsilon,
                                                 kernels::Workers* workers);

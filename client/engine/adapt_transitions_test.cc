@@ -19,8 +19,8 @@ namespace {
 constexpr uint32_t kHeads = 6, kDk = 32;
 constexpr double kEpsilon = 1e-3;
 
-// Head 0 vanishes, 1 and 2 are of rank 1 and 3, 3 and 4 of rank 2 and side by side, 5 is dense; all of Frobenius norm
-// 0.3 but the first.
+// Head 0 vanishes. Heads 1 and 2 have rank 1 and 3, heads 3 and 4 have rank 2 and are adjacent, head 5 is dense. All
+// have Frobenius norm 0.3, except the first.
 std::vector<float> Transitions(std::mt19937& random) {
   constexpr uint32_t kRanks[kHeads] = {0, 1, 3, 2, 2, kDk};
   std::normal_distribution<float> normal;
@@ -95,13 +95,13 @@ TEST(AdaptTransitions, StoresEveryHeadInItsSmallestForm) {
       std::vector<double> difference;
       for (uint32_t i = head * kDk * kDk; i < (head + 1) * kDk * kDk; ++i)
         difference.push_back(restored[i] - computed[i]);
-      const double bound = head == kHeads - 1 && !wide ? kDk * 0x1p-11 : kEpsilon;  // dense: its rounding
+      const double bound = head == kHeads - 1 && !wide ? kDk * 0x1p-11 : kEpsilon;  // dense: only the rounding counts
       EXPECT_LE(kernels::SpectralNormBound(difference, kDk), 1.05 * bound) << "head " << head;
     }
   }
 }
 
-TEST(AdaptTransitions, WithoutEpsilonAllIsDense) {
+TEST(AdaptTransitions, StoresDenseWithoutEpsilon) {
   std::mt19937 random(1);
   const std::vector<float> computed = Transitions(random);
   std::vector<float> memory = computed;
@@ -113,8 +113,8 @@ TEST(AdaptTransitions, WithoutEpsilonAllIsDense) {
   EXPECT_EQ(memory, computed);
 }
 
-// A table has room for some thousand runs: the layers that gain least do without.
-TEST(AdaptTransitions, KeepsLayersDenseWhereATableIsFull) {
+// A table has space for some thousand runs; the layers with the smallest gain stay dense.
+TEST(AdaptTransitions, KeepsLayersDenseIfATableIsFull) {
   constexpr uint32_t kLayers = 90, kManyHeads = 64, kSmall = 16;
   Layout layout{.page_tokens = 16};
   layout.layers.assign(kLayers, LinearLayer{.key_heads = 1, .value_heads = kManyHeads, .d_k = kSmall, .d_v = 1});
@@ -142,8 +142,8 @@ TEST(AdaptTransitions, KeepsLayersDenseWhereATableIsFull) {
   for (uint32_t layer = 1; layer < kLayers; layer += 2) EXPECT_EQ(zeros[layer], kManyHeads / 2 + 1) << layer;
 }
 
-// The contract's sizes are the kernels'.
-TEST(TransitionBytes, AreTheKernels) {
+// The contract's sizes equal those of the kernels.
+TEST(TransitionBytes, MatchTheKernels) {
   const kernels::LinearShape shape{.heads = 1, .key_heads = 1, .d_k = 24, .d_v = 40};
   const TupleShape same{.heads = 1, .d_k = 24, .d_v = 40};
   for (const DType state : {DType::kF32, DType::kF16, DType::kBF16}) {

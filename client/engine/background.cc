@@ -30,7 +30,7 @@ std::shared_ptr<Background::Task> Background::Start(std::function<void()> work, 
   task->work_ = std::move(work);
   task->late_ = std::move(late);
   MutexLock lock(mutex_);
-  // The destructor joins the threads without the lock: none may be added then.
+  // The destructor joins the threads without the lock, so no thread may be added then.
   if (stopping_ || tasks_.size() >= kMostTasks) return nullptr;
   const bool another = idle_ <= tasks_.size() && threads_.size() < kMostThreads;
   if (another && !AddThread() && threads_.empty()) return nullptr;
@@ -43,7 +43,7 @@ bool Background::AddThread() {
   try {
     threads_.emplace_back([this] { Serve(); });
     return true;
-  } catch (const std::system_error&) {  // the process has no thread left
+  } catch (const std::system_error&) {  // the process cannot create another thread
     return false;
   }
 }

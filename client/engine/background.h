@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Background: runs calls of the daemon that an engine has started and does not wait for.
+// Background: runs calls that an engine has started without waiting for them.
 #pragma once
 
 #include <chrono>
@@ -15,20 +15,20 @@
 
 namespace ashlar::engine {
 
-// A few threads, made when they are first needed, and a bounded queue. Thread-safe.
+// A few threads, created when they are first needed, and a bounded queue. Thread-safe.
 class Background {
  public:
   static constexpr size_t kMostThreads = 4;
   static constexpr size_t kMostTasks = 1024;
 
-  // The stand-in for work that has waited for a thread longer than `patience`: behind calls that hang, what
-  // nobody waits for any more would take its turn, too.
+  // Runs instead of work that has waited for a thread longer than `patience`. Otherwise, if calls hang, work whose
+  // callers have stopped waiting would still take its turn.
   struct Late {
     std::chrono::milliseconds patience;
     std::function<void()> otherwise;
   };
 
-  // Something that was started. Thread-safe.
+  // A started call. Thread-safe.
   class Task {
    public:
     bool done() const;
@@ -36,18 +36,18 @@ class Background {
 
    private:
     friend class Background;
-    std::function<void()> work_;  // empty once it is done
-    std::optional<Late> late_;    // empty once it is done
+    std::function<void()> work_;  // empty once the task is done
+    std::optional<Late> late_;    // empty once the task is done
     std::chrono::steady_clock::time_point started_ = std::chrono::steady_clock::now();
     mutable Mutex mutex_;
     CondVar changed_;
     bool done_ ABSL_GUARDED_BY(mutex_) = false;
   };
 
-  ~Background();  // runs what has been started
+  ~Background();  // runs all started tasks
 
-  // Null: too many are waiting already, there is no thread to run it, or this is being destroyed: a task that ends then
-  // may start another.
+  // Returns null if too many tasks are waiting, if there is no thread to run the task, or if this object is being
+  // destroyed: a task that ends then may start another.
   std::shared_ptr<Task> Start(std::function<void()> work, std::optional<Late> late = std::nullopt);
 
  private:

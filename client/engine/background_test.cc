@@ -27,7 +27,7 @@ class Gate {
   std::shared_future<void> open_ = opened_.get_future().share();
 };
 
-// While it lives no thread can be made: each would need a stack that no address space has room for.
+// While it lives no thread can be created, because the address space has no space for its stack.
 class NoThreads {
  public:
   NoThreads() {
@@ -47,7 +47,7 @@ class NoThreads {
   pthread_attr_t before_;
 };
 
-TEST(Background, RunsWhatWasStartedBeforeItEnds) {
+TEST(Background, RunsStartedWorkBeforeItEnds) {
   std::atomic<int> ran = 0;
   {
     Background background;
@@ -56,7 +56,7 @@ TEST(Background, RunsWhatWasStartedBeforeItEnds) {
   EXPECT_EQ(ran, 100);
 }
 
-TEST(Background, RefusesMoreThanItsQueueHolds) {
+TEST(Background, RefusesWorkBeyondItsQueue) {
   Gate gate;
   Background background;
   std::vector<std::shared_ptr<Background::Task>> tasks;
@@ -76,7 +76,7 @@ TEST(Background, RefusesMoreThanItsQueueHolds) {
   EXPECT_TRUE(tasks[0]->done());
 }
 
-TEST(Background, WorkThatHasWaitedTooLongIsGivenUp) {
+TEST(Background, DropsWorkThatHasWaitedTooLong) {
   Gate gate;
   Background background;
   std::vector<std::shared_ptr<Background::Task>> tasks;
@@ -94,8 +94,9 @@ TEST(Background, WorkThatHasWaitedTooLongIsGivenUp) {
   EXPECT_EQ(done, 10);
 }
 
-// A request's last reference may go with the task that began it, and then gives its reservations up by a further task.
-TEST(Background, StartsNothingWhileItEnds) {
+// A request's last reference may be dropped by the task that began it. The request then abandons its reservations by a
+// further task.
+TEST(Background, StartsNoWorkWhileItEnds) {
   for (int round = 0; round < 200; ++round) {
     std::atomic<int> refused = 0;
     std::optional<Background> background(std::in_place);
@@ -122,7 +123,7 @@ TEST(Background, StartsNothingWhileItEnds) {
   FAIL() << "the destructor was never seen";
 }
 
-TEST(Background, WithoutAThreadNothingIsStarted) {
+TEST(Background, StartsNoWorkWithoutAThread) {
   bool ran = false;
   Background background;
   {
@@ -134,7 +135,7 @@ TEST(Background, WithoutAThreadNothingIsStarted) {
   EXPECT_TRUE(ran) << "there is a thread again";
 }
 
-TEST(Background, ThreadsThatCannotBeAddedAreDoneWithout) {
+TEST(Background, WorksWithFewerThreadsIfMoreCannotStart) {
   Gate gate;
   Background background;
   const auto first = background.Start([&] { gate.Pass(); });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The boundary of the engine's API, which could be C's: no exception crosses it, and a forked child's copy of a handle
-// refuses.
+// The boundary of the engine API, which can be expressed in C: no exception crosses it, and a forked child's copy of a
+// handle refuses calls.
 #pragma once
 
 #include <exception>
@@ -11,8 +11,8 @@
 
 namespace ashlar::engine {
 
-// Runs a call. Exceptions become kResourceExhausted: this library and the standard one throw where memory or threads
-// run out, and nowhere else.
+// Runs a call. Exceptions become kResourceExhausted: this library and the standard library throw only if memory or
+// threads run out.
 template <typename Call>
 Status Guarded(Call call) noexcept {
   try {
@@ -32,7 +32,7 @@ Value GuardedOr(Value otherwise, Call call) noexcept {
   }
 }
 
-// Runs work in the background, which has nobody to answer to; `otherwise` where it throws.
+// Runs work in the background, which has no caller to report to. Runs `otherwise` if it throws.
 template <typename Work, typename Otherwise>
 void RunOr(Work work, Otherwise otherwise) noexcept {
   try {
@@ -42,8 +42,8 @@ void RunOr(Work work, Otherwise otherwise) noexcept {
   }
 }
 
-// kFailedPrecondition in a child of the process in which the handle was made: it has none of its parent's threads, and
-// locks in whatever state they were.
+// kFailedPrecondition in a child of the process that created the handle: the child has none of the parent's threads,
+// and its locks may be held forever.
 inline Status CheckProcess(const internal::CreatorProcess& creator) {
   if (!creator.InChild()) return {};
   return MakeStatus(Code::kFailedPrecondition, "made before fork(): it belongs to the parent process");

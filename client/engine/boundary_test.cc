@@ -25,13 +25,13 @@ TEST(Boundary, ExceptionsBecomeStatuses) {
   EXPECT_EQ(length.code, Code::kResourceExhausted);
 }
 
-TEST(Boundary, AnswersPassAsTheyAre) {
+TEST(Boundary, PassesAnswersUnchanged) {
   EXPECT_EQ(Guarded([] { return Invalid("layer: 7"); }).code, Code::kInvalidArgument);
   EXPECT_EQ(GuardedOr(0, [] { return 7; }), 7);
   EXPECT_EQ(GuardedOr(9, []() -> int { throw std::bad_alloc(); }), 9);
 }
 
-TEST(Boundary, WorkThatThrowsHasItsOtherEnd) {
+TEST(Boundary, WorkThatThrowsRunsItsFallback) {
   int ended = 0;
   RunOr([] {}, [&] { ++ended; });
   EXPECT_EQ(ended, 0);

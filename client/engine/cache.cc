@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handles: Cache.
+// Implementation of Cache's methods.
 #include <algorithm>
 #include <chrono>
 #include <memory>
@@ -8,6 +8,7 @@
 #include "ashlar/engine.h"
 #include "client/engine/boundary.h"
 #include "client/engine/commit_text.h"
+#include "client/engine/handles.h"
 #include "client/engine/layer_run.h"
 #include "client/engine/near_memory.h"
 #include "client/engine/prompt_run.h"
@@ -26,7 +27,7 @@ Status CheckCall(const void* items, uint32_t count, const void* out, const char*
   return {};
 }
 
-// One prompt_run an item; nothing is asked unless all make sense.
+// Prepares one prompt_run per item. Asks the daemon nothing unless all items are valid.
 template <typename Item>
 Status TakeAll(CacheState& cache, const Item* items, uint32_t count, const char* name,
                std::vector<std::shared_ptr<PromptRun>>& prompt_runs) {
@@ -46,8 +47,8 @@ void MissAll(std::span<const std::shared_ptr<PromptRun>> prompt_runs) {
   for (const auto& prompt_run : prompt_runs) prompt_run->Miss(MissReason::kBusy);
 }
 
-// Hands the prompt_runs out, and has `work` done on all of them: here, or in the background. If it throws, nothing has
-// been handed out.
+// Returns the prompt_runs, and runs `work` on all of them, here or in the background. If it throws, no prompt_run has
+// been returned.
 template <typename Work>
 void Hand(CacheState& cache, const std::vector<std::shared_ptr<PromptRun>>& prompt_runs, Request* requests, bool wait,
           Work work) {
@@ -57,7 +58,7 @@ void Hand(CacheState& cache, const std::vector<std::shared_ptr<PromptRun>>& prom
         RequestState{.cache = cache.shared_from_this(), .prompt_run = prompt_run, .starting = nullptr}));
   }
   std::shared_ptr<Background::Task> task;
-  for (size_t i = 0; i < prompt_runs.size(); ++i) requests[i] = Request();  // what they were ends first
+  for (size_t i = 0; i < prompt_runs.size(); ++i) requests[i] = Request();  // the previous requests end first
   if (wait) {
     work(prompt_runs);
   } else {
@@ -73,7 +74,7 @@ void Hand(CacheState& cache, const std::vector<std::shared_ptr<PromptRun>>& prom
   }
 }
 
-// Of requests that were begun and waited for: whether each has its pages.
+// For requests that were begun and waited for: returns whether each has its pages.
 Status PlansOf(Request* requests, uint32_t count) {
   for (uint32_t i = 0; i < count; ++i) {
     if (Status status = requests[i].PollPlan(); !status.ok()) return status;
@@ -110,12 +111,12 @@ Status CheckTexts(CacheState& cache, const Text* texts, uint32_t count) {
     if (Status status = CheckText(cache, texts[i], field); !status.ok()) return status;
     if (texts[i].request == nullptr) continue;
     const PromptRun* const began = Access::Settled(*texts[i].request);
-    if (began == nullptr || !began->exact().has_value()) {
+    if (began == nullptr || !began->plan().exact().has_value()) {
       return MakeStatus(Code::kFailedPrecondition, field + ".request: not finished");
     }
-    // A salt that is erased here would give the text to all.
+    // If the salt were omitted here, the text would be shared with all users.
     const Salt salt = MakeSalt({static_cast<const char*>(texts[i].salt), texts[i].salt_bytes});
-    if (began->salt().value_or(salt) != salt)
+    if (began->text().begun() && began->text().salt() != salt)
       return Invalid(field, ".salt: differs from the salt of the request's prompt");
   }
   return {};
@@ -168,7 +169,9 @@ Status OpenFor(const OpenOptions& options, const CacheState* beside, Cache* out)
     if (beside == nullptr) return Invalid("memory.kind: kBeside requires OpenOptions::beside");
     return OpenOn(beside->client, beside->region, options, out);
   }
-  if (options.memory.kind > MemoryKind::kGpu) return Invalid("memory.kind: unknown");
+  if (options.memory.kind > MemoryKind::kGpu)
+    return Invalid("memory.kind: ", static_cast<int>(options.memory.kind), " is unknown; expected 0 to ",
+                   static_cast<int>(MemoryKind::kGpu));
   if (beside != nullptr) return OpenOn(beside->client, {}, options, out);
   if (options.rpc_socket == nullptr) return Invalid("rpc_socket: null");
   if (options.session_socket == nullptr) return Invalid("session_socket: null");
@@ -274,8 +277,8 @@ Status Cache::HandOff(const Text& text, const char* node, uint32_t wait_ms) noex
   return OnOpen(impl_, [&](CacheState& cache) -> Status {
     if (Status status = CheckHandOff(cache, text, node); !status.ok()) return status;
     const HandOffOutcome outcome = HandTextOff(cache, HandedText(text, node), std::chrono::milliseconds(wait_ms));
-    if (outcome == HandOffOutcome::kHanded) return {};
-    if (outcome == HandOffOutcome::kLate) return {.code = Code::kPending};
+    if (outcome == HandOffOutcome::kCompleted) return {};
+    if (outcome == HandOffOutcome::kTimedOut) return {.code = Code::kPending};
     return MakeStatus(Code::kUnavailable, std::string(Name(outcome)));
   });
 }

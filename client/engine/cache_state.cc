@@ -82,7 +82,7 @@ absl::StatusOr<Region> CacheState::MakeRegion(const Memory& memory, uint64_t byt
   }
 }
 
-// Beside pages on a GPU states are staged in the processor's memory, which a session with a tier there may not have.
+// With pages on a GPU, states are staged in host memory, which a session on a GPU with a tier may not have.
 absl::Status CacheState::CheckStaging() {
   if (region.memory() != kernels::MemoryKind::kDevice) return absl::OkStatus();
   const absl::StatusOr<Staging::Held> held = staging.Hold(1);

@@ -23,23 +23,23 @@
 
 namespace ashlar::engine {
 
-// Its requests and jobs hold it, too: it goes with the last of them, in the thread that ends that one.
+// The requests and jobs hold it too. It is destroyed with the last of them, on the thread that ends that one.
 struct CacheState : std::enable_shared_from_this<CacheState> {
   using Milliseconds = std::chrono::milliseconds;
 
-  // Opens the model on a client, in the memory of `region` or, if that is empty, in memory made as the options say.
-  // Of the options neither sockets nor the model are read.
+  // Opens the model on a client, in the memory of `region` or, if that is empty, in the memory that the options
+  // describe. Ignores the sockets and the model in the options.
   static absl::StatusOr<std::shared_ptr<CacheState>> Open(std::shared_ptr<Client> client, Region region,
                                                           const DescribedModel& model, const OpenOptions& options);
 
   bool has_pages() const { return !places.empty(); }
   const ashlar::Layout& layout() const { return model.layout(); }
-  // INVALID_ARGUMENT if there is no such layer, or it is not linear.
+  // INVALID_ARGUMENT if the layer does not exist or is not linear.
   absl::StatusOr<const LinearLayer*> LinearAt(uint32_t layer) const;
   absl::Status CheckHasState(uint32_t layer) const;  // INVALID_ARGUMENT unless the layer is linear or an opaque state
   bool has_attention() const;
 
-  std::shared_ptr<CacheState> open;  // itself; null once the Cache has ended
+  std::shared_ptr<CacheState> open;  // this object; null once the Cache has ended
   const internal::CreatorProcess creator;
   const std::shared_ptr<Client> client;
   ashlar::Model model;
@@ -55,22 +55,22 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   ComposeBy compose = ComposeBy::kProcess;
   Milliseconds land{0}, quiet{0};
   Milliseconds patience{0};                   // how long a started call waits for a free thread
-  std::unique_ptr<kernels::Workers> workers;  // null: the calling thread works alone
+  std::unique_ptr<kernels::Workers> workers;  // null: only the calling thread works
 
-  // In the order of their dependence: work that was started ends first.
+  // Ordered by dependence: started work ends first.
   Staging staging;
   Quarantine quarantine;
   Mutex stored_mutex;
   StoredSegments stored ABSL_GUARDED_BY(stored_mutex);
   std::vector<PrefillResult> served ABSL_GUARDED_BY(stored_mutex);  // results that the daemon does not have yet
-  // What became of work for another engine.
+  // Records the result of work for another engine.
   void Served(PrefillResult result, bool published) {
     result.published = published;
     MutexLock lock(stored_mutex);
     served.push_back(result);
   }
   std::atomic<uint64_t> daemon_advances = 0;  // layers that the daemon has advanced
-  // Threads of calls that may wait long: none of them delays the others.
+  // Separate threads for calls that may wait long, so that they do not delay one another.
   Background background, look_ups, hand_offs, cold_waits, serving, fills;
 
  private:
@@ -85,8 +85,8 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
 struct JobState {
   std::shared_ptr<CacheState> cache;
   std::shared_ptr<Background::Task> task;  // null: done
-  Status result;                           // of the call; written by the task
-  std::unique_ptr<Background> own = {};    // that runs the task of a call without a cache
+  Status result;                           // result of the call; written by the task
+  std::unique_ptr<Background> own = {};    // runs the task of a call without a cache
   internal::CreatorProcess creator{};
 };
 

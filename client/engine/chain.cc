@@ -6,7 +6,7 @@
 namespace ashlar::engine {
 namespace {
 
-// Appends the run up to `end`, cut at captures, which are used up as far as they lie before it or at it.
+// Appends the run up to `end`, cut at captures. Removes the captures at or before `end`.
 void Compute(uint64_t end, std::span<const uint64_t>& captures, std::vector<Step>& steps) {
   uint64_t begin = steps.empty() ? 0 : steps.back().end;
   while (begin < end) {

@@ -54,7 +54,7 @@ Status CheckSpan(const CacheState& cache, const Text& text, const std::string& f
   return {};
 }
 
-// The places and types of a span's rows, as PartForm says: 16 bits if the layout's states have 16.
+// The places and types of a span's rows in the published form (PartForm): 16 bits if the layout's states have 16.
 class SpanCopy {
  public:
   SpanCopy(const CacheState& cache, uint64_t tokens) : cache_(cache), tokens_(tokens) {}
@@ -127,7 +127,7 @@ Status CheckHandOff(const CacheState& cache, const Text& text, const char* node)
   }
   if (text.tokens == nullptr || text.token_count == 0) return Invalid("text.tokens: empty");
   if (text.token_count > limits::kMaxPromptTokens)
-    return Invalid("text.token_count: more than ", limits::kMaxPromptTokens);
+    return Invalid("text.token_count: out of range; expected at most ", limits::kMaxPromptTokens);
   const auto media = DescribeMedia(text.media, text.media_count, text.token_count, "text.media");
   if (!media.ok()) return ToStatus(media.status());
   const auto salt = DescribeSalt(text.salt, text.salt_bytes, "text.salt");
@@ -159,7 +159,7 @@ Status CheckText(CacheState& cache, const Text& text, const std::string& field) 
   }
   if (text.tokens == nullptr || text.token_count == 0) return Invalid(field, ".tokens: empty");
   if (text.prompt_tokens > limits::kMaxPromptTokens) {
-    return Invalid(field, ".prompt_tokens: more than ", limits::kMaxPromptTokens);
+    return Invalid(field, ".prompt_tokens: out of range; expected at most ", limits::kMaxPromptTokens);
   }
   if (text.checkpoints == nullptr || text.checkpoint_count == 0) return Invalid(field, ".checkpoints: empty");
   if (text.outcomes == nullptr) return Invalid(field, ".outcomes: null");
@@ -168,7 +168,7 @@ Status CheckText(CacheState& cache, const Text& text, const std::string& field) 
   const auto salt = DescribeSalt(text.salt, text.salt_bytes, field + ".salt");
   if (!salt.ok()) return ToStatus(salt.status());
   if (text.checkpoint_count > limits::kMaxCheckpointsPerCommit) {
-    return Invalid(field, ".checkpoint_count: more than ", limits::kMaxCheckpointsPerCommit);
+    return Invalid(field, ".checkpoint_count: out of range; expected at most ", limits::kMaxCheckpointsPerCommit);
   }
   if (Status status = CheckTables(cache.groups, PagesOf(text), field); !status.ok()) return status;
   if (Status status = CheckNotKept(cache.groups, PagesOf(text), cache.quarantine, field); !status.ok()) return status;
@@ -204,7 +204,7 @@ CommittedText::CommittedText(const Text& given, std::shared_ptr<PromptRun> its_b
       pages(GroupedPages::From(PagesOf(given))),
       checkpoints_(given.checkpoints, given.checkpoints + given.checkpoint_count),
       span_(given.span, given.span + given.span_count) {
-  exact = !given.composed && (began == nullptr || began->exact().value_or(false));
+  exact = !given.composed && (began == nullptr || began->plan().exact().value_or(false));
   for (Checkpoint& checkpoint : checkpoints_) {
     linear_.emplace_back(checkpoint.linear, checkpoint.linear + checkpoint.linear_count);
     checkpoint.linear = linear_.back().data();
@@ -217,16 +217,15 @@ CommittedText::CommittedText(const Text& given, std::shared_ptr<PromptRun> its_b
   text.page_table = nullptr;
   text.page_tables = nullptr;
   text.span = span_.data();
-  if (began != nullptr) began->BeginCommit();
+  if (began != nullptr) began->match().BeginCommit();
 }
 
 CommittedText::~CommittedText() {
-  if (began != nullptr) began->EndCommit();
+  if (began != nullptr) began->match().EndCommit();
 }
 
 void CommitText(CacheState& cache, const CommittedText& committed) {
   const Text& text = committed.text;
-  const PromptRun* const began = committed.began.get();
   CommitParts parts{.tokens = {text.tokens, text.token_count},
                     .prompt_tokens = text.prompt_tokens,
                     .provenance = committed.exact ? Provenance::kExact : Provenance::kComposed,
@@ -260,7 +259,8 @@ void CommitText(CacheState& cache, const CommittedText& committed) {
     parts.checkpoints.push_back({checkpoint.depth, staged ? Stage(cache.layout(), linear, *held) : InPlace(linear)});
   }
   if (text.span_count > 0) parts.span = span.Stage(text, *held);
-  const std::vector<CommitOutcome> outcomes = cache.model.Commit(began == nullptr ? nullptr : began->match(), parts);
+  const ashlar::Match* const match = committed.began == nullptr ? nullptr : committed.began->match().get();
+  const std::vector<CommitOutcome> outcomes = cache.model.Commit(match, parts);
   for (size_t i = 0; i < outcomes.size(); ++i) text.outcomes[i] = static_cast<uint8_t>(outcomes[i]);
 }
 

@@ -13,12 +13,12 @@
 
 namespace ashlar::engine {
 
-// kInvalidArgument names the field behind `field`; kFailedPrecondition for a cache that was opened without
+// kInvalidArgument names the field, with prefix `field`. kFailedPrecondition for a cache that was opened without
 // capture_tokens.
 Status CheckText(CacheState& cache, const Text& text, const std::string& field);
 
-// A text as it was when it was committed: what names its tensors is copied, tokens, tensors and outcomes are the
-// caller's. Its request's lease stays meanwhile, and what the request becomes later does not matter.
+// A text as it was when it was committed. The structs that point to tensors are copied; tokens, tensors and outcomes
+// belong to the caller. The request's lease is held meanwhile. Later changes of the request have no effect.
 struct CommittedText {
   // `began`: finished; may be null.
   CommittedText(const Text& given, std::shared_ptr<PromptRun> began);
@@ -44,9 +44,9 @@ void CommitText(CacheState& cache, const CommittedText& committed);
 // Writes the same outcome for all checkpoints, without asking the daemon.
 void SetOutcomes(const Text& text, CommitOutcome outcome);
 
-// Of a text that was committed, and the node that it is handed to.
+// Checks a committed text, and the node that receives it.
 Status CheckHandOff(const CacheState& cache, const Text& text, const char* node);
-// What a hand-off says of a checked text: all but its tokens is copied.
+// The arguments of a handoff of a checked text: everything but its tokens is copied.
 struct HandedText {
   HandedText(const Text& text, const char* node);
   std::span<const int32_t> tokens;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Advancing a layer by the daemon: inputs are copied into memory that it sees, and results are copied back once they
-// are right.
+// Advances a layer by the daemon's composition service: copies inputs into memory that the daemon maps, and copies
+// results back once they are complete.
 #include <algorithm>
 #include <cstring>
 #include <utility>

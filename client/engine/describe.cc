@@ -15,7 +15,7 @@ namespace {
 
 constexpr uint64_t kAlignment = 64;
 constexpr uint32_t kNoGroup = UINT32_MAX;
-constexpr uint64_t kMostBytes = uint64_t{1} << 46;  // of a memory: no machine has it
+constexpr uint64_t kMostBytes = uint64_t{1} << 46;  // limit of a memory; larger than any machine's
 
 uint64_t Align(uint64_t bytes) {
   return (bytes + kAlignment - 1) / kAlignment * kAlignment;
@@ -29,7 +29,7 @@ absl::StatusOr<ashlar::Rope> Describe(const Rope& rope, const std::string& field
   ashlar::Rope described{.kind = rope.style, .rotary_dim = rope.rotary_dim, .scale = rope.scale};
   if (rope.style == RopeStyle::kNone) return described;
   if (rope.rotary_dim > limits::kMaxHeadDim)
-    return ashlar::Invalid(field, ".rotary_dim: more than ", limits::kMaxHeadDim);
+    return ashlar::Invalid(field, ".rotary_dim: out of range; expected at most ", limits::kMaxHeadDim);
   if (rope.frequencies == nullptr) return ashlar::Invalid(field, ".frequencies: null");
   described.frequencies.assign(rope.frequencies, rope.frequencies + rope.rotary_dim / 2);
   return described;
@@ -51,13 +51,13 @@ absl::StatusOr<ashlar::Layer> DescribeLinear(const Layer& layer, const std::stri
                      .rope = *std::move(rope),
                      .conv_order = layer.conv_order};
   if (layer.conv_dtype != DType{0} && layer.conv_dtype != layer.state_dtype) linear.conv_dtype = layer.conv_dtype;
-  if (layer.decay_table == nullptr) return linear;  // where one is needed, the layout is refused
+  if (layer.decay_table == nullptr) return linear;  // if one is needed, the layout is refused
   if (layer.value_heads > limits::kMaxHeads)
-    return ashlar::Invalid(field, ".value_heads: more than ", limits::kMaxHeads);
+    return ashlar::Invalid(field, ".value_heads: out of range; expected at most ", limits::kMaxHeads);
   if (layer.d_k > limits::kMaxLinearHeadDim)
-    return ashlar::Invalid(field, ".d_k: more than ", limits::kMaxLinearHeadDim);
+    return ashlar::Invalid(field, ".d_k: out of range; expected at most ", limits::kMaxLinearHeadDim);
   if (layer.d_v > limits::kMaxLinearHeadDim)
-    return ashlar::Invalid(field, ".d_v: more than ", limits::kMaxLinearHeadDim);
+    return ashlar::Invalid(field, ".d_v: out of range; expected at most ", limits::kMaxLinearHeadDim);
   uint64_t numbers = layer.value_heads;
   if (layer.family == Family::kMamba1) numbers *= uint64_t{layer.d_k} * layer.d_v;
   linear.decay_table.assign(layer.decay_table, layer.decay_table + numbers);
@@ -88,7 +88,7 @@ absl::StatusOr<ashlar::Layer> Describe(const Layer& layer, const std::string& fi
 absl::StatusOr<DescribedModel> Describe(const Model& model) {
   if (model.layers == nullptr) return ashlar::Invalid("model.layers: null");
   if (model.layer_count > limits::kMaxLayers)
-    return ashlar::Invalid("model.layer_count: more than ", limits::kMaxLayers);
+    return ashlar::Invalid("model.layer_count: out of range; expected at most ", limits::kMaxLayers);
   DescribedModel described{
       .identity = {.model_id = Given(model.model_id),
                    .weights_digest = Given(model.weights_digest),
@@ -111,7 +111,8 @@ absl::StatusOr<DescribedModel> Describe(const Model& model) {
 
 absl::StatusOr<std::vector<MediaHash>> DescribeMedia(const Media* media, uint64_t count, uint64_t tokens,
                                                      const std::string& field) {
-  if (count > limits::kMaxMedia) return ashlar::Invalid(field, "_count: more than ", limits::kMaxMedia);
+  if (count > limits::kMaxMedia)
+    return ashlar::Invalid(field, "_count: out of range; expected at most ", limits::kMaxMedia);
   if (media == nullptr && count > 0) return ashlar::Invalid(field, ": null");
   std::vector<MediaHash> described(count);
   for (uint64_t i = 0; i < count; ++i) {
@@ -122,7 +123,8 @@ absl::StatusOr<std::vector<MediaHash>> DescribeMedia(const Media* media, uint64_
 }
 
 absl::StatusOr<Salt> DescribeSalt(const void* salt, uint64_t bytes, const std::string& field) {
-  if (bytes > limits::kMaxSaltBytes) return ashlar::Invalid(field, "_bytes: more than ", limits::kMaxSaltBytes);
+  if (bytes > limits::kMaxSaltBytes)
+    return ashlar::Invalid(field, "_bytes: out of range; expected at most ", limits::kMaxSaltBytes);
   if (salt == nullptr && bytes > 0) return ashlar::Invalid(field, ": null");
   return MakeSalt({static_cast<const char*>(salt), bytes});
 }
@@ -141,7 +143,7 @@ absl::StatusOr<std::vector<uint32_t>> GroupsOf(const Memory& memory, const ashla
   }
   if (memory.groups == nullptr) return ashlar::Invalid("memory.groups: null");
   if (memory.group_count > limits::kMaxLayers)
-    return ashlar::Invalid("memory.group_count: more than ", limits::kMaxLayers);
+    return ashlar::Invalid("memory.group_count: out of range; expected at most ", limits::kMaxLayers);
   const auto attends = [&shard](uint32_t layer) { return layer < shard.layers.size() && HasRows(shard.layers[layer]); };
   group_of.assign(shard.layers.size(), kNoGroup);
   for (uint32_t g = 0; g < memory.group_count; ++g) {
@@ -174,7 +176,7 @@ absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens, 
     const std::string field = absl::StrCat("memory.groups[", g, "]");
     if (pages.groups[g].pages == 0) return ashlar::Invalid(field, ".pages: 0; expected at least 1");
     if (pages.groups[g].page_tokens > limits::kMaxPageTokens)
-      return ashlar::Invalid(field, ".page_tokens: more than ", limits::kMaxPageTokens);
+      return ashlar::Invalid(field, ".page_tokens: out of range; expected at most ", limits::kMaxPageTokens);
     if (pages.common_pages && pages.groups[g].pages != pages.groups[0].pages)
       return ashlar::Invalid(field, ".pages: ", pages.groups[g].pages,
                              "; with common_pages every group needs the same number");
@@ -202,8 +204,8 @@ absl::StatusOr<PagedCache> Describe(const Memory& memory, uint32_t page_tokens, 
 
 namespace {
 
-// One page of a layer, whose keys, values and scales begin at `begin`; strides from page to page are not set. Returns
-// the end of keys and values, and of all.
+// Places one page of a layer, whose keys, values and scales begin at `begin`. Does not set strides between pages.
+// Returns the end of keys and values, and the end of all.
 std::pair<uint64_t, uint64_t> PlacePage(const ashlar::AttentionLayer& attention, uint32_t page_tokens, uint64_t begin,
                                         PagedLayer& layer) {
   const uint64_t element = ElementBytes(attention.dtype);
@@ -236,7 +238,8 @@ absl::StatusOr<uint64_t> PlacePages(const ashlar::Layout& shard, const std::vect
                                     PagedCache& pages) {
   if (pages.groups.empty() && pages.pages == 0) return ashlar::Invalid("memory.pages: 0; expected at least 1");
   uint64_t bytes = 0, page_bytes = 0;
-  std::vector<uint64_t> ends(std::max<size_t>(pages.groups.size(), 1));  // of what is placed in a common page so far
+  std::vector<uint64_t> ends(
+      std::max<size_t>(pages.groups.size(), 1));  // ends of what is placed in a common page so far
   for (uint32_t i = 0; i < shard.layers.size(); ++i) {
     if (!HasRows(shard.layers[i])) continue;
     const auto* attention = std::get_if<ashlar::AttentionLayer>(&shard.layers[i]);

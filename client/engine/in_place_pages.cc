@@ -91,7 +91,7 @@ InPlacePages::State InPlacePages::Fill(CacheState& cache, const ashlar::Match& m
   const auto filled_elsewhere = [&](uint32_t segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return content(segment) == PageContent::kBeingFilled;
   };
-  // The other request may have filled them, or ended: then the daemon has passed them to this one.
+  // The other request may have filled them, or ended; the daemon has then passed the filling to this request.
   if (std::ranges::any_of(segments, filled_elsewhere) && !admission_.Refresh(timeout) && !admission_.valid()) {
     return State::kFailed;
   }
@@ -110,7 +110,8 @@ InPlacePages::State InPlacePages::Fill(CacheState& cache, const ashlar::Match& m
   return all_filled ? State::kFilled : State::kFilling;
 }
 
-// Shared pages hold a segment as every request expects it, at its first slot: each segment is a landing of its own.
+// Shared pages hold a segment in the form that every request expects, from its first slot. Each segment is a separate
+// landing.
 void InPlacePages::Land(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> segments) {
   auto landings = std::make_shared<std::vector<Landing>>();
   for (const uint32_t segment : segments) {

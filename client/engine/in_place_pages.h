@@ -17,8 +17,8 @@
 
 namespace ashlar::engine {
 
-// Thread-safe, except that Extend and pages() belong to the request's thread. Filling continues in the background after
-// the request has ended, because other requests may wait for it; the pages are held until then.
+// Thread-safe, except that Extend and pages() must be called on the request's thread. Filling continues in the
+// background after the request has ended, because other requests may wait for it; the pages are held until then.
 class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
  public:
   explicit InPlacePages(Admission admission);
@@ -28,17 +28,17 @@ class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
   const AdmittedPages& pages() const { return pages_; }
 
   enum class State : uint8_t {
-    kFilled = 1,   // all of the segments can be read in place
-    kFilling = 2,  // this request, or another one, fills some of them
-    kFailed = 3,   // one of them did not land, or the session has ended
+    kFilled = 1,   // whether all segments can be read in place
+    kFilling = 2,  // this or another request fills some of the segments
+    kFailed = 3,   // a segment failed to land, or the session has ended
   };
-  // The state of `segments`, which `match` has found. Starts landing those that this request is to fill. Asks the
-  // daemon if other requests fill some of them, for at most `timeout`.
+  // Returns the state of `segments`, which `match` has found. Starts landing the segments that this request fills. If
+  // other requests fill some, asks the daemon about them, for at most `timeout`.
   State Fill(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> segments,
              std::chrono::milliseconds timeout);
-  // kNone: the segment can be read in place. Otherwise why not: its landing's reason, or kTimedOut.
+  // kNone: the segment can be read in place. Otherwise the reason: its landing's, or kTimedOut.
   MissReason WhyNotFilled(uint32_t segment) const;
-  // Waits until a landing of this request ends, for at most `timeout`.
+  // Waits until a landing of this request ends, or for `timeout`.
   void WaitForChange(std::chrono::milliseconds timeout);
 
  private:
@@ -55,8 +55,8 @@ class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
   mutable Mutex mutex_;
   CondVar changed_;
   Admission admission_ ABSL_GUARDED_BY(mutex_);
-  std::vector<Filling> filling_ ABSL_GUARDED_BY(mutex_);  // one per segment
-  // The first segment with the same pages: a segment may occur twice in a prompt.
+  std::vector<Filling> filling_ ABSL_GUARDED_BY(mutex_);  // one entry per segment
+  // The index of the first segment with the same pages, because a segment may occur twice in a prompt.
   std::vector<uint32_t> first_;
 
   std::vector<std::vector<int32_t>> tables_;

@@ -78,9 +78,12 @@ Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool 
   if (rows.k == nullptr) return Invalid(field, ".k: null");
   if (rows.v == nullptr) return Invalid(field, ".v: null");
   if (rows.q == nullptr && outputs) return Invalid(field, ".q: null");
-  if ((rows.g == nullptr) != (kernels::GateWidth(shape) == 0)) return Invalid(field, ".g: not as the family has them");
+  if ((rows.g == nullptr) != (kernels::GateWidth(shape) == 0)) {
+    return Invalid(field, rows.g == nullptr ? ".g: null" : ".g: the layer's family has no gates; expected null");
+  }
   if ((rows.beta == nullptr) != (kernels::BetaWidth(shape) == 0)) {
-    return Invalid(field, ".beta: not as the family has them");
+    return Invalid(field,
+                   rows.beta == nullptr ? ".beta: null" : ".beta: the layer's family has no beta; expected null");
   }
   const RowWidths widths(shape);
   const auto check = [&](const float* given, int64_t stride, int64_t width, const char* name) {
@@ -114,7 +117,7 @@ Status CheckState(const State& state, const std::string& field) {
 
 Status CheckAlone(const LinearLayer& layer, const AloneLayer& alone) {
   if (Status status = CheckState(alone.state, "alone.state"); !status.ok()) return status;
-  // The state is published as it is: in another type its numbers would be taken for others.
+  // The state is published unchanged, so its bytes must have the layer's type.
   if (alone.state.dtype != layer.state_dtype) {
     return Invalid("alone.state.dtype: ", static_cast<int>(alone.state.dtype), "; expected the layer's state_dtype, ",
                    static_cast<int>(layer.state_dtype));

@@ -13,7 +13,7 @@
 namespace ashlar::engine {
 namespace {
 
-TEST(CutChain, RefusesACopyOfAStateThatNoKernelWrites) {
+TEST(CutChain, RefusesACopyOfAnUnwrittenState) {
   const Step steps[] = {{.kind = StepKind::kCompute, .begin = 0, .end = 10}};
   float number;
   int32_t exponent;
@@ -52,11 +52,11 @@ class CheckingAlone : public testing::Test {
                     .transition = rows_};
 };
 
-TEST_F(CheckingAlone, TakesARunOfTheLayersType) {
+TEST_F(CheckingAlone, AcceptsARunOfTheLayersType) {
   EXPECT_EQ(Say(), "");
 }
 
-// Published, the state's bytes would be read as the layer's type.
+// If it were published, the state's bytes would be read as the layer's type.
 TEST_F(CheckingAlone, RefusesAStateOfAnotherType) {
   alone_.state.dtype = DType::kF32;
   EXPECT_EQ(Say(), "alone.state.dtype: " + std::to_string(static_cast<int>(DType::kF32)) +
@@ -88,7 +88,7 @@ TEST_F(CheckingAlone, RefusesRowsThatOverlap) {
       *stride = wrong;
       EXPECT_EQ(Say(), absl::StrCat("alone.", name, ": ", wrong, " floats is out of range"));
     }
-    for (const int64_t right : {4, -4, 9, 0}) {  // rows may stand in another order, or be parts of wider ones
+    for (const int64_t right : {4, -4, 9, 0}) {  // rows may be in reverse order, or be parts of wider rows
       *stride = right;
       EXPECT_EQ(Say(), "");
     }
@@ -101,7 +101,7 @@ TEST_F(CheckingAlone, RefusesRowsThatOverlap) {
   EXPECT_EQ(Say(), "") << "one row overlaps nothing";
 }
 
-TEST_F(CheckingAlone, RefusesHeadsThatOverlapWhereTheirDistanceWraps) {
+TEST_F(CheckingAlone, RefusesHeadsThatOverlapByWraparound) {
   for (const int64_t stride : {int64_t{1} << 62, INT64_MAX}) {
     alone_.state.head_stride = stride;
     EXPECT_EQ(Say(), absl::StrCat("alone.state.head_stride: ", stride, " is out of range"));
@@ -120,7 +120,7 @@ TEST_F(CheckingAlone, NamesEachFieldThatIsWrong) {
   EXPECT_EQ(Say(), "alone.inputs.tokens: 9; the run has 10");
   alone_ = good;
   alone_.inputs.beta = nullptr;
-  EXPECT_EQ(Say(), "alone.inputs.beta: not as the family has them");
+  EXPECT_EQ(Say(), "alone.inputs.beta: null");
 }
 
 }  // namespace

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages may lie on a GPU; what this process itself reads and writes may not lie beside them there.
+// Checks that memory which this process reads and writes itself is not GPU memory, where pages may be.
 #pragma once
 
 #include <string>
@@ -9,8 +9,8 @@
 
 namespace ashlar::engine {
 
-// Each returns kInvalidArgument naming the field behind `field` where one of the pointers is an address in `region` and
-// that lies on a GPU.
+// Each returns kInvalidArgument if a pointer is an address in `region` and `region` is on a GPU. The message names the
+// field, with prefix `field`.
 Status CheckNear(const Region& region, const LinearTensors& tensors, const std::string& field);
 Status CheckNear(const Region& region, const SpanRows& rows, const std::string& field);
 Status CheckNear(const Region& region, const LayerAdvance& advance, const std::string& field);

@@ -13,7 +13,7 @@ std::span<const PageTable> TablesOf(const GivenPages& given) {
   return {given.page_tables, given.page_table_count};
 }
 
-// Calls `check` with each group's table, the names of its fields, and the group; returns the first error.
+// Calls `check` with each group's table, the names of its fields, and the group. Returns the first error.
 template <typename Check>
 Status OfEach(const LayerGroups& groups, const GivenPages& given, const std::string& field, Check check) {
   if (!groups.named) {
@@ -27,7 +27,7 @@ Status OfEach(const LayerGroups& groups, const GivenPages& given, const std::str
   return {};
 }
 
-// Of entries [begin, end): others may be padding. `existing`: how many pages there are; 0 without memory.
+// Checks entries [begin, end); other entries may be padding. `existing`: the number of pages; 0 without memory.
 Status CheckExist(const PageTable& table, uint64_t begin, uint64_t end, uint32_t existing, const std::string& pages) {
   for (uint64_t i = begin; existing > 0 && i < end; ++i) {
     if (table.pages[i] < 0 || static_cast<uint32_t>(table.pages[i]) >= existing) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The page tables that an engine's calls give: one of all attention layers, or one for each group of layers.
+// The page tables of an engine's call: one for all attention layers, or one per group of layers.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@
 
 namespace ashlar::engine {
 
-// The groups of a cache's attention layers, and the page numbers in use.
+// The groups of a cache's attention layers, and their sets of page numbers.
 struct LayerGroups {
   struct Group {
     uint32_t page_tokens = 0;
@@ -28,7 +28,7 @@ struct LayerGroups {
   uint32_t SetOf(size_t group) const { return common_pages ? 0 : static_cast<uint32_t>(group); }
 };
 
-// The tables of a call, as the engine's structs have them.
+// The page tables of a call, in the form of the engine's structs.
 struct GivenPages {
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
@@ -43,24 +43,25 @@ GivenPages PagesOf(const Struct& given) {
   return {given.page_table, given.page_count, given.page_tables, given.page_table_count};
 }
 
-// The groups' tables, one behind the other, and the entries of each; without named groups one table and no counts.
+// The groups' tables, concatenated, and the number of entries of each. Without named groups: one table and no counts.
 struct GroupedPages {
   std::vector<int32_t> entries;
   std::vector<uint32_t> group_pages;
 
-  // Of tables that have been checked.
+  // The tables must have been checked.
   static GroupedPages From(const GivenPages& given);
   bool empty() const { return entries.empty(); }
   void clear() { *this = {}; }
   std::vector<Quarantine::Page> InSets(const LayerGroups& groups) const;
 };
 
-// kInvalidArgument naming the field behind `field` unless there is one table a group, of not too many pages.
+// kInvalidArgument, naming the field with prefix `field`, unless there is one table per group, within the limit of
+// pages.
 Status CheckTables(const LayerGroups& groups, const GivenPages& given, const std::string& field);
-// Of such tables: likewise unless each reaches over positions [first, first + tokens), by pages that exist.
+// For such tables: likewise, unless each covers positions [first, first + tokens) with existing pages.
 Status CheckReach(const LayerGroups& groups, const GivenPages& given, uint64_t first, uint64_t tokens,
                   const std::string& field);
-// Of such tables: likewise where a page is in quarantine.
+// For such tables: likewise, if a page is in quarantine.
 Status CheckNotKept(const LayerGroups& groups, const GivenPages& given, Quarantine& quarantine,
                     const std::string& field);
 

@@ -46,7 +46,7 @@ class Reader {
     rest_ = rest_.subspan(sizeof number);
     return number;
   }
-  // Of at most so many.
+  // Reads a list with at most this number of elements.
   template <typename Number>
   std::vector<Number> GetList(uint64_t most) {
     const auto count = Get<uint64_t>();
@@ -60,7 +60,7 @@ class Reader {
     std::ranges::copy(rest_.first(out.size()), out.begin());
     rest_ = rest_.subspan(out.size());
   }
-  bool whole() const { return whole_; }  // nothing was missing so far
+  bool whole() const { return whole_; }  // no read has failed so far
   bool at_end() const { return rest_.empty(); }
 
  private:
@@ -110,7 +110,7 @@ std::string EncodePlan(const PlannedLanding& plan) {
   Writer out;
   out.bytes().append(kMagic, sizeof kMagic);
   out.Put(kPlanVersion);
-  out.Put(uint64_t{0});  // of all: known at the end
+  out.Put(uint64_t{0});  // size of all bytes, written at the end
   out.Put(plan.tensor_parallel_size);
   out.PutBytes(plan.ns.bytes);
   out.PutBytes(plan.lease);

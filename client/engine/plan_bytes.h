@@ -4,8 +4,8 @@
 //
 //   magic "ASPL" | version u32 | bytes u64 | fields | XXH3-64 of all before it
 //
-// Little endian, fixed order, lists with their counts before them. The bytes give no right; the lease does. They say
-// which objects to ask the daemon for, and each process checks the daemon's answer.
+// Little endian, fixed order; each list follows its count. The lease, not the bytes, gives access. The bytes name the
+// objects to request from the daemon, and each process checks the daemon's answer.
 #pragma once
 
 #include <array>
@@ -25,10 +25,10 @@ struct PlannedLanding {
   uint32_t tensor_parallel_size = 1;
   NamespaceId ns{};
   std::array<uint8_t, 16> lease{};  // all zero: nothing was found
-  uint64_t tokens = 0;              // of the prompt
+  uint64_t tokens = 0;              // tokens of the prompt
   std::vector<uint64_t> segment_lengths;
-  uint64_t prefix_tokens = 0;      // 0: no prefix is landed
-  std::vector<uint32_t> segments;  // that are landed, ascending
+  uint64_t prefix_tokens = 0;      // 0: no prefix was landed
+  std::vector<uint32_t> segments;  // segments to land, ascending
   std::vector<uint64_t> captures;  // depths at which the daemon asks for states, ascending
   bool operator==(const PlannedLanding&) const = default;
 };

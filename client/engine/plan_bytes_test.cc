@@ -35,7 +35,7 @@ std::string Refusal(const std::string& bytes) {
   EXPECT_EQ(plan.status().code(), absl::StatusCode::kInvalidArgument);
   return std::string(plan.status().message());
 }
-// With a right checksum behind it.
+// Appends a valid checksum.
 std::string Sealed(std::string bytes) {
   bytes.resize(bytes.size() - 8);
   const uint64_t checksum = kernels::UnitChecksum(bytes.data(), bytes.size());
@@ -43,7 +43,7 @@ std::string Sealed(std::string bytes) {
   return bytes;
 }
 
-TEST(PlanBytes, ComeBackAsTheyWere) {
+TEST(PlanBytes, RoundTrip) {
   for (const PlannedLanding& plan : {Sample(), PlannedLanding{}}) {
     const auto decoded = Decode(EncodePlan(plan));
     ASSERT_TRUE(decoded.ok()) << decoded.status();
@@ -65,7 +65,7 @@ TEST(PlanBytes, AreRefusedByName) {
   EXPECT_THAT(Refusal(other), StartsWith("checksum: "));
 }
 
-TEST(PlanBytes, WithFieldsThatMakeNoSenseAreRefusedByName) {
+TEST(PlanBytes, RefusesInvalidFieldsByName) {
   const auto refusal = [](auto change) {
     PlannedLanding plan = Sample();
     change(plan);
@@ -81,8 +81,8 @@ TEST(PlanBytes, WithFieldsThatMakeNoSenseAreRefusedByName) {
   EXPECT_THAT(refusal([](PlannedLanding& p) { p.captures = {5, 5}; }), StartsWith("captures[1]: "));
 }
 
-// Every byte changed, every length cut: refused, or the checksum is right and the fields are checked.
-TEST(PlanBytes, OfAnyKindAreReadWithoutHarm) {
+// Changes every byte and cuts every length: decoding fails, or, with a valid checksum, checks the fields.
+TEST(PlanBytes, ReadsAnyBytesSafely) {
   const std::string good = EncodePlan(Sample());
   for (size_t size = 0; size < good.size(); ++size) EXPECT_FALSE(Decode(good.substr(0, size)).ok());
   const uint64_t seed = std::random_device()();

@@ -12,9 +12,9 @@
 namespace ashlar::engine {
 namespace {
 
-// Of several landings any may be quiet first.
+// With several landings, any of them may quiesce first.
 constexpr std::chrono::milliseconds kAskEach{2};
-// All that a poll takes. One question that finds nothing takes about a millisecond in gRPC, whatever its deadline.
+// Limit of a poll. A call that finds nothing takes about a millisecond in gRPC, whatever its deadline.
 constexpr std::chrono::milliseconds kPoll{2};
 
 }  // namespace
@@ -24,8 +24,8 @@ class Quarantine::Doubt {
   Doubt(std::optional<Landing> landing, std::vector<Page> pages)
       : pages_(std::move(pages)), landing_(std::move(landing)) {}
 
-  // Taking a landing's events in is what makes it quiet. One thread at a time does; what it finds counts for all, and
-  // the others wait as long.
+  // A landing is found quiesced when its events are read. One thread at a time reads them for all; the others wait for
+  // the same time.
   void Ask(std::chrono::milliseconds patience) {
     if (!mutex_.TryLock()) return std::this_thread::sleep_for(patience);
     if (!quiet_) quiet_ = !landing_.has_value() || landing_->WaitQuiet(patience);
@@ -36,10 +36,10 @@ class Quarantine::Doubt {
  private:
   friend class Quarantine;
   const std::vector<Page> pages_;
-  bool kept_ = true;  // not yet the engine's again; guarded by the quarantine's mutex
+  bool kept_ = true;  // not yet returned to the engine; guarded by the quarantine's mutex
   std::atomic<bool> quiet_ = false;
   Mutex mutex_;
-  std::optional<Landing> landing_ ABSL_GUARDED_BY(mutex_);  // goes first, and waits
+  std::optional<Landing> landing_ ABSL_GUARDED_BY(mutex_);  // destroyed first, and waits
 };
 
 std::shared_ptr<Quarantine::Doubt> Quarantine::Keep(std::optional<Landing> landing, std::vector<Page> pages) {

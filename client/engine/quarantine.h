@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that the daemon may still write into, and pages that are the cache's: of landings and staging of compositions
-// whose end is not known, and of requests that ended before they were done.
+// Quarantine: memory that the daemon may still write to, and pages that the cache owns: those of unresolved landings
+// and compositions, and of requests that ended before they were done.
 #pragma once
 
 #include <chrono>
@@ -18,41 +18,41 @@
 
 namespace ashlar::engine {
 
-// Thread-safe. Its end waits until all is quiet.
+// Thread-safe. The destructor waits until everything is quiesced.
 class Quarantine {
  public:
-  // A request's pages. They go back to the engine once: by Claim, or by Take.
+  // A request's unresolved pages. They are returned to the engine once: by Claim, or by Take.
   class Doubt;
-  // A page: the set of page numbers that it is of (LayerGroups::SetOf), and its number.
+  // A page: its set of page numbers (LayerGroups::SetOf), and its number.
   using Page = std::pair<uint32_t, int32_t>;
 
-  // `landing`: none where nothing writes.
+  // `landing`: none if nothing writes to the pages.
   std::shared_ptr<Doubt> Keep(std::optional<Landing> landing, std::vector<Page> pages);
-  // The memory goes back to the staging, which outlives this.
+  // The memory returns to the staging, which must outlive this object.
   void Keep(Composition composition, Staging::Held memory);
 
   enum class Claimed : uint8_t { kQuiet, kDoubtful, kTaken };
-  // kQuiet: the pages are the engine's now, and Take does not give them back. kTaken: it has.
+  // kQuiet: the engine now owns the pages, and Take does not return them. kTaken: Take has returned them.
   Claimed Claim(Doubt& doubt);
-  // Pages of a set that are quiet now, of which nobody was told yet: how many. Waits up to `timeout` for the first, if
-  // there are any to wait for.
+  // Writes quiesced pages of a set that were not returned before, and returns their number. Waits up to `timeout` for
+  // the first page, if any is unresolved.
   uint64_t Take(uint32_t set, std::span<int32_t> pages, std::chrono::milliseconds timeout);
-  // The place of the first of a set's `pages` that is here.
+  // The index of the first of a set's `pages` that is stored here.
   std::optional<size_t> Find(uint32_t set, std::span<const int32_t> pages);
 
  private:
   struct ComposedDoubt {
     Staging::Held memory;
-    Composition composition;  // goes first, and waits
+    Composition composition;  // destroyed first, and waits
   };
 
-  void Sort() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // takes out what was found quiet
+  void Sort() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // moves the quiesced pages out
 
   Mutex mutex_;
   std::vector<std::shared_ptr<Doubt>> doubts_ ABSL_GUARDED_BY(mutex_);
-  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // of doubts_, that the next Take asks first
+  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // index in doubts_ that the next Take asks first
   std::vector<ComposedDoubt> compositions_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint32_t, std::vector<int32_t>> quiet_ ABSL_GUARDED_BY(mutex_);  // by set
+  std::map<uint32_t, std::vector<int32_t>> quiet_ ABSL_GUARDED_BY(mutex_);  // quiesced pages by set
 };
 
 }  // namespace ashlar::engine

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The handles: Request and Job.
+// Implementation of the methods of Request and Job.
 #include <algorithm>
 #include <memory>
 #include <span>
@@ -10,16 +10,14 @@
 #include "absl/strings/str_cat.h"
 #include "ashlar/engine.h"
 #include "client/engine/boundary.h"
+#include "client/engine/handles.h"
 #include "client/engine/prompt_run.h"
+#include "client/engine/publish_runs.h"
 #include "client/engine/started_call.h"
 #include "client/engine/status.h"
 
 namespace ashlar::engine {
 namespace {
-
-Status Pending() {
-  return {.code = Code::kPending};
-}
 
 // Returns kOk if this thread may use the prompt_run: not while it is being started.
 Status Ready(const RequestState* request) {
@@ -40,18 +38,18 @@ Status OnReady(const RequestState* request, Call call) noexcept {
 // Runs that one call publishes.
 struct Publishing {
   CacheState& cache;
-  std::vector<PromptRun::Taken> taken;
+  std::vector<TakenRun> taken;
   std::vector<ComputedRun> computed;
   uint8_t* outcomes;  // may be null
-  // Copies of all that names the tensors, for a call that outlives the caller's.
+  // Copies of the structs that point to tensors, for a call that outlives the caller's.
   std::vector<std::vector<LinearTensors>> linear;
   std::vector<GroupedPages> pages;
   std::vector<std::vector<PageTable>> tables;
 
-  // Nothing else publishes them or gives them up from now on.
+  // Afterwards no other call publishes or abandons them.
   void Take(PromptRun& prompt_run, std::span<const uint32_t> missing) {
     taken.reserve(missing.size());
-    for (const uint32_t run : missing) taken.push_back(prompt_run.TakeOut(run));
+    for (const uint32_t run : missing) taken.push_back(prompt_run.missing().TakeOut(run));
   }
   void OwnNames() {
     for (ComputedRun& run : computed) {
@@ -86,12 +84,12 @@ struct Publishing {
 };
 
 // `one`: errors name it without an index.
-Status CheckRuns(const PromptRun& prompt_run, std::span<const uint32_t> missing, std::span<const ComputedRun> computed,
+Status CheckRuns(PromptRun& prompt_run, std::span<const uint32_t> missing, std::span<const ComputedRun> computed,
                  bool one) {
-  std::vector<bool> named(prompt_run.missing().size());
+  std::vector<bool> named(prompt_run.missing().runs().size());
   for (size_t i = 0; i < missing.size(); ++i) {
     const std::string index = one ? "" : absl::StrCat("[", i, "]");
-    if (Status status = prompt_run.Check(missing[i], computed[i], index); !status.ok()) return status;
+    if (Status status = prompt_run.missing().Check(missing[i], computed[i], index); !status.ok()) return status;
     if (named[missing[i]]) return Invalid("missing", index, ": ", missing[i], " is given twice");
     named[missing[i]] = true;
   }
@@ -119,7 +117,7 @@ Status PublishLater(PromptRun& prompt_run, std::span<const uint32_t> missing, st
   publishing->Take(prompt_run, missing);
   made->task = publishing->cache.background.Start(
       [publishing] { RunOr([&] { publishing->Publish(); }, [&] { publishing->GiveUp(); }); });
-  // Nothing here waits for the daemon: what was reserved ends there, at its deadline.
+  // Nothing here waits for the daemon: it ends the reservations at their deadline.
   if (made->task == nullptr) publishing->SayBusy();
   Access::Put(std::move(made), *job);
   return {};
@@ -191,20 +189,20 @@ Status Request::PollPlan() noexcept {
   if (Status ready = Ready(impl_); !ready.ok()) return ready;
   impl_->starting.reset();
   impl_->prompt_run->PlanIsKnown();
-  if (!impl_->prompt_run->pages_kept()) return {};
+  if (!impl_->prompt_run->pages().kept()) return {};
   return MakeStatus(Code::kOtherPages, "the daemon may still write into the request's pages");
 }
 
 const Plan& Request::plan() const noexcept {
   static const Plan none;
-  return Ready(impl_).ok() ? impl_->prompt_run->plan() : none;
+  return Ready(impl_).ok() ? impl_->prompt_run->plan().view() : none;
 }
 
 const Run* Request::missing(uint32_t* count) const noexcept {
   if (count == nullptr) return nullptr;
   *count = 0;
   if (!Ready(impl_).ok()) return nullptr;
-  const std::span<const Run> missing = impl_->prompt_run->missing();
+  const std::span<const Run> missing = impl_->prompt_run->missing().runs();
   *count = static_cast<uint32_t>(missing.size());
   return missing.data();
 }
@@ -236,17 +234,18 @@ Status Request::StartPublish(const uint32_t* missing, const ComputedRun* compute
 
 void Request::Abandon(uint32_t missing) noexcept {
   OnReady(impl_, [&](PromptRun& prompt_run) {
-    prompt_run.Abandon(missing);
+    prompt_run.missing().Abandon(missing);
     return Status();
   });
 }
 
 uint32_t Request::elsewhere() const noexcept {
-  return Ready(impl_).ok() ? impl_->prompt_run->elsewhere() : 0;
+  return Ready(impl_).ok() ? impl_->prompt_run->missing().elsewhere() : 0;
 }
 Status Request::WaitCold(uint32_t timeout_ms) noexcept {
-  return OnReady(impl_,
-                 [&](PromptRun& prompt_run) { return prompt_run.WaitCold(std::chrono::milliseconds(timeout_ms)); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) {
+    return prompt_run.missing().WaitCold(std::chrono::milliseconds(timeout_ms));
+  });
 }
 Status Request::StartWaitCold(uint32_t timeout_ms, Job* job) noexcept {
   return OnReady(impl_, [&](PromptRun& prompt_run) -> Status {
@@ -256,7 +255,7 @@ Status Request::StartWaitCold(uint32_t timeout_ms, Job* job) noexcept {
     auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
     prompt_run.OwnTokens();
     const auto wait = [prompt_run = impl_->prompt_run, until = std::chrono::steady_clock::now() + timeout] {
-      return prompt_run->WaitColdUntil(until);
+      return prompt_run->missing().WaitColdUntil(until);
     };
     impl_->starting = StartCall(std::move(made), cache.cold_waits, Pending(), timeout + cache.patience, wait, *job);
     return {};
@@ -302,30 +301,30 @@ Status Request::StartLookAgain(const PageTable* page_tables, uint32_t count) noe
 }
 
 Status Request::Admit(uint32_t own_pages, PageShortage* lacks) noexcept {
-  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.Admit(own_pages, lacks); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.landing().Admit(own_pages, lacks); });
 }
 const AdmittedPages& Request::admitted() const noexcept {
   static const AdmittedPages none;
-  return Ready(impl_).ok() ? impl_->prompt_run->admitted() : none;
+  return Ready(impl_).ok() ? impl_->prompt_run->landing().admitted() : none;
 }
 
 Status Request::WaitLayer(uint32_t layer) noexcept {
-  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.ReachLayer(layer, true); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.landing().ReachLayer(layer, true); });
 }
 Status Request::PollLayer(uint32_t layer) noexcept {
-  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.ReachLayer(layer, false); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.landing().ReachLayer(layer, false); });
 }
 Status Request::StepTuple(uint32_t step, uint32_t layer, Tuple* out) noexcept {
-  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.GetTuple(step, layer, out); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.advance().GetTuple(step, layer, out); });
 }
 Status Request::Advance(const LayerAdvance& advance) noexcept {
-  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.Advance(advance); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.advance().AdvanceLayer(advance); });
 }
 Status Request::Finish() noexcept {
-  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.Finish(true); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.landing().Finish(true); });
 }
 Status Request::PollFinish() noexcept {
-  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.Finish(false); });
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.landing().Finish(false); });
 }
 Status Request::Move(const int32_t* page_table, uint64_t page_count) noexcept {
   const GivenPages given{.page_table = page_table, .page_count = page_count};
@@ -341,7 +340,7 @@ Status Request::Lose(const uint32_t* segments, uint32_t count) noexcept {
   });
 }
 bool Request::pages_kept() const noexcept {
-  return Ready(impl_).ok() && impl_->prompt_run->pages_kept();
+  return Ready(impl_).ok() && impl_->prompt_run->pages().kept();
 }
 void Request::Cancel() noexcept {
   if (impl_ == nullptr || impl_->creator.InChild()) return;
@@ -356,7 +355,7 @@ Status Request::PollQuiet() noexcept {
 }
 void Request::Release() noexcept {
   OnReady(impl_, [](PromptRun& prompt_run) {
-    prompt_run.Release();
+    prompt_run.match().Release();
     return Status();
   });
 }
@@ -364,7 +363,7 @@ void Request::Release() noexcept {
 uint64_t Request::PlanBytes(uint8_t* out, uint64_t capacity) const noexcept {
   return GuardedOr(uint64_t{0}, [&]() -> uint64_t {
     if (!Ready(impl_).ok()) return 0;
-    const std::string bytes = impl_->prompt_run->PlanBytes();
+    const std::string bytes = impl_->prompt_run->plan().Encode();
     if (bytes.size() <= capacity) std::ranges::copy(bytes, out);
     return bytes.size();
   });

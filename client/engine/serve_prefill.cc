@@ -65,7 +65,7 @@ Status ServeOne(CacheState& cache, std::chrono::milliseconds wait, Request& work
 Status Cache::ServePrefill(uint32_t wait_ms, Request* work) noexcept {
   return OnOpen(impl_, [&](CacheState& cache) -> Status {
     if (Status status = CheckServing(cache, work); !status.ok()) return status;
-    *work = Request();  // what it was has its result
+    *work = Request();  // the previous work has its result
     return ServeOne(cache, std::chrono::milliseconds(wait_ms), *work);
   });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Staging: memory that the daemon reads and writes on this engine's behalf, beside the engine's own: published tensors,
-// and rows to compose.
+// Staging: memory besides the engine's own that the daemon reads and writes for this engine: published tensors, and
+// rows to compose.
 #pragma once
 
 #include <cstddef>
@@ -14,13 +14,13 @@
 
 namespace ashlar::engine {
 
-// Hosted regions, taken for one call each and then used again. Thread-safe.
+// Hosted regions, each held for one call and then reused. Thread-safe.
 class Staging {
  public:
   explicit Staging(Client& client) : client_(client) {}
 
-  // A held region, whose bytes are taken from the front. The region returns to the staging when this is destroyed; the
-  // staging must outlive it.
+  // A held region, allocated from the front. The region returns to the staging when this is destroyed; the staging must
+  // outlive it.
   class Held {
    public:
     Held(Held&& other) noexcept = default;
@@ -28,7 +28,7 @@ class Staging {
     ~Held();
 
     const Region& region() const { return region_; }
-    // Returns the next so many bytes, aligned to 64.
+    // Returns the next `bytes` bytes, aligned to 64.
     std::byte* Take(uint64_t bytes);
     // Frees all bytes.
     void Clear() { used_ = 0; }
@@ -45,11 +45,11 @@ class Staging {
   };
 
   static uint64_t Align(uint64_t bytes) { return (bytes + 63) / 64 * 64; }
-  // Room for so many bytes in all, each piece aligned. Errors are Client::HostRegion's.
+  // Holds a region for `bytes` bytes in all, each piece aligned. Errors are Client::HostRegion's.
   absl::StatusOr<Held> Hold(uint64_t bytes);
 
  private:
-  static constexpr size_t kKept = 8;  // regions that nobody uses
+  static constexpr size_t kKept = 8;  // limit of unused regions that are kept
 
   Client& client_;
   Mutex mutex_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls that are started and whose status is the job's result, and the entry of calls on a cache.
+// Starts calls whose status becomes the job's result, and checks a cache at the beginning of its calls.
 #pragma once
 
 #include <chrono>
@@ -11,7 +11,7 @@
 #include "client/engine/background.h"
 #include "client/engine/boundary.h"
 #include "client/engine/cache_state.h"
-#include "client/engine/prompt_run.h"
+#include "client/engine/handles.h"
 #include "client/engine/status.h"
 
 namespace ashlar::engine {
@@ -26,8 +26,8 @@ Status OnOpen(CacheState* cache, Call call) noexcept {
   });
 }
 
-// Has `call`, which returns a status, run on one of `threads`, and hands out its job. `busy`: the result where none of
-// them is free within `patience`. Returns the task; null: it will not run.
+// Runs `call`, which returns a status, on one of `threads`, and returns its job. `busy`: the result if no thread is
+// free within `patience`. Returns the task; null: it will not run.
 template <typename Call>
 std::shared_ptr<Background::Task> StartCall(std::unique_ptr<JobState> made, Background& threads, const Status& busy,
                                             std::chrono::milliseconds patience, Call call, Job& job) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Statuses as the engine's API has them: a code and a message of bounded length.
+// Statuses of the engine API: a code and a message of bounded length.
 #pragma once
 
 #include "absl/status/status.h"
@@ -13,6 +13,9 @@ namespace ashlar::engine {
 Status MakeStatus(Code code, absl::string_view message);
 // Codes that the API does not have become kInternal.
 Status ToStatus(const absl::Status& status);
+inline Status Pending() {
+  return {.code = Code::kPending};
+}
 
 // kInvalidArgument: "field: what is wrong".
 template <typename... Args>

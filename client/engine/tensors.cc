@@ -17,7 +17,7 @@ bool LiesIn(const Region& region, const void* data, uint64_t bytes) {
   return data == nullptr || (at >= begin && at - begin <= region.size() && bytes <= region.size() - (at - begin));
 }
 
-// Rows of one size, so many bytes apart.
+// Rows of equal size and equal distance, in bytes.
 struct RowGrid {
   uint64_t rows = 0, row = 0, apart = 0;
   bool dense() const { return apart == row || rows < 2; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Puts an engine's tensors of linear layers where the daemon can read them.
+// Copies an engine's tensors of linear layers to memory that the daemon can read.
 #pragma once
 
 #include <cstdint>
@@ -13,10 +13,11 @@
 
 namespace ashlar::engine {
 
-// In elements: nothing in a process's memory is further apart, and no number of bytes wraps below it.
+// Limit of strides, in elements: larger than any process's memory, and small enough that a number of bytes does not
+// overflow.
 inline constexpr int64_t kMostStride = int64_t{1} << 40;
 
-// Bytes of the tensors of one layer with a state; 0: it has none.
+// Sizes of the tensors of one layer with a state; 0: the layer lacks the tensor.
 struct TensorBytes {
   explicit TensorBytes(const ashlar::Layer& layer);
   uint64_t staged(bool with_transition) const;  // bytes of all tensors, each aligned
@@ -25,18 +26,18 @@ struct TensorBytes {
   uint64_t transition = 0;  // bytes in the layer's own form, as published
 };
 
-// kInvalidArgument, named behind `field`, unless there is one entry for every layer with a state, ascending, with all
-// tensors that the layer has, none of which lies in `region` where that is on a GPU.
+// kInvalidArgument, naming the field with prefix `field`, unless there is one entry for every layer with a state,
+// ascending, with all of the layer's tensors. If `region` is on a GPU, no tensor may be in it.
 Status CheckTensors(const ashlar::Layout& layout, const Region& region, std::span<const LinearTensors> linear,
                     bool with_transition, const std::string& field);
 
-// Returns whether all tensors, without transitions, lie in the region, dense.
+// Returns whether all tensors except transitions are dense and inside the region.
 bool LieIn(const Region& region, const ashlar::Layout& layout, std::span<const LinearTensors> linear);
 
 // Returns the places of tensors in a region.
 std::vector<PublishParts::Linear> InPlace(std::span<const LinearTensors> linear);
 
-// Copies states, exponents and tails to `held`, which must have room: dense, whatever they were.
+// Copies states, exponents and tails densely to `held`, which must have enough space.
 std::vector<PublishParts::Linear> Stage(const ashlar::Layout& layout, std::span<const LinearTensors> linear,
                                         Staging::Held& held);
 

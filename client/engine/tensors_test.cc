@@ -34,7 +34,7 @@ TEST(CheckTensors, RefusesStridesThatOverlap) {
     tensors.state_head_stride = stride;
     EXPECT_EQ(say(), "linear[0].state_head_stride: heads overlap");
   }
-  tensors.state_head_stride = int64_t{1} << 62;  // in bytes, 0
+  tensors.state_head_stride = int64_t{1} << 62;  // in bytes, this wraps to 0
   EXPECT_EQ(say(), "linear[0].state_head_stride: out of range");
   tensors.state_head_stride = 12;
   EXPECT_EQ(say(), "");

@@ -6,7 +6,7 @@
 namespace ashlar::engine {
 namespace {
 
-// Sums are of four parts each, which a compiler keeps in one register.
+// Adds in four partial sums, which a compiler keeps in one register.
 float SumOfSquares(const float* x, int32_t count) {
   float sums[4] = {};
   int32_t i = 0;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ReadyRows: a layer's inputs as the recurrence takes them, with all strides set. Those that are to be normalised or
-// scaled are copied.
+// ReadyRows: a layer's inputs in the form that the recurrence expects, with all strides set. Inputs that need
+// normalization or scaling are copied.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ struct RowWidths {
   int64_t keys, values, gates, betas;
 };
 
-// Points into the engine's rows, and into itself.
+// Points into the engine's rows and into itself.
 class ReadyRows {
  public:
   // `given` was checked (CheckRows).

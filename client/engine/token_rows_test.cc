@@ -10,7 +10,7 @@
 namespace ashlar::engine {
 namespace {
 
-TEST(ReadyRows, AreNormalisedAndScaledAsFp64Says) {
+TEST(ReadyRows, NormalisesAndScalesLikeFp64) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937 random(seed);
@@ -52,7 +52,7 @@ TEST(ReadyRows, AreNormalisedAndScaledAsFp64Says) {
   EXPECT_EQ(none.rows().k, nullptr);
 }
 
-TEST(ReadyRows, LieOneBehindTheOtherWhereNoStrideIsGiven) {
+TEST(ReadyRows, AreConsecutiveWithoutStride) {
   const kernels::LinearShape shape{.family = Family::kGdn, .heads = 6, .key_heads = 3, .d_k = 5, .d_v = 4};
   const float rows[1] = {};
   const TokenRows given{.tokens = 9, .q = rows, .k = rows, .v = rows, .g = rows, .beta = rows, .v_stride = -50};

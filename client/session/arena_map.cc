@@ -17,7 +17,7 @@ absl::StatusOr<std::shared_ptr<const SharedMemory>> ArenaMap::Get(uint32_t arena
   absl::StatusOr<SharedMemory> memory = Map(*granted);
   if (!memory.ok()) return memory.status();
   MutexLock lock(mutex_);
-  // Another thread may have been faster: its mapping is the one that is shared.
+  // Another thread may have mapped it meanwhile; its mapping is used.
   return arenas_.try_emplace(arena, std::make_shared<const SharedMemory>(*std::move(memory))).first->second;
 }
 

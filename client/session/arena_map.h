@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ArenaMap: the daemon's arenas in this process: fetched on first need, mapped once, for reading alone, shared by all
-// matches.
+// ArenaMap: the daemon's arenas in this process. Each is fetched when it is first needed, mapped once and read-only,
+// and shared by all matches.
 #pragma once
 
 #include <cstdint>
@@ -15,15 +15,15 @@
 
 namespace ashlar::internal {
 
-// Thread-safe. Belongs to one session: another daemon numbers its arenas afresh.
+// Thread-safe. Belongs to one session: another daemon numbers its arenas differently.
 class ArenaMap {
  public:
-  // `gpu` maps arenas that lie on it; null: those are refused.
+  // `gpu` maps arenas on that GPU; null: arenas on a GPU are refused.
   ArenaMap(SessionChannel& channel, const kernels::Gpu* gpu) : channel_(channel), gpu_(gpu) {}
 
   const kernels::Gpu* gpu() const { return gpu_; }
 
-  // The mapping stays as long as anybody holds it, whatever becomes of this map or the daemon.
+  // The mapping stays as long as anyone holds it, even after this map or the daemon has ended.
   absl::StatusOr<std::shared_ptr<const SharedMemory>> Get(uint32_t arena, Deadline deadline);
 
  private:

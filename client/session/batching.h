@@ -16,14 +16,14 @@ namespace ashlar::internal {
 
 // The size that one item adds to a call.
 struct Load {
-  size_t bytes = 0;      // of the message, at most
+  size_t bytes = 0;      // limit of the message's bytes
   uint64_t lookups = 0;  // segments to look up
 };
 
 // Returns the number of `items`, counted from the first, that one call can carry: at least one, at most `most`.
 template <typename Item, typename Weigh>
 size_t CountForCall(std::span<const Item> items, size_t most, Weigh weigh) {
-  constexpr size_t kRoom = size_t{1} << 20;  // in a message, for everything beside the items
+  constexpr size_t kRoom = size_t{1} << 20;  // space in a message for everything except the items
   Load sum;
   size_t count = 0;
   for (; count < items.size() && count < most; ++count) {
@@ -37,9 +37,9 @@ size_t CountForCall(std::span<const Item> items, size_t most, Weigh weigh) {
 }
 
 // Returns one result for each item, in order. `ask(part)` makes one call for a part of the items. It returns one result
-// for each of them, or the error for which there are none; then `failed(item, status)` gives the result of each. A call
-// that is refused because of one item (INVALID_ARGUMENT: nothing has changed) is repeated for each item alone, so that
-// the other items do not miss.
+// for each of them, or an error; then `failed(item, status)` gives the result of each. A call that is refused because
+// of one item (INVALID_ARGUMENT: nothing has changed) is repeated for each item alone, so that the other items do not
+// miss.
 template <typename Result, typename Item, typename Weigh, typename Ask, typename Failed>
 std::vector<Result> AskInCalls(std::span<const Item> items, size_t most, Weigh weigh, Ask ask, Failed failed) {
   std::vector<Result> results;

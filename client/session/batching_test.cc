@@ -42,7 +42,7 @@ TEST_F(Batching, CutsByNumberBytesAndLookups) {
   EXPECT_THAT(calls_, ElementsAre(2, 2, 1));
 
   calls_.clear();
-  constexpr size_t kHalf = limits::kMaxRequestBytes / 2;  // two leave no room for anything else
+  constexpr size_t kHalf = limits::kMaxRequestBytes / 2;  // two of these leave no space for anything else
   EXPECT_THAT(Ask({{kHalf}, {kHalf}, {kHalf}, {1}}, 64), ElementsAre(0, 1, 2, 3));
   EXPECT_THAT(calls_, ElementsAre(1, 1, 2));
 
@@ -56,13 +56,13 @@ TEST_F(Batching, CutsByNumberBytesAndLookups) {
   EXPECT_THAT(calls_, ElementsAre(1, 1, 1));
 }
 
-TEST_F(Batching, OneBadItemDoesNotSpoilTheOthers) {
+TEST_F(Batching, OneBadItemDoesNotFailTheOthers) {
   bad_ = 1;
   EXPECT_THAT(Ask(std::vector<Load>(4), 3), ElementsAre(0, -1, 2, 3));
   EXPECT_THAT(calls_, ElementsAre(3, 1, 1, 1, 1));
 }
 
-TEST_F(Batching, AnyOtherFailureIsThatOfTheWholeCall) {
+TEST_F(Batching, OtherFailuresFailTheWholeCall) {
   lost_ = 1;
   EXPECT_THAT(Ask(std::vector<Load>(4), 3), ElementsAre(-2, -2, -2, 3));
   EXPECT_THAT(calls_, ElementsAre(3, 1));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offering a text's states for others to resume from: Model::Commit.
+// Model::Commit: offers a text's states to the cache, so that other prompts can resume from them.
 #include <algorithm>
 #include <optional>
 #include <utility>
@@ -30,8 +30,8 @@ CommitOutcome ToCommitOutcome(const absl::Status& status) {
   return CommitOutcome::kUnavailable;
 }
 
-// INVALID_ARGUMENT: the states do not belong to the layout, or do not lie in the region. RESOURCE_EXHAUSTED: the daemon
-// has no room for the region, or the pages, now.
+// INVALID_ARGUMENT: the states do not fit the layout, or are not in the region. RESOURCE_EXHAUSTED: the daemon has no
+// space for the region or the pages now.
 absl::StatusOr<v1::CommitRequest> DescribeText(const CommitParts& text, const Layout& layout,
                                                const ModelBinding& binding, const PrefixUse& use,
                                                const internal::RegionMemory* region) {
@@ -44,7 +44,7 @@ absl::StatusOr<v1::CommitRequest> DescribeText(const CommitParts& text, const La
   }
   request.set_media(PackMedia(text.media));
   request.set_salt(PackSalt(text.salt));
-  // A daemon of an earlier protocol takes no prompt that goes on behind the text.
+  // A daemon of an earlier protocol cannot commit a text that is the first part of a prompt.
   const bool goes_on = binding.connection->protocol() >= limits::kProtocolWithSalt;
   request.set_prompt_tokens(goes_on ? text.prompt_tokens : std::min<uint64_t>(text.prompt_tokens, text.tokens.size()));
   request.set_provenance(static_cast<uint32_t>(text.provenance));
@@ -56,7 +56,7 @@ absl::StatusOr<v1::CommitRequest> DescribeText(const CommitParts& text, const La
   request.set_pages_id(binding.pages_id);
   request.mutable_page_table()->Add(text.page_table.begin(), text.page_table.end());
   request.mutable_group_pages()->Add(text.group_pages.begin(), text.group_pages.end());
-  std::optional<internal::PartSources> sources;  // a model of attention alone has no states to lie anywhere
+  std::optional<internal::PartSources> sources;  // a model with only attention has no states
   if (region != nullptr) {
     const std::optional<uint64_t> region_id = region->IdOn(*binding.connection);
     if (!region_id.has_value())
@@ -98,7 +98,7 @@ std::vector<CommitOutcome> Model::Commit(const Match* match, const CommitParts& 
   if (!binding.ok()) return all(absl::UnavailableError("not connected"));
   auto request = DescribeText(text, layout(), *binding, opened_->prefixes(), text.region.memory_.get());
   if (!request.ok()) return all(request.status());
-  // The daemon keeps what the text began with until it has answered; a match of another life has nothing to say.
+  // The daemon keeps the text's prefix until it has answered. A match of another session does not count.
   std::shared_ptr<internal::LeaseHold> lease;
   if (match != nullptr && match->connection_ == binding->connection) lease = match->lease_;
   if (lease != nullptr) request->set_lease(lease->lease());

@@ -47,7 +47,7 @@ class ComposeCall::Impl final : public WritingCall {
     SetOver();
   }
   void Cancel() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { context_.TryCancel(); }
-  // The daemon itself said no: it has touched nothing. Any other failure leaves open how far it came.
+  // The daemon itself refused, and has accessed nothing. After any other failure the progress is unknown.
   bool Refused() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     const grpc::StatusCode code = status_.error_code();
     return code == grpc::StatusCode::INVALID_ARGUMENT || code == grpc::StatusCode::UNAUTHENTICATED;

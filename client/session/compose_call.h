@@ -19,15 +19,16 @@ namespace ashlar::internal {
 // Thread-safe. Process-bound.
 class ComposeCall {
  public:
-  // Starts the call. `request` is complete but for the session and the call's number. Null: too many are under way.
+  // Starts the call. `request` is complete except for the session and the call's number. Null: too many calls are in
+  // flight.
   static std::shared_ptr<ComposeCall> Start(std::shared_ptr<Connection> connection, v1::AdvanceRequest& request);
   static std::shared_ptr<ComposeCall> Start(std::shared_ptr<Connection> connection, v1::ComposeRequest& request);
-  ~ComposeCall();  // cancels, and waits until the call is quiet
+  ~ComposeCall();  // cancels, and waits until the call is quiesced
 
-  // The daemon's answer, or why there is none. At the deadline the call is cancelled.
+  // Returns the daemon's answer, or the error if there is none. At the deadline the call is cancelled.
   absl::StatusOr<v1::CompositionReply> WaitReply(Deadline deadline);
 
-  // True once nothing can write for this call any more (writing_call.h).
+  // True once nothing can write for this call any longer (writing_call.h).
   bool WaitQuiet(Deadline deadline);
 
  private:

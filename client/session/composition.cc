@@ -11,8 +11,8 @@
 
 namespace ashlar {
 
-// A daemon without space says so in its reply, or by ABORTED. gRPC returns RESOURCE_EXHAUSTED when it ends a call for
-// want of memory, however far the daemon has come.
+// A daemon without space reports it in its reply or by ABORTED. gRPC itself returns RESOURCE_EXHAUSTED if it ends a
+// call for lack of memory, whatever the daemon has done.
 namespace {
 
 MissReason ReasonOf(const absl::Status& status) {
@@ -36,7 +36,7 @@ void Composition::Conclude(internal::Deadline deadline) {
   if (reply.ok() && static_cast<size_t>(reply->segments_size()) == asked) {
     std::ranges::transform(reply->segments(), segments_.begin(), [](uint32_t r) { return internal::ToMissReason(r); });
   } else if (reply.ok()) {
-    reason_ = MissReason::kDaemonUnavailable;  // a daemon that answers for other segments
+    reason_ = MissReason::kDaemonUnavailable;  // the daemon answered for other segments
   } else {
     segments_.assign(asked, reason_);
   }
@@ -47,7 +47,7 @@ namespace {
 using internal::ModelBinding;
 using internal::RegionMemory;
 
-// Says in messages where things lie in one region.
+// Writes places inside one region into messages.
 class Places {
  public:
   Places(const RegionMemory& region, uint64_t id) : region_(region), id_(id) {}
@@ -65,7 +65,7 @@ class Places {
     }
   }
 
-  // Of a null pointer nothing is said. The daemon knows how far the rows reach.
+  // Skips a null pointer. The daemon knows the extent of the rows.
   void Set(const float* data, int64_t stride, v1::TokenRows* (v1::AdvanceRequest::*field)(),
            v1::AdvanceRequest& request) {
     if (data == nullptr) return;
@@ -91,7 +91,7 @@ class Places {
 void SetSegment(const LandSegment& segment, uint32_t checkpoint, v1::LandSegment* out) {
   out->set_segment(segment.segment == LandSegment::kPrefix ? checkpoint : segment.segment);
   out->set_first_position(segment.first_position);
-  out->set_rotary_shift(segment.rotary_shift);  // the daemon refuses it by name: it is of a Land alone
+  out->set_rotary_shift(segment.rotary_shift);  // the daemon refuses this field by name: only a Land has it
 }
 
 const LinearLayer* LinearAt(const Layout& layout, uint32_t layer) {
@@ -144,7 +144,7 @@ bool DescribeCompose(std::span<const LandSegment> segments, uint32_t checkpoint,
 
 }  // namespace
 
-// Both calls: binds, has `fill(places, request)` say what is asked, asks, waits.
+// Both calls: bind, fill the request with `fill(places, request)`, send, and wait.
 template <typename Request, typename Fill>
 Composition Model::AskToCompose(const Match* matched, size_t segments, const std::shared_ptr<RegionMemory>& region,
                                 Fill fill) const {
@@ -164,7 +164,7 @@ Composition Model::AskToCompose(const Match* matched, size_t segments, const std
   }
   if (region == nullptr) return missed(MissReason::kInvalidRequest);
   const std::optional<uint64_t> region_id = region->IdOn(*binding->connection);
-  if (!region_id.has_value()) return missed(MissReason::kBusy);  // the daemon has no room for it now
+  if (!region_id.has_value()) return missed(MissReason::kBusy);  // the daemon has no space for the region now
   Places places(*region, *region_id);
   if (!fill(places, request)) return missed(MissReason::kInvalidRequest);
   composition.model_ = binding->model;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The composition service: what Model::Advance and Model::Compose ask of the daemon, and its outcome.
+// The composition service: the arguments of Model::Advance and Model::Compose, and their outcome.
 #pragma once
 
 #include <chrono>
@@ -25,25 +25,25 @@
 
 namespace ashlar {
 
-// The running states of one linear layer's value heads, one behind the other: [d_k, d_v] or [d_v, d_k] each, in the
-// layout's order.
+// The running states of one linear layer's value heads, consecutive: [d_k, d_v] or [d_v, d_k] each, in the layout's
+// order.
 struct RunningState {
   std::byte* data = nullptr;
   DType dtype = DType::kF32;     // kF32, kF16 or kBF16
-  int32_t* exponents = nullptr;  // [value_heads], of kF16 alone: a state is its numbers × 2^exponent
+  int32_t* exponents = nullptr;  // [value_heads], only for kF16: a state is its numbers × 2^exponent
 };
 
-// One step of a prompt's chain in one layer, as kernels::SeamStep: composes a segment's cached interior, or runs tokens
-// [begin, end) of the inputs through the recurrence.
+// One step of a prompt's chain in one layer, like kernels::SeamStep: composes a segment's cached interior, or runs
+// tokens [begin, end) of the inputs through the recurrence.
 struct AdvanceStep {
-  std::optional<LandSegment> segment;  // none: computed tokens. A prefix comes first and replaces the state
+  std::optional<LandSegment> segment;  // none: computed tokens. A prefix must be first, and replaces the state
   int64_t begin = 0, end = 0;
   RunningState checkpoint = {};  // out: a copy of the state after this step; null data: not wanted
 };
 
-// One layer of a prompt's chain, in order: HYPIC §4.3 and equations 2, 4, 6, as kernels::AdvanceSeamArgs. All pointers
-// lie in `region`. At most limits::kMaxStepsPerComposition steps and limits::kMaxTokensPerComposition tokens; a longer
-// chain is cut, and continues from the state of the call before.
+// One layer of a prompt's chain, in order: HYPIC §4.3 and equations 2, 4, 6, like kernels::AdvanceSeamArgs. All
+// pointers must be in `region`. At most limits::kMaxStepsPerComposition steps and limits::kMaxTokensPerComposition
+// tokens; split a longer chain, and continue from the state of the previous call.
 struct LayerAdvance {
   uint32_t layer = 0;  // index into layout.layers
   std::span<const AdvanceStep> steps;
@@ -51,11 +51,11 @@ struct LayerAdvance {
   RunningState state;           // in and out
   kernels::TokenInputs inputs;  // strides in floats
   float* out = nullptr;         // [tokens][value_heads, d_v] of tokens in runs; may be null
-  int64_t out_stride = 0;       // in floats
+  int64_t out_stride = 0;       // floats
 };
 
 // The outcome of an Advance or a Compose. While quiet() is false, all memory named in the call belongs to the daemon.
-// Its end waits until nothing writes to that memory any more, however long the daemon takes.
+// The destructor waits until nothing writes to that memory any longer, however long the daemon takes.
 class Composition {
  public:
   Composition(Composition&&) noexcept = default;
@@ -66,13 +66,13 @@ class Composition {
   }
   ~Composition() = default;
 
-  // kNone: done. Otherwise no state was changed, unless it is kCancelled, kTimedOut or kDaemonUnavailable: then states
-  // and outputs may hold anything. Compute without the cache, or without what segments() says is lost.
+  // kNone: done. After kCancelled, kTimedOut and kDaemonUnavailable, states and outputs are undefined; after other
+  // reasons no state has changed. Compute without the cache, or without the segments that segments() reports as lost.
   MissReason reason() const { return reason_; }
-  // One reason a segment of the request, in order; kNone: no miss.
+  // One reason per segment of the request, in order; kNone: no miss.
   const std::vector<MissReason>& segments() const { return segments_; }
 
-  // True once nothing reads or writes the memory any more: the daemon answered, confirmed that it has ceased, or is
+  // True once nothing reads or writes the memory any longer: the daemon answered, confirmed that it has stopped, or is
   // dead.
   bool quiet() const;
   bool WaitQuiet(std::chrono::milliseconds timeout);
@@ -86,12 +86,12 @@ class Composition {
 
   MissReason reason_ = MissReason::kNone;
   std::vector<MissReason> segments_;
-  // These members keep memory in place while the daemon may write to it. `call_` is last: it is destroyed first, and
-  // waits until nothing writes any more.
+  // These members keep memory in place while the daemon may write to it. `call_` is last, so it is destroyed first, and
+  // waits until nothing writes any longer.
   std::shared_ptr<const internal::ModelHandle> model_;
   std::shared_ptr<internal::LeaseHold> lease_;
   std::shared_ptr<internal::RegionMemory> region_;
-  std::shared_ptr<internal::ComposeCall> call_;  // null: nothing was asked
+  std::shared_ptr<internal::ComposeCall> call_;  // null: the daemon was not asked
   internal::CreatorProcess creator_;
 };
 

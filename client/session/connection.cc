@@ -95,7 +95,7 @@ bool Connection::DoDeferredWork(Deadline deadline) {
   return released && closed;
 }
 
-// A request may wait in its engine's queue for long between its lookup and its landing. Attaching counts as use.
+// A request may wait long in its engine's queue between its lookup and its landing. Attaching counts as use.
 void Connection::KeepUnusedLeases(Deadline deadline) {
   constexpr std::chrono::milliseconds kUnused{500};
   constexpr size_t kAtOnce = 64;
@@ -105,7 +105,7 @@ void Connection::KeepUnusedLeases(Deadline deadline) {
     request.set_session(session());
     request.set_lease(lease);
     v1::AttachLeaseReply reply;
-    static_cast<void>(rpc_->AttachLease(request, reply, deadline));  // else it ends at its time
+    static_cast<void>(rpc_->AttachLease(request, reply, deadline));  // otherwise the lease expires
   }
 }
 

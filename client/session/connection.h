@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connection: one life of the daemon as a client sees it: the session, the calls, the mapped arenas, the leases. When
-// the session ends, the connection is over for good; the reconnector makes a new one.
+// Connection: one session with one run of the daemon: its calls, mapped arenas and leases. When the session ends, the
+// connection ends for good, and the reconnector makes a new one.
 #pragma once
 
 #include <atomic>
@@ -22,14 +22,14 @@
 
 namespace ashlar::internal {
 
-// Thread-safe. Process-bound: whoever holds one keeps its session open, unless it was lost, and with it what the daemon
-// granted to it.
+// Thread-safe. Process-bound. Each holder keeps the session open, unless the session is lost, and with it the daemon's
+// grants to it.
 class Connection {
  public:
   static constexpr int kMaxLandings = 256;
 
-  // `wake` is called whenever DoDeferredWork has something to do, and when calls do not reach the daemon any more.
-  // Fails at once when told to stop.
+  // Calls `wake` whenever DoDeferredWork has something to do, and when calls no longer reach the daemon. Fails at once
+  // when told to stop.
   static absl::StatusOr<std::shared_ptr<Connection>> Open(const ClientOptions& options, std::function<void()> wake,
                                                           Deadline deadline, const std::stop_token& stop);
 
@@ -42,36 +42,37 @@ class Connection {
   const std::string& daemon_epoch() const { return channel_->daemon_epoch(); }
   const PeerProcess& daemon() const { return channel_->daemon(); }
 
-  // Tells connections of one process apart; never 0.
+  // Identifies a connection within the process; never 0.
   uint64_t generation() const { return generation_; }
-  // Numbers of landings ascend, as the daemon asks.
+  // Landing numbers must ascend.
   uint64_t NextLanding() { return ++landings_; }
-  // Returns whether the daemon is new enough for LookupAndLand, as far as the client knows.
+  // Returns whether the daemon supports LookupAndLand, if the client knows.
   bool looks_up_and_lands() const { return looks_up_and_lands_; }
   void SetLooksUpAndLands(bool known) { looks_up_and_lands_ = known; }
-  // Bounds the calls that may be writing: false when there are kMaxLandings. Every true needs one LeaveLanding.
+  // Limits the calls that may be writing: returns false at kMaxLandings. Each true must be paired with one
+  // LeaveLanding.
   bool EnterLanding();
   void LeaveLanding() { --landings_under_way_; }
 
   bool ended() const { return ended_.load(std::memory_order_acquire); }
-  // Ends the calls. The session itself stays open until the last holder is gone: landings in flight go on.
+  // Ends the calls. The session stays open until the last holder is gone, and landings in flight continue.
   void End();
-  // Ends the calls and the session, even while others hold this object. The daemon's resources (a place among sessions,
-  // room for regions) are then free for the connection that follows. Landings in flight end early, and learn that their
-  // slots are quiet: the daemon knows a session until all of it has drained.
+  // Ends the calls and the session, even while others hold this object. The daemon's resources (a session slot, space
+  // for regions) are then free for the next connection. Landings in flight end early, and learn that their slots are
+  // quiesced, because the daemon keeps a session until it has drained.
   void EndSession();
 
-  // Another way for calls of the same session, should the first be broken. It may lead to a daemon that was started
-  // since.
+  // Opens another channel for calls of the same session, if the first is broken. It may lead to a daemon that was
+  // started since.
   absl::StatusOr<std::unique_ptr<Rpc>> DialAgain(Deadline deadline) const;
 
-  // Gives a model's handle up: soon, by DoDeferredWork, or before the next model is opened.
+  // Closes a model's handle: soon, by DoDeferredWork, or before the next model is opened.
   void CloseModel(uint64_t model);
-  // Tells the daemon now. False: some remain, try again later.
+  // Tells the daemon now. False: some remain; try again later.
   bool CloseModels(Deadline deadline);
 
-  // Releases leases, and closes models, that nobody holds any more, and tells the daemon of leases that wait for their
-  // use. False: some remain, try again later. Call it once a second, too.
+  // Releases leases and closes models that are no longer held, and tells the daemon of leases that wait for their use.
+  // False: some remain; try again later. Also call it once a second.
   bool DoDeferredWork(Deadline deadline);
 
  private:

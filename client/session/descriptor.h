@@ -38,8 +38,8 @@ class Mapping {
  public:
   enum class Access { kRead, kReadWrite };
 
-  // Maps the first `bytes` of a memfd. INVALID_ARGUMENT unless the file is as long and sealed with F_SEAL_SHRINK: it
-  // could be cut off otherwise, and reading it would kill this process.
+  // Maps the first `bytes` of a memfd. INVALID_ARGUMENT unless the file is at least that long and sealed with
+  // F_SEAL_SHRINK: otherwise it could be truncated, and reading it would kill this process.
   static absl::StatusOr<Mapping> Map(int memfd, uint64_t bytes, Access access);
 
   Mapping() = default;

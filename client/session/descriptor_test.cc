@@ -30,7 +30,7 @@ TEST(Mapping, SharesTheMemfd) {
   EXPECT_EQ(reader->data()[kBytes - 1], std::byte{42});
 }
 
-TEST(Mapping, RefusesWhatCouldBeCutOff) {
+TEST(Mapping, RefusesAFileThatCanShrink) {
   const Descriptor fd = MakeMemfd(kBytes, F_SEAL_GROW);
   EXPECT_THAT(Refusal(fd.get(), kBytes, Mapping::Access::kReadWrite), HasSubstr("F_SEAL_SHRINK"));
 }
@@ -41,13 +41,13 @@ TEST(Mapping, RefusesMoreBytesThanThereAre) {
   EXPECT_THAT(Refusal(fd.get(), 0, Mapping::Access::kRead), HasSubstr("bytes"));
 }
 
-TEST(Mapping, RefusesWritingToWhatIsSealed) {
+TEST(Mapping, RefusesToWriteToASealedFile) {
   const Descriptor fd = MakeMemfd(kBytes, F_SEAL_SHRINK | F_SEAL_FUTURE_WRITE);
   EXPECT_THAT(Refusal(fd.get(), kBytes, Mapping::Access::kReadWrite), HasSubstr("F_SEAL_WRITE"));
   EXPECT_TRUE(Mapping::Map(fd.get(), kBytes, Mapping::Access::kRead).ok());
 }
 
-TEST(Mapping, RefusesWhatIsNoMemfd) {
+TEST(Mapping, RefusesOtherFilesThanMemfds) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
   const Descriptor reader(ends[0]), writer(ends[1]);

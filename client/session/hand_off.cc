@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A finished prompt for an engine on another node: Model::HandOff.
+// Model::HandOff: passes a finished prompt to an engine on another node.
 #include <algorithm>
 
 #include "ashlar/v1/cache.pb.h"
@@ -12,7 +12,7 @@
 namespace ashlar {
 namespace {
 
-// Behind the time that the other node has: calls between daemons end by deadlines of their own.
+// In addition to the other node's time: calls between daemons have their own deadlines.
 constexpr std::chrono::seconds kOtherNodesAnswer{6};
 
 }  // namespace
@@ -37,9 +37,9 @@ HandOffOutcome Model::HandOff(const CommitParts& text, const std::string& node, 
   const internal::Deadline deadline =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(request.patience_ms()) + kOtherNodesAnswer;
   const absl::Status status = binding->connection->rpc().HandOff(request, reply, deadline);
-  if (absl::IsDeadlineExceeded(status)) return HandOffOutcome::kLate;
+  if (absl::IsDeadlineExceeded(status)) return HandOffOutcome::kTimedOut;
   if (absl::IsResourceExhausted(status)) return HandOffOutcome::kBusy;
-  const bool known = reply.outcome() >= static_cast<uint32_t>(HandOffOutcome::kHanded) &&
+  const bool known = reply.outcome() >= static_cast<uint32_t>(HandOffOutcome::kCompleted) &&
                      reply.outcome() <= static_cast<uint32_t>(HandOffOutcome::kUnavailable);
   return status.ok() && known ? static_cast<HandOffOutcome>(reply.outcome()) : HandOffOutcome::kUnavailable;
 }

@@ -45,7 +45,7 @@ class LandCall::Impl final : public WritingCall {
   }
 
   const std::unique_ptr<v1::Cache::Stub> stub_;
-  std::optional<v1::PromptMatch> match_ ABSL_GUARDED_BY(mutex_);  // changes no more once it is there
+  std::optional<v1::PromptMatch> match_ ABSL_GUARDED_BY(mutex_);  // constant once set
   uint32_t layers_done_ ABSL_GUARDED_BY(mutex_) = 0;
   std::optional<std::vector<uint32_t>> verdict_ ABSL_GUARDED_BY(mutex_);
   grpc::ClientContext context_;

@@ -19,28 +19,29 @@ class PromptMatch;
 
 namespace ashlar::internal {
 
-// Thread-safe. Process-bound. It has no thread of its own: the threads that wait take in the events.
+// Thread-safe. Process-bound. It has no thread of its own: the waiting threads read the events.
 class LandCall {
  public:
-  // Starts the call. `request` is complete but for the session and the landing's number. Null: too many are under way.
+  // Starts the call. `request` is complete except for the session and the landing's number. Null: too many calls are in
+  // flight.
   static std::shared_ptr<LandCall> Start(std::shared_ptr<Connection> connection, v1::LandRequest& request);
   static std::shared_ptr<LandCall> Start(std::shared_ptr<Connection> connection, v1::LookupAndLandRequest& request);
-  ~LandCall();  // cancels, and waits until the landing is quiet
+  ~LandCall();  // cancels, and waits until the landing is quiesced
 
-  // Returns the match of a LookupAndLand, or the error for which there is none. It stays as long as the call. At the
+  // Returns the match of a LookupAndLand, or the error if there is none. The match lives as long as the call. At the
   // deadline the call is cancelled.
   absl::StatusOr<const v1::PromptMatch*> WaitMatch(Deadline deadline);
-  // Cancels the call, because nobody waits for its landing.
+  // Cancels the call, because no caller waits for its landing.
   void GiveUp();
 
-  // Waits until so many attention layers are done, or the call is over (UINT32_MAX: until the call is over). True: they
-  // are done, and no segment is a miss so far.
+  // Waits until this number of attention layers is done, or the call is over (UINT32_MAX: until the call is over).
+  // True: they are done, and no segment is a miss so far.
   bool WaitLayers(uint32_t layers, Deadline deadline);
-  // Returns the daemon's verdict, one MissReason a segment, or the error for which there is none. At the deadline the
-  // call is cancelled.
+  // Returns the daemon's verdict, one MissReason per segment, or the error if there is none. At the deadline the call
+  // is cancelled.
   absl::StatusOr<std::vector<uint32_t>> WaitVerdict(Deadline deadline);
 
-  // True once nothing can write for this landing any more (writing_call.h).
+  // True once nothing can write for this landing any longer (writing_call.h).
   bool WaitQuiet(Deadline deadline);
 
  private:

@@ -33,16 +33,16 @@ std::vector<MissReason> Landing::Wait(std::chrono::milliseconds timeout) {
   landing.decided = true;
   for (size_t i = 0; i < landing.asked.size(); ++i) {
     MissReason& reason = landing.reasons[landing.asked[i]];
-    if (reason != MissReason::kNone) continue;  // of several objects the first that is missing
+    if (reason != MissReason::kNone) continue;  // of several objects, the first missing one counts
     if (!verdict.ok()) {
       reason = internal::ToMissReason(verdict.status());
     } else if (verdict->size() == landing.asked.size()) {
       reason = internal::ToMissReason((*verdict)[i]);
     } else {
-      reason = MissReason::kDaemonUnavailable;  // a daemon that answers for other segments
+      reason = MissReason::kDaemonUnavailable;  // the daemon answered for other segments
     }
   }
-  // The tuples of a missed segment may not have come. They are not marked as arrived, so a later landing can bring
+  // The tuples of a missed segment may not have arrived. They are not marked as arrived, so a later landing can bring
   // them.
   for (size_t i = 0; i < landing.reasons.size(); ++i) {
     if (landing.reasons[i] == MissReason::kNone && landing.tuples[i] != nullptr) landing.tuples[i]->Arrived(UINT32_MAX);

@@ -25,8 +25,8 @@ namespace ashlar {
 
 namespace internal {
 
-// Maps counts of layers to counts of layers with pages. The daemon reports progress in these only, and takes other
-// layers together with the layer with pages behind them.
+// Maps counts of layers to counts of layers with pages. The daemon reports progress in these only, and handles other
+// layers together with the next layer with pages.
 class AttentionLayers {
  public:
   explicit AttentionLayers(const Layout& layout) {
@@ -48,24 +48,23 @@ class AttentionLayers {
 
 }  // namespace internal
 
-// One segment to land: its index in the match, and the position of its token 0.
+// One segment to land: its index in the match, and the position of its first token.
 struct LandSegment {
-  // The match's prefix, at position 0. Land takes it whole, with one verdict. Advance and Compose take its cached
-  // states, which are those before its span if it has one.
+  // The match's prefix, at position 0. Land takes it whole, with one verdict. Advance and Compose use its cached
+  // states; if it has a span, these are the states before the span.
   static constexpr uint32_t kPrefix = UINT32_MAX;
   uint32_t segment = 0;
   uint64_t first_position = 0;
-  // For Land: the segment's keys and values stand in pages already (another request has filled them,
-  // shared_pages.h), or are not wanted. Only its tuples are promoted and verified, and no slot is written. If
-  // this is set for all segments, no pages need be declared.
+  // For Land: the segment's keys and values are already in pages (another request has filled them, shared_pages.h), or
+  // are not wanted. Only its tuples are promoted and verified, and no slot is written. If this is set for all segments,
+  // no pages need be declared.
   bool tuples_only = false;
-  // For Land: by how much the position that turns the segment's keys exceeds first_position. Rotary positions of
-  // several axes count an image's tokens otherwise than slots do; a segment that stands elsewhere has moved by one
-  // number on all of them, and turns by that. A daemon that speaks protocol 2 cannot: such segments miss
-  // (kInvalidRequest).
+  // For Land: the rotary position of the segment's first key minus first_position. Rotary positions of several axes
+  // count an image's tokens differently from slots; a segment at another position is shifted by one number on all axes.
+  // A daemon of protocol 2 does not support shifts: such segments miss (kInvalidRequest).
   int64_t rotary_shift = 0;
-  // For Land of the match's prefix: its first blocks whose keys and values stand in the pages already. They are neither
-  // verified nor written.
+  // For Land of the match's prefix: the number of its first blocks whose keys and values are already in the pages. They
+  // are neither verified nor written.
   uint32_t present_blocks = 0;
 };
 
@@ -74,23 +73,23 @@ class Landing {
  public:
   Landing(Landing&&) noexcept;
   Landing& operator=(Landing&&) noexcept;
-  ~Landing();  // cancels, and waits until nothing writes to the slots any more, however long the daemon takes
+  ~Landing();  // cancels, and waits until nothing writes to the slots any longer, however long the daemon takes
 
   // Waits until the daemon has finished the first `layers` layers of the model for all segments: keys and values of its
-  // attention layers are in their slots; tuples of its linear layers have come up and are as they were published.
-  // Linear layers come together with the attention layer behind them, those behind the last attention layer with the
+  // attention layers are in their slots; tuples of its linear layers have been promoted and are equal to the published
+  // ones. Linear layers arrive together with the next attention layer, or, after the last attention layer, with the
   // verdict. Work on finished layers may overlap with the rest, but no token may be emitted before the verdict. True
-  // does not mean that every segment is well: only the verdict names a segment that was found corrupt in one of those
+  // does not mean that every segment is valid: only the verdict names a segment that was found corrupt in one of those
   // layers. False: the landing ended with a miss, the daemon did not have to be asked, or the timeout passed.
   bool WaitLayers(uint32_t layers, std::chrono::milliseconds timeout);
 
-  // The final verdict, one reason a segment as given to Land (kNone: landed). If the daemon does not answer in time the
-  // landing is cancelled and every segment is a miss; then `quiet()` says whether the slots may be used again.
+  // The final verdict, one reason per segment given to Land (kNone: landed). If the daemon does not answer in time, the
+  // landing is cancelled and every segment is a miss; then `quiet()` returns whether the slots may be reused.
   std::vector<MissReason> Wait(std::chrono::milliseconds timeout);
 
-  // True once nothing can write into the target slots any more: a verdict came, the daemon confirmed that writing has
-  // ceased, or the kernel confirmed that the daemon is dead. Wait(timeout) that returned misses may leave it false:
-  // then keep the slots out of use until WaitQuiet returns true.
+  // True once nothing can write into the target slots any longer: the verdict arrived, the daemon confirmed that it has
+  // stopped writing, or the kernel confirmed that the daemon is dead. It may still be false after Wait(timeout)
+  // returned misses: then do not use the slots until WaitQuiet returns true.
   bool quiet() const;
   bool WaitQuiet(std::chrono::milliseconds timeout);
 
@@ -114,15 +113,15 @@ struct Landing::State {
   Mutex mutex;
   std::vector<MissReason> reasons ABSL_GUARDED_BY(mutex);  // known from the start for segments that were not requested
   bool decided ABSL_GUARDED_BY(mutex) = false;
-  std::vector<std::shared_ptr<internal::MappedObject>> tuples;  // one per reason; null: no tuples
+  std::vector<std::shared_ptr<internal::MappedObject>> tuples;  // one entry per reason; null: no tuples
   std::vector<size_t> asked;                                    // index in `reasons` of each object of the call
 
-  // These members keep memory in place while the daemon may write to it. `call` is last: it is destroyed first, and
-  // waits until it is quiet.
+  // These members keep memory in place while the daemon may write to it. `call` is last, so it is destroyed first, and
+  // waits until it is quiesced.
   std::shared_ptr<const internal::ModelHandle> model;
   std::shared_ptr<internal::LeaseHold> lease;
   std::shared_ptr<internal::RegionMemory> pages;
-  std::shared_ptr<internal::LandCall> call;  // null: nothing had to be asked
+  std::shared_ptr<internal::LandCall> call;  // null: the daemon was not asked
   internal::CreatorProcess creator;
 };
 

@@ -18,14 +18,14 @@ Layout LayersOf(const char* kinds) {
   return layout;
 }
 
-TEST(AttentionLayers, LinearLayersComeWithTheAttentionLayerBehindThem) {
+TEST(AttentionLayers, LinearLayersFinishWithTheNextAttentionLayer) {
   const AttentionLayers hybrid(LayersOf("lllalla"));
   EXPECT_EQ(hybrid.CountFor(0), 0u);
   for (const uint32_t layers : {1, 2, 3, 4}) EXPECT_EQ(hybrid.CountFor(layers), 1u) << layers;
   for (const uint32_t layers : {5, 6, 7}) EXPECT_EQ(hybrid.CountFor(layers), 2u) << layers;
 }
 
-TEST(AttentionLayers, LayersBehindTheLastAttentionLayerComeWithTheVerdict) {
+TEST(AttentionLayers, LayersAfterTheLastAttentionLayerFinishWithTheVerdict) {
   const AttentionLayers tail(LayersOf("aal"));
   EXPECT_EQ(tail.CountFor(1), 1u);
   EXPECT_EQ(tail.CountFor(2), 2u);

@@ -21,22 +21,22 @@ namespace ashlar::internal {
 // Thread-safe.
 class LeaseTable {
  public:
-  // `wake` is called, under no lock, whenever there is something to release.
+  // Calls `wake`, without a lock, whenever there is something to release.
   explicit LeaseTable(std::function<void()> wake) : wake_(std::move(wake)) {}
 
   // Adds a holder of a lease that the daemon has granted or is about to be asked for. Waits while a release of the same
-  // lease is on its way, which would otherwise end the new hold; false if that takes longer than the deadline.
+  // lease is in flight, which would otherwise end the new hold. Returns false if that takes longer than the deadline.
   bool Hold(const std::string& lease, Deadline deadline);
   void Drop(const std::string& lease);
 
   // The daemon ends a lease that was never used (leases.unused_seconds). Used: the daemon has been asked to land from
-  // it. TakeUnused: takes up to `most` leases that are held since before `before` and were not used, each once; the
-  // caller tells the daemon that they are wanted.
+  // the lease. TakeUnused: takes up to `most` leases that have been held since before `before` and were not used, each
+  // once. The caller tells the daemon that they are wanted.
   void Used(const std::string& lease);
   std::vector<std::string> TakeUnused(Deadline before, size_t most);
 
-  // Takes up to `most` leases that nobody holds any more; the caller releases them, then says whether that worked: if
-  // not, they will be taken again.
+  // Takes up to `most` leases that are no longer held. The caller releases them and reports whether that worked; if
+  // not, they are taken again later.
   std::vector<std::string> TakeUnheld(size_t most);
   void Settle(const std::vector<std::string>& leases, bool released);
 
@@ -50,7 +50,7 @@ class LeaseTable {
   };
   std::unordered_map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::pair<Deadline, std::string>> came_
-      ABSL_GUARDED_BY(mutex_);  // in order; some may be held no more, or be used
+      ABSL_GUARDED_BY(mutex_);  // in order; some may no longer be held, or be used
   std::set<std::string> unheld_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> releasing_ ABSL_GUARDED_BY(mutex_);
 };

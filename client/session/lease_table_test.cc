@@ -14,7 +14,7 @@ using std::chrono::milliseconds;
 using testing::ElementsAre;
 using testing::IsEmpty;
 
-TEST(LeaseTable, ReleasesWithTheLastHolderOnly) {
+TEST(LeaseTable, ReleasesOnlyWithTheLastHolder) {
   int wakes = 0;
   LeaseTable leases([&] { ++wakes; });
   ASSERT_TRUE(leases.Hold("a", After(milliseconds(0))));
@@ -36,7 +36,7 @@ TEST(LeaseTable, HoldingAgainBeforeTheReleaseKeepsTheLease) {
   EXPECT_THAT(leases.TakeUnheld(8), IsEmpty());
 }
 
-TEST(LeaseTable, HoldingWaitsForAReleaseThatIsOnItsWay) {
+TEST(LeaseTable, HoldingWaitsForAReleaseInFlight) {
   LeaseTable leases([] {});
   ASSERT_TRUE(leases.Hold("a", After(milliseconds(0))));
   leases.Drop("a");
@@ -48,7 +48,7 @@ TEST(LeaseTable, HoldingWaitsForAReleaseThatIsOnItsWay) {
   daemon.join();
 }
 
-TEST(LeaseTable, ReleasesAgainWhatFailed) {
+TEST(LeaseTable, RetriesFailedReleases) {
   LeaseTable leases([] {});
   ASSERT_TRUE(leases.Hold("a", After(milliseconds(0))));
   leases.Drop("a");
@@ -56,7 +56,7 @@ TEST(LeaseTable, ReleasesAgainWhatFailed) {
   EXPECT_THAT(leases.TakeUnheld(8), ElementsAre("a"));
 }
 
-TEST(LeaseTable, TellsOnceOfLeasesThatWaitForTheirUse) {
+TEST(LeaseTable, ReportsOnceThatLeasesWaitForUse) {
   LeaseTable leases([] {});
   for (const char* lease : {"a", "b", "c"}) ASSERT_TRUE(leases.Hold(lease, After(milliseconds(0))));
   EXPECT_THAT(leases.TakeUnused(After(milliseconds(-1000)), 8), IsEmpty()) << "too early";
@@ -69,7 +69,7 @@ TEST(LeaseTable, TellsOnceOfLeasesThatWaitForTheirUse) {
   EXPECT_THAT(leases.TakeUnused(After(milliseconds(0)), 1), ElementsAre("e"));
 }
 
-TEST(LeaseTable, TakesNoMoreThanAsked) {
+TEST(LeaseTable, TakesAtMostTheRequestedNumber) {
   LeaseTable leases([] {});
   for (const char* lease : {"a", "b", "c"}) {
     ASSERT_TRUE(leases.Hold(lease, After(milliseconds(0))));

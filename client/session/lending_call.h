@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CallLending: calls during which the daemon reads the engine's memory, which is the engine's own again when they
-// return.
+// CallLending: calls during which the daemon reads the engine's memory. When they return, the daemon no longer reads
+// it.
 #pragma once
 
 #include "absl/status/status.h"
@@ -13,10 +13,11 @@ namespace ashlar::internal {
 template <typename Request, typename Reply>
 using LendingMethod = absl::Status (Rpc::*)(const Request&, Reply&, Deadline, bool* sent);
 
-// RESOURCE_EXHAUSTED: the daemon was not asked, or has no room for the call. INVALID_ARGUMENT and UNAUTHENTICATED: it
-// refused. In all three it reads nothing. gRPC never ends a call with these two by itself, nor with ABORTED, by which
-// the daemon says that it has no room; with RESOURCE_EXHAUSTED it does, when memory runs short. Any other failure
-// leaves open how far it came: then this returns at the deadline, which the daemon heeds too, or once it is dead.
+// RESOURCE_EXHAUSTED: the daemon was not asked, or has no space for the call. INVALID_ARGUMENT and UNAUTHENTICATED: the
+// daemon refused. In all three cases the daemon reads nothing. gRPC itself never ends a call with the latter two, nor
+// with ABORTED, by which the daemon reports a lack of space; it does with RESOURCE_EXHAUSTED if memory runs short.
+// After any other failure the daemon's progress is unknown: then this returns at the deadline, which also binds the
+// daemon, or once the daemon is dead.
 template <typename Request, typename Reply>
 absl::Status CallLending(Connection& connection, LendingMethod<Request, Reply> method, Request& request, Reply& reply,
                          Deadline deadline) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Model::LookupAndLand: the daemon lands what it finds before the engine has read the answer.
+// Model::LookupAndLand: the daemon starts to land what it finds before the engine has read the match.
 #include <utility>
 
 #include "ashlar/v1/cache.pb.h"
@@ -11,7 +11,7 @@
 namespace ashlar {
 namespace {
 
-constexpr size_t kCallBytes = 256;  // at most, for what the call itself adds: session and number
+constexpr size_t kCallBytes = 256;  // limit of what the call itself adds: session and number
 
 }  // namespace
 
@@ -25,7 +25,8 @@ std::optional<MatchAndLanding> Model::TryLookupAndLand(const Prompt& prompt, std
     return std::nullopt;
   internal::Connection& connection = *binding->connection;
   if (!connection.looks_up_and_lands()) return std::nullopt;
-  // Held before it is asked for, and until the landing is quiet: should the answer not come, it is released after all.
+  // Held before it is requested, and until the landing is quiesced. If the answer does not arrive, the lease is
+  // released.
   auto lease = internal::LeaseHold::Make(binding->connection, internal::RandomLease(), deadline);
   if (!lease.ok()) return std::nullopt;
   v1::LookupAndLandRequest request;
@@ -66,8 +67,8 @@ std::optional<MatchAndLanding> Model::TryLookupAndLand(const Prompt& prompt, std
     return MatchAndLanding{std::move(match), std::move(segments), Landing(std::move(landing))};
   }
 
-  // The engine would compute into slots that the daemon still writes. The engine lands useful segments again once the
-  // daemon has stopped writing.
+  // The engine would compute into slots to which the daemon still writes. The engine lands useful segments again once
+  // the daemon has stopped writing.
   landing->call->GiveUp();
   if (!landing->call->WaitQuiet(deadline)) {
     landing->decided = true;

@@ -78,7 +78,7 @@ absl::Status MappedObject::Check(const ExpectedObject& expected) const {
 
 absl::Status MappedObject::FormTuples(const ExpectedObject& expected) {
   const Layout& layout = *expected.layout;
-  heads_.reserve(CountHeads(layout));  // pointers into it must stay
+  heads_.reserve(CountHeads(layout));  // pointers to its elements must stay valid
   tuples_.resize(layout.layers.size());
   for (uint32_t i = 0; i < layout.layers.size(); ++i) {
     if (!HasState(layout.layers[i])) continue;

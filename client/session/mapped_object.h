@@ -26,7 +26,7 @@ struct MappedRun {
   uint32_t count = 0;
 };
 
-// The object that the engine asked for.
+// The object that the engine requested.
 struct ExpectedObject {
   const Layout* layout = nullptr;
   NamespaceId ns;
@@ -38,14 +38,14 @@ struct ExpectedObject {
 
 class MappedObject {
  public:
-  // Reads the header and forms the tables of tuples; of the parts only exponents are read, so this takes microseconds
-  // whatever their size. All but the header may still be on its way up from another tier. DATA_LOSS: the header is not
-  // what `expected` says, or parts do not fit the layout. OUT_OF_RANGE: a run lies outside its arena. The runs are in
-  // the object's order.
+  // Reads the header and builds the tables of tuples. Of the parts it reads only exponents, so this takes microseconds
+  // whatever their size. Everything but the header may still be in promotion from another tier. DATA_LOSS: the header
+  // does not match `expected`, or parts do not fit the layout. OUT_OF_RANGE: a run is outside its arena. The runs are
+  // in the object's order.
   static absl::StatusOr<std::unique_ptr<MappedObject>> Open(std::span<const MappedRun> runs,
                                                             const ExpectedObject& expected);
 
-  // Tells that all bytes of the first `layers` layers have come: reads their exponents anew, each once. Call it before
+  // Marks all bytes of the first `layers` layers as arrived: reads their exponents again, each once. Call it before
   // using tuples of these layers. Thread-safe.
   void Arrived(uint32_t layers);
 
@@ -77,7 +77,7 @@ class MappedObject {
   std::vector<std::shared_ptr<const SharedMemory>> arenas_;  // keeps everything below mapped
   std::vector<const std::byte*> extents_;
   ObjectHeader header_;
-  std::vector<kernels::HeadTuple> heads_;  // every tuple's table, one behind the other; sized once
+  std::vector<kernels::HeadTuple> heads_;  // every tuple's table, concatenated; sized once
   std::vector<MappedTuple> tuples_;
   Mutex mutex_;
   std::vector<Exponents> exponents_;            // ascending by layer

@@ -32,7 +32,7 @@ Layout TestLayout() {
   return layout;
 }
 
-// One arena with an object in extents that are neither neighbours nor in order.
+// One arena with an object in extents that are neither adjacent nor ordered.
 class MappedObjectTest : public testing::Test {
  protected:
   void SetUp() override {
@@ -131,8 +131,8 @@ TEST_F(MappedObjectTest, CheckpointsHaveNoTransitions) {
   }
 }
 
-// Of an exact prefix: with the keys and values of its tail, or with none.
-TEST_F(MappedObjectTest, PointsAtTheStatesBehindAPrefix) {
+// An exact prefix, with or without the keys and values of its tail.
+TEST_F(MappedObjectTest, PointsAtTheStatesAfterAPrefix) {
   constexpr uint32_t kBlock = 256;
   for (const uint64_t depth : {uint64_t{2 * kBlock}, uint64_t{2 * kBlock + 7}, uint64_t{7}}) {
     Store(*PlanPrefixCheckpoint(layout_, ns_, Key{}, kBlock, depth));
@@ -149,8 +149,8 @@ TEST_F(MappedObjectTest, PointsAtTheStatesBehindAPrefix) {
   }
 }
 
-// Of an object that is on its way up, the exponents that were there when it was mapped may be anything.
-TEST_F(MappedObjectTest, ReadsExponentsAnewWhenTheyHaveArrived) {
+// If an object is still in promotion, the exponents read when it was mapped may be wrong.
+TEST_F(MappedObjectTest, ReadsExponentsAgainOnceTheyHaveArrived) {
   for (Layer& layer : layout_.layers) {
     if (auto* linear = std::get_if<LinearLayer>(&layer)) linear->state_dtype = DType::kF16;
   }
@@ -182,7 +182,7 @@ TEST_F(MappedObjectTest, ReadsExponentsAnewWhenTheyHaveArrived) {
   }
 }
 
-// Every form that a head may have, in every type, points where the table says.
+// Every form that a head may have, in every type, is at the place that the table gives.
 TEST_F(MappedObjectTest, ReadsEveryFormFromTheTable) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
@@ -194,7 +194,7 @@ TEST_F(MappedObjectTest, ReadsEveryFormFromTheTable) {
     layout_.tail = std::min<uint32_t>(layout_.tail, kTokens / 2 - 1);
     const auto plan =
         PlanForms(*PlanObject(layout_, ns_, Key{}, ObjectKind::kSegment, kTokens), RandomRuns(random, layout_));
-    if (!plan.ok()) continue;  // more extents than its layers' own forms
+    if (!plan.ok()) continue;  // more extents than in its layers' own forms
     Store(*plan);
     for (const Part& part : header_.parts) {
       if (part.form != PartForm::kStateExponents) continue;
@@ -234,9 +234,9 @@ TEST_F(MappedObjectTest, ReadsEveryFormFromTheTable) {
   EXPECT_EQ(seen.size(), 6u * 3) << "forms and types that came up";
 }
 
-// A head's form misread is never composed: a table that says something else of a head is refused, though its checksum
-// is right.
-TEST_F(MappedObjectTest, RefusesAFormMisread) {
+// A misread form is never composed: a table that gives a different form for a head is refused, even with a valid
+// checksum.
+TEST_F(MappedObjectTest, RefusesAnotherForm) {
   using enum TransitionForm;
   const ObjectHeader natural = *PlanObject(layout_, ns_, Key{}, ObjectKind::kSegment, kTokens);
   const std::vector<TransitionRun> runs = {
@@ -269,7 +269,7 @@ TEST_F(MappedObjectTest, RefusesAFormMisread) {
   }
 }
 
-TEST_F(MappedObjectTest, RefusesWhatWasNotAskedFor) {
+TEST_F(MappedObjectTest, RefusesObjectsThatWereNotRequested) {
   ExpectDataLoss(Expected(ObjectKind::kCheckpoint));
   ExpectedObject other = Expected();
   other.tokens = kTokens + 1;
@@ -309,8 +309,8 @@ TEST_F(MappedObjectTest, RefusesMissingExtentsAndForeignMemory) {
   EXPECT_EQ(MappedObject::Open(runs, Expected()).status().code(), absl::StatusCode::kOutOfRange);
 }
 
-// A match may have fewer tokens in common with a span than it has; rows lie in units all over the object.
-TEST_F(MappedObjectTest, ASpansRowsArePointedAtAndRead) {
+// A match may share fewer tokens with a span than the span has. Rows are in units spread over the object.
+TEST_F(MappedObjectTest, ReadsTheRowsOfASpan) {
   Store(*PlanPrefixSpan(layout_, ns_, Key{}, DType::kF16, 90, 300));
   ASSERT_GE(header_.Extents(), 2u);
   const auto at = [&](PartForm form, uint64_t token, uint64_t index) {
@@ -354,7 +354,7 @@ TEST_F(MappedObjectTest, ASpansRowsArePointedAtAndRead) {
   }
 }
 
-// 16-bit tails beside fp32 states, in both orders of their axes.
+// 16-bit tails with fp32 states, in both orders of their axes.
 TEST_F(MappedObjectTest, ASpansTailHasTheLayoutsTypeAndOrder) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
@@ -369,7 +369,7 @@ TEST_F(MappedObjectTest, ASpansTailHasTheLayoutsTypeAndOrder) {
     const auto place = [&](uint64_t row, uint64_t channel) {
       return order == TailOrder::kTokenFirst ? row * kChannels + channel : channel * kRows + row;
     };
-    // The convolution's inputs of the checkpoint's last tokens, then of the span's.
+    // The convolution inputs of the checkpoint's last tokens, then the span's.
     std::vector<uint16_t> all((kRows + kSpan) * kChannels), before(kRows * kChannels);
     for (uint16_t& input : all) input = static_cast<uint16_t>(random());
     const Part& part = *header_.Find(0, PartForm::kSpanConvInputs);
@@ -408,7 +408,7 @@ TEST_F(MappedObjectTest, TailsOfAnotherTypeAreDataLoss) {
   ExpectDataLoss(Expected());
 }
 
-TEST_F(MappedObjectTest, SpansThatAreNotWhatWasAskedForAreDataLoss) {
+TEST_F(MappedObjectTest, OtherSpansThanRequestedAreDataLoss) {
   Store(*PlanPrefixSpan(layout_, ns_, Key{}, DType::kF16, 90, 300));
   ExpectDataLoss({&layout_, ns_, ObjectKind::kSpan, 301, 90, 211});
   ExpectDataLoss({&layout_, ns_, ObjectKind::kSpan, 120, 89, 31});

@@ -29,7 +29,7 @@ absl::StatusOr<std::unique_ptr<MappedObject>> Map(const v1::SegmentMatch& found,
   return MappedObject::Open(runs, expected);
 }
 
-// Returns the reason for the miss that a hit becomes when it cannot be mapped.
+// Returns the miss reason of a hit that cannot be mapped.
 MissReason MappingFailed(const absl::Status& status) {
   if (absl::IsDataLoss(status)) return MissReason::kChecksumFailed;
   if (absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsResourceExhausted(status)) {
@@ -55,7 +55,7 @@ Match Match::Missed(std::span<const uint64_t> segment_lengths, MissReason reason
 Match Match::Answered(const v1::PromptMatch& answer, const std::shared_ptr<Connection>& connection,
                       const Layout& layout, const NamespaceId& ns, std::span<const uint64_t> segment_lengths,
                       Deadline deadline) {
-  // Held before anything else: what is not used is released with it.
+  // Held before anything else, so that unused parts are released with it.
   absl::StatusOr<std::shared_ptr<internal::LeaseHold>> lease = nullptr;
   if (!answer.lease().empty()) lease = internal::LeaseHold::Make(connection, answer.lease(), deadline);
   if (!lease.ok()) return Missed(segment_lengths, MissReason::kTimedOut);
@@ -107,7 +107,7 @@ void Match::TakePrefix(const v1::PrefixMatch& answer, const Layout& layout, Dead
   const bool all_hit = std::ranges::all_of(answer.blocks(), take) && take(answer.checkpoint()) &&
                        (!answer.has_span() || take(answer.span()));
   if (!all_hit) return;
-  // Keys and values are landed, and verified then; only states are read in place.
+  // Keys and values are verified when they land; only states are read in place.
   const internal::ExpectedObject states{&layout, ns_, ObjectKind::kCheckpoint, found.depth - found.span_tokens, 0};
   auto object = Map(answer.checkpoint(), *connection_, states, deadline);
   if (!object.ok()) return;

@@ -30,23 +30,24 @@ class PromptMatch;
 
 namespace ashlar {
 
-// One prompt: segments lie one behind the other from position 0. The first segment is a prefix (cached whole); the
-// others are position-independent. Tokens behind the last segment (the query) are always computed.
+// One prompt: consecutive segments from position 0. The first segment is a prefix (cached whole); the others are
+// position-independent. Tokens after the last segment (the query) are always computed.
 struct Prompt {
   std::span<const int32_t> tokens;
   std::span<const uint64_t> segment_lengths;
   // For Lookup: the time until the engine will need the hits, for example because the request waits for its turn; at
-  // most limits::kMaxNeededInNanos. Objects of lower tiers are promoted meanwhile, behind those that are needed sooner.
-  // The match stays for as long as the engine holds it.
+  // most limits::kMaxNeededInNanos. Objects of lower tiers are promoted meanwhile, after objects that are needed
+  // earlier. The match is valid as long as the engine holds it.
   std::chrono::nanoseconds needed_in{0};
-  // For Lookup, with PrefixUse: drawn by the engine at random. The prompt may resume from this conversation's own
+  // For Lookup, with PrefixUse: chosen at random by the engine. The prompt may resume from this conversation's own
   // states. All zero: none.
   ConversationId conversation{};
-  // The prompt's multimodal inputs, by their content's hashes; at most limits::kMaxMedia. A daemon that speaks protocol
-  // 2 knows none: a prompt with media then misses everything (kInvalidRequest), and its runs are not reserved.
+  // The prompt's multimodal inputs, by their content's hashes; at most limits::kMaxMedia. A daemon of protocol 2 does
+  // not support media: a prompt with media then misses everything (kInvalidRequest), and its runs are not reserved.
   std::span<const MediaHash> media;
-  // Prompts with different salts (MakeSalt), or with none, find nothing of one another. A daemon that speaks protocol 3
-  // knows none: a prompt with a salt then misses everything (kInvalidRequest), and its runs are not reserved.
+  // Prompts with different salts (MakeSalt) share nothing, nor do prompts with and without a salt. A daemon of protocol
+  // 3 does not support salts: a prompt with a salt then misses everything (kInvalidRequest), and its runs are not
+  // reserved.
   Salt salt;
 };
 
@@ -56,63 +57,63 @@ struct SegmentResult {
   ObjectKind kind = ObjectKind::kSegment;
   uint64_t start = 0;  // position of the segment's token 0 in the prompt
   uint64_t tokens = 0;
-  uint64_t bytes = 0;  // of the cached object
+  uint64_t bytes = 0;  // bytes of the cached object
   bool hit() const { return reason == MissReason::kNone; }
   bool remote() const { return tier == TierKind::kRemote; }
 };
 
-// The prefix of a prompt to resume from, beyond its first segment: what saves most together with the segments behind
-// it. Segments whose interiors begin before its end are covered by it. It may end inside the head of the next one,
-// hit or missed; then of that head only the rest is computed.
+// The prefix of a prompt to resume from, beyond its first segment: the one that saves most together with the segments
+// after it. It covers segments whose interiors begin before its end. It may end inside the head of the next segment,
+// hit or missed; then only the rest of that head is computed.
 struct PrefixResult {
   uint64_t depth = 0;  // tokens; 0: no prefix
   Provenance provenance = Provenance::kExact;
   TierKind tier = TierKind::kNone;  // the slowest tier that a part of the prefix is in
-  bool own = false;                 // of the prompt's conversation
-  uint64_t bytes = 0;               // of all its objects
-  // The number of the depth's last tokens that the states must still run through: prefix_states() are those before
-  // these tokens, and prefix_span() has the tokens' inputs. Keys and values are landed up to `depth`. 0:
-  // prefix_states() are at `depth`.
+  bool own = false;                 // whether it belongs to the prompt's conversation
+  uint64_t bytes = 0;               // bytes of all its objects
+  // The number of the depth's last tokens that the states must still run through: prefix_states() are the states before
+  // these tokens, and prefix_span() has the tokens' inputs. Keys and values land up to `depth`. 0: prefix_states() are
+  // at `depth`.
   uint32_t span_tokens = 0;
 };
 
-// The result of a look-up, under a lease. The lease ends when the Match is destroyed or Release is called, and no
-// landing of it is under way; the daemon is told in the background. Threads may share a Match except for Release and
+// The result of a lookup, under a lease. The lease ends when the Match is destroyed or Release is called, and no
+// landing of it is in progress; the daemon is told in the background. Threads may share a Match except for Release and
 // destruction.
 class Match {
  public:
-  uint64_t prefix_depth() const { return prefix_depth_; }  // of the prefix, or else of the first segment
+  uint64_t prefix_depth() const { return prefix_depth_; }  // depth of the prefix, or else of the first segment
   const std::vector<uint64_t>& checkpoint_positions() const { return checkpoint_positions_; }
   const std::vector<SegmentResult>& segments() const { return segments_; }
   const PrefixResult& prefix() const { return prefix_; }
   // Depths that could have been chosen for the prefix, ascending; of very many the deepest.
   const std::vector<uint64_t>& resumable() const { return resumable_; }
 
-  // Tuples of a hit segment, one entry a layer of the layout (empty views for attention layers). Mapping costs
+  // Tuples of a hit segment, one entry per layer of the layout (empty views for attention layers). Mapping costs
   // microseconds, whatever the size. Null for a miss, and after Release.
   const std::vector<MappedTuple>* tuples(size_t segment) const;
-  // The states to resume from behind the prefix: heads of form kZero, position 0. Null without a prefix, or if they
-  // must not be read (any more).
+  // The states to resume from after the prefix: heads of form kZero, position 0. Null without a prefix, or if they can
+  // no longer be read.
   const std::vector<MappedTuple>* prefix_states() const;
-  // The span's inputs to run through these states, if prefix().span_tokens > 0; else null.
+  // The span's inputs to run through these states, if prefix().span_tokens > 0; otherwise null.
   const MappedSpan* prefix_span() const;
   // Call it after reading tuples in place. True: the session that holds the lease has not ended, so the bytes that a
-  // landing vouched for have not changed until now. False: the bytes read may have been other objects', so compute
-  // instead; also false after Release, and if nothing was found. It costs one system call. A match that was never
-  // landed may end without valid() noticing.
+  // landing verified have not changed. False: the bytes read may belong to other objects, so compute instead; also
+  // false after Release, and if nothing was found. It costs one system call. valid() does not detect the end of a match
+  // that was never landed.
   bool valid() const;
 
-  // 16 bytes that another process of the same tenant can turn into a Match of its own (Model::Attach).
+  // 16 bytes from which another process of the same tenant makes its own Match (Model::Attach).
   std::string lease() const;
   void Release();
 
  private:
   friend class Model;
   Match() = default;
-  // Makes a match in which every segment is a miss.
+  // Returns a match in which every segment is a miss.
   static Match Missed(std::span<const uint64_t> segment_lengths, MissReason reason);
-  // Maps the hits in the daemon's answer for a prompt of these segments. A hit that cannot be mapped, or that is
-  // another object than was asked for, becomes a miss.
+  // Maps the hits in the daemon's answer for a prompt of these segments. A hit that cannot be mapped, or that is not
+  // the requested object, becomes a miss.
   static Match Answered(const v1::PromptMatch& answer, const std::shared_ptr<internal::Connection>& connection,
                         const Layout& layout, const NamespaceId& ns, std::span<const uint64_t> segment_lengths,
                         internal::Deadline deadline);
@@ -125,28 +126,28 @@ class Match {
     std::vector<uint32_t> numbers;
   };
   Objects ObjectsOf(const LandSegment& segment) const;
-  // Returns the object that has the tuples of a segment of the match; null: there is none.
+  // Returns the object with the tuples of a segment of the match, or null.
   std::shared_ptr<internal::MappedObject> TuplesIn(uint32_t segment) const;
-  // Lists all that can be landed, each at its position in the prompt: the prefix, then the hit segments.
+  // Lists everything that can be landed, with its position in the prompt: the prefix, then the hit segments.
   std::vector<LandSegment> WhatToLand() const;
-  // Returns the index in WhatToLand() of each object that the daemon answered as a hit (segments, then the prefix's).
+  // Returns the index in WhatToLand() of each object that the daemon reported as a hit (segments, then the prefix's).
   // Nothing if one of these objects could not be mapped.
   std::optional<std::vector<size_t>> PlacesOf(const v1::PromptMatch& answer) const;
-  // The tuples of a mapped object, or null where they must not be read (any more).
+  // The tuples of a mapped object, or null if they can no longer be read.
   const std::vector<MappedTuple>* TuplesOf(const internal::MappedObject* object) const;
 
   std::shared_ptr<internal::Connection> connection_;  // null: nothing was found
-  std::shared_ptr<internal::LeaseHold> lease_;        // null: nothing is held (any more)
+  std::shared_ptr<internal::LeaseHold> lease_;        // null: nothing is held
   NamespaceId ns_;
   uint64_t prefix_depth_ = 0;
   std::vector<uint64_t> checkpoint_positions_;
   std::vector<SegmentResult> segments_;
-  std::vector<std::shared_ptr<internal::MappedObject>> objects_;  // one per segment; null for a miss
+  std::vector<std::shared_ptr<internal::MappedObject>> objects_;  // one object per segment; null for a miss
   PrefixResult prefix_;
   std::vector<uint64_t> resumable_;
   std::shared_ptr<internal::MappedObject> checkpoint_;  // the prefix's states; null: no prefix
-  std::unique_ptr<internal::MappedObject> span_;        // null: there is none
-  // Numbers in the lease. kPrefix, which no lease has, stands for none.
+  std::unique_ptr<internal::MappedObject> span_;        // null: no span
+  // Object numbers in the lease. kPrefix, which is never such a number, means none.
   std::vector<uint32_t> block_numbers_;
   uint32_t checkpoint_number_ = LandSegment::kPrefix;
   uint32_t span_number_ = LandSegment::kPrefix;

@@ -27,7 +27,7 @@ internal::Load LoadOf(const ObjectRun& run) {
   return {run.tokens.size_bytes() + run.media.size_bytes() + 98};
 }
 
-// The daemon's answer for every prompt, or why there is none.
+// The daemon's answer for every prompt, or the error if there is none.
 absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, bool uses_prefixes,
                                         std::span<const Prompt> prompts, Deadline deadline) {
   v1::MatchRequest request;
@@ -128,7 +128,7 @@ Match Model::Attach(const std::string& lease, std::span<const uint64_t> segment_
   if (lease.size() != kLeaseBytes) return missed(absl::NotFoundError("lease: wrong size; expected 16 bytes"));
   const absl::StatusOr<ModelBinding> binding = Bind();
   if (!binding.ok()) return missed(binding.status());
-  // Held before it is asked for: a release of the same lease by another match of this client must not overtake.
+  // Held before it is requested, so that a release of the same lease by another match of this client cannot overtake.
   const auto hold = internal::LeaseHold::Make(binding->connection, lease, deadline);
   if (!hold.ok()) return missed(hold.status());
   v1::AttachLeaseRequest request;
@@ -152,7 +152,7 @@ std::vector<Reservation> Model::Reserve(std::span<const ObjectRun> runs) {
       [](const ObjectRun&, const absl::Status&) { return Reservation(); });
 }
 
-// Should it fail, the daemon reclaims the reservations by its own deadline.
+// If it fails, the daemon reclaims the reservations at its own deadline.
 void Model::Abandon(std::span<const Reservation> reservations) {
   const Deadline deadline = reconnector_->CallDeadline();  // limits all calls together
   const absl::StatusOr<ModelBinding> binding = Bind();

@@ -18,7 +18,7 @@ absl::StatusOr<std::shared_ptr<OpenedModel>> OpenedModel::Open(Declaration decla
                                                                const std::shared_ptr<Connection>& connection,
                                                                Deadline deadline) {
   const Shard& shard = declaration.shard;
-  // The daemon divides the model in the same way, and says which field of a shard is wrong.
+  // The daemon divides the model in the same way, and reports which field of a shard is wrong.
   absl::StatusOr<Layout> layout =
       shard.tensor_parallel_rank < shard.tensor_parallel_size
           ? ShardLayout(declaration.layout, {.rank = shard.tensor_parallel_rank, .size = shard.tensor_parallel_size})
@@ -57,7 +57,7 @@ absl::Status OpenedModel::DeclarePages(std::shared_ptr<RegionMemory> region, con
   absl::StatusOr<uint64_t> id = DeclareOn(*bound->connection, *bound->model, pages, deadline);
   if (!id.ok()) return id.status();
   MutexLock lock(mutex_);
-  // A connection ends before the next one is restored from what is kept here.
+  // A connection ends before the next one is restored from these fields.
   if (handles_.model != bound->model || bound->connection->ended()) {
     return absl::UnavailableError("the daemon exited or closed the session while the pages were declared");
   }
@@ -77,7 +77,7 @@ std::shared_ptr<const void> OpenedModel::CountRequest(uint64_t generation) {
   return requests->generation == generation ? requests : nullptr;
 }
 
-// Restores the model before its pages: if the daemon has no room for the pages' region, the model itself is still open.
+// Restores the model before its pages, so that the model is open even if the daemon has no space for the pages' region.
 absl::Status OpenedModel::Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) {
   MutexLock turn(declaring_);
   Handles known;
@@ -108,7 +108,7 @@ absl::Status OpenedModel::Restore(const std::shared_ptr<Connection>& connection,
 
 absl::StatusOr<std::shared_ptr<const ModelHandle>> OpenedModel::OpenOn(const std::shared_ptr<Connection>& connection,
                                                                        NamespaceId& ns, Deadline deadline) const {
-  connection->CloseModels(deadline);  // a session has only so many
+  connection->CloseModels(deadline);  // a session has a limit of models
   v1::OpenModelRequest request;
   request.set_session(connection->session());
   request.set_identity(EncodeIdentity(declaration_.identity));

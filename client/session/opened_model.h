@@ -43,7 +43,7 @@ struct ModelBinding {
   std::shared_ptr<const ModelHandle> model;
   uint64_t pages_id = 0;
   std::shared_ptr<RegionMemory> pages;  // memory of the declared pages; null: none, or unknown to the daemon
-  uint32_t page_tokens = 0;             // of the declared pages
+  uint32_t page_tokens = 0;             // tokens per declared page
   bool pages_missing = false;           // declared, but the daemon has no capacity for their region
 };
 
@@ -62,9 +62,9 @@ class OpenedModel : public Restorable {
                                                            const std::shared_ptr<Connection>& connection,
                                                            Deadline deadline);
 
-  const Layout& layout() const { return layout_; }  // of this process's shard
+  const Layout& layout() const { return layout_; }  // layout of this process's shard
   const NamespaceId& ns() const { return ns_; }
-  uint32_t shards() const { return declaration_.shard.tensor_parallel_size; }  // of the model
+  uint32_t shards() const { return declaration_.shard.tensor_parallel_size; }  // number of shards of the model
   const PrefixUse& prefixes() const { return declaration_.prefixes; }
   bool uses_prefixes() const { return declaration_.prefixes.capture_tokens > 0; }
 
@@ -73,8 +73,9 @@ class OpenedModel : public Restorable {
   absl::Status DeclarePages(std::shared_ptr<RegionMemory> region, const PagedCache& pages, Deadline deadline);
   absl::Status Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) override;
 
-  // Counts a request as running on the pages that the daemon allocates, for as long as the answer is kept. Null while
-  // any runs that was admitted on another connection: today's daemon does not know of its pages, and may give them out.
+  // Counts a request as running on the pages that the daemon allocates, as long as the result lives. Null while a
+  // request that was admitted on another connection runs: the current daemon does not know of its pages, and may
+  // allocate them again.
   std::shared_ptr<const void> CountRequest(uint64_t generation);
 
  private:
@@ -102,7 +103,7 @@ class OpenedModel : public Restorable {
   const Declaration declaration_;
   const Layout layout_;
   NamespaceId ns_;   // constant once open
-  Mutex declaring_;  // held while pages are declared: the daemon keeps what comes last
+  Mutex declaring_;  // held while pages are declared, because the daemon keeps the latest declaration
   mutable Mutex mutex_ ABSL_ACQUIRED_AFTER(declaring_);
   Handles handles_ ABSL_GUARDED_BY(mutex_);
   std::optional<Pages> pages_ ABSL_GUARDED_BY(mutex_);

@@ -14,16 +14,16 @@ namespace ashlar {
 struct ClientOptions {
   std::string rpc_socket;                   // the daemon's listen.rpc_socket
   std::string session_socket;               // the daemon's listen.session_socket
-  std::chrono::milliseconds timeout{5000};  // of every call; at most an hour
-  std::string name = "libashlar";           // for the daemon's logs
-  // The engine's GPU (kernels::FindGpu): that regions are registered on, where the daemon serves several; and it maps
-  // arenas of an hbm tier that lies there.
+  std::chrono::milliseconds timeout{5000};  // timeout of every call; at most an hour
+  std::string name = "libashlar";           // shown in the daemon's logs
+  // The engine's GPU (kernels::FindGpu): regions are registered on it if the daemon serves several GPUs, and arenas of
+  // an hbm tier on it are mapped.
   const kernels::Gpu* gpu = nullptr;
 };
 
-// This process's part of the model, and its computing cost; not part of the namespace. Heads are divided as
-// proto/shard.h says; layers keep their numbers. A segment is a hit when every rank has published its part of it. So
-// that ranks agree, one of them looks up, and the others attach to its lease.
+// This process's part of the model, and its computing cost; not part of the namespace. Heads are divided as in
+// proto/shard.h; layers keep their numbers. A segment is a hit when every rank has published its part of it. One rank
+// looks up, and the others attach to its lease, so that they agree.
 struct Shard {
   uint32_t first_layer = 0;  // 0: pipeline stages are refused
   uint32_t layer_count = 0;  // 0: all
@@ -31,10 +31,10 @@ struct Shard {
   uint32_t tensor_parallel_size = 1;
 };
 struct CostModel {
-  // Of the whole model, for eviction. If flops_per_token is 0, the daemon estimates both from the layout.
+  // Cost of the whole model, for eviction. If flops_per_token is 0, the daemon estimates both from the layout.
   double flops_per_token = 0;
   double flops_per_token_squared = 0;
-  double tokens_per_second = 0;  // of prefill, for the break-even check; 0: every hit is taken
+  double tokens_per_second = 0;  // rate of prefill, for the break-even check; 0: every hit is taken
 };
 
 // The engine's use of exact prefixes.

@@ -25,19 +25,19 @@ class PartSources {
  public:
   using Parts = google::protobuf::RepeatedPtrField<v1::PartSource>;
 
-  // All must outlive it. `region_id`: the region's on the connection of now.
+  // All must outlive it. `region_id`: the region's id on the current connection.
   PartSources(const Layout& layout, const RegionMemory& region, uint64_t region_id)
       : layout_(layout), region_(region), region_id_(region_id) {}
 
-  // All: false for a tensor that does not belong to the layout, or does not lie in the region. Of null pointers
-  // nothing is said, and whether the forms fit the layer, the daemon says.
+  // Add returns false if a tensor does not fit the layout or is not in the region. Null pointers are skipped. The
+  // daemon checks that the forms fit the layer.
   bool Add(const PublishParts::Linear& tensors, Parts& parts) const;
   bool Add(const PublishParts::Run& run, Parts& parts) const;
-  // Adds the rows of a span of so many tokens, keys and values in `dtype`.
+  // Adds the rows of a span of this number of tokens, with keys and values in `dtype`.
   bool Add(const CapturedSpan::Linear& rows, uint64_t tokens, DType dtype, Parts& parts) const;
 
  private:
-  // Null: it does not lie in the region.
+  // Returns null if the data are not in the region.
   v1::PartSource* Place(uint32_t layer, PartForm form, const std::byte* data, uint64_t bytes, Parts& parts) const;
 
   const Layout& layout_;

@@ -13,9 +13,9 @@
 namespace ashlar::internal {
 
 absl::StatusOr<PeerProcess> PeerProcess::Of(Descriptor pidfd) {
-  // Almost any other file is readable at once, which would read as the process's death. waitid knows a pidfd, without
-  // /proc and whatever the namespaces: ECHILD is a process, though not our child. Should it be one (a test's daemon),
-  // WNOWAIT leaves its end to those who wait for it.
+  // Almost any other file is always readable, which would look like the process's death. waitid recognizes a pidfd,
+  // without /proc and in any namespace: ECHILD means a process that is not our child. If it is our child (a test's
+  // daemon), WNOWAIT leaves it to its waiter.
   siginfo_t unused;
   if (::waitid(P_PIDFD, static_cast<id_t>(pidfd.get()), &unused, WEXITED | WNOHANG | WNOWAIT) != 0 && errno != ECHILD) {
     return absl::InvalidArgumentError(absl::StrCat("not a pidfd: ", std::strerror(errno)));

@@ -10,16 +10,16 @@ namespace ashlar::internal {
 
 class PeerProcess {
  public:
-  // `pidfd` is what the process has opened of itself and handed over. Its number would not do: it may be another
-  // process's by now, and a process of another PID namespace has none here. INVALID_ARGUMENT: not a pidfd.
+  // `pidfd` is a pidfd that the process has opened for itself and sent. A process number is not enough: it may be
+  // reused, and a process of another PID namespace has no number here. INVALID_ARGUMENT: not a pidfd.
   static absl::StatusOr<PeerProcess> Of(Descriptor pidfd);
 
   PeerProcess() = default;  // no process; never dead
 
-  // Readable once the process has ended; -1 for none.
+  // Readable once the process has ended; -1: none.
   int pidfd() const { return pidfd_.get(); }
 
-  // True only when the kernel says so: the process has ended and none of its threads can write any more.
+  // True only if the kernel confirms that the process has ended and none of its threads can write any longer.
   bool Dead() const;
   bool WaitDead(Deadline deadline) const;
 

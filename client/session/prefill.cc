@@ -17,7 +17,7 @@ namespace {
 using internal::Deadline;
 using internal::ModelBinding;
 
-// A daemon that waits for longer is not there.
+// A daemon that needs longer counts as absent.
 constexpr std::chrono::seconds kAnswerPatience{5};
 
 int64_t WaitNanos(std::chrono::milliseconds wait) {
@@ -46,7 +46,7 @@ PrefillPlan Model::PlanPrefill(std::span<const ObjectRun> runs, bool warm) {
   request.set_session(binding->connection->session());
   request.set_model(binding->model->id());
   request.set_warm(warm);
-  // The longest, where they are too many: a call takes so many, and what is short is computed soon.
+  // The longest runs if there are too many: a call has a limit, and short runs are computed quickly.
   std::vector<size_t> asked;
   for (size_t i = 0; i < runs.size(); ++i) {
     if (GoesElsewhere(runs[i])) asked.push_back(i);
@@ -78,7 +78,7 @@ bool Model::AwaitPrefill(PrefillPlan& plan, std::chrono::milliseconds wait) {
   const auto is_pending = [&] { return std::ranges::count(plan.states, PrefillState::kPending) > 0; };
   const absl::StatusOr<ModelBinding> binding = Bind();
   const bool known = plan.id != 0 && binding.ok() && binding->connection->generation() == plan.generation;
-  absl::Status status = absl::NotFoundError("plan");
+  absl::Status status = absl::NotFoundError("plan: unknown or ended");
   v1::AwaitPrefillReply reply;
   if (known && is_pending()) {
     v1::AwaitPrefillRequest request;
@@ -93,7 +93,7 @@ bool Model::AwaitPrefill(PrefillPlan& plan, std::chrono::milliseconds wait) {
   for (size_t i = 0; i < plan.asked.size(); ++i) {
     PrefillState& state = plan.states[plan.asked[i]];
     if (state != PrefillState::kPending) continue;
-    // Whoever was to say it has gone: what has not come is this engine's own.
+    // Without an answer, this engine computes the missing segments itself.
     state = answered ? ToPrefillState(reply.states(static_cast<int>(i))) : PrefillState::kOwn;
   }
   return is_pending();
@@ -106,7 +106,7 @@ void Model::EndPrefill(const PrefillPlan& plan) {
   request.set_session(binding->connection->session());
   request.set_plan(plan.id);
   v1::EndPrefillReply reply;
-  // Should it fail, the daemon erases the plan by its own deadline.
+  // If it fails, the daemon erases the plan at its own deadline.
   binding->connection->rpc().EndPrefill(request, reply, reconnector_->CallDeadline()).IgnoreError();
 }
 
@@ -119,7 +119,7 @@ absl::StatusOr<std::optional<PrefillWork>> Model::ServePrefill(std::span<const P
   request.set_model(binding->model->id());
   request.set_wait_ns(WaitNanos(wait));
   for (const PrefillResult& result : results) {
-    if (result.generation != binding->connection->generation()) continue;  // nobody waits for it any more
+    if (result.generation != binding->connection->generation()) continue;  // no engine waits for it any longer
     if (request.results_size() == static_cast<int>(limits::kMaxPrefillResults)) break;
     v1::PrefillResult* one = request.add_results();
     one->set_assignment(result.assignment);

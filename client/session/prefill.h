@@ -12,23 +12,23 @@
 
 namespace ashlar {
 
-// What becomes of a segment of a plan.
+// The state of a segment of a plan.
 enum class PrefillState : uint8_t {
   kPending = 1,  // another engine computes it
   kHere = 2,     // a lookup finds it
   kOwn = 3,      // the requesting engine computes it; in a warm-up, no engine does
 };
 
-// Which of the segments that a prompt misses others compute. It keeps what has come until EndPrefill.
+// The missed segments of a prompt that other engines compute. It keeps the computed ones until EndPrefill.
 struct PrefillPlan {
   uint64_t id = 0;                       // 0: no plan; this engine computes all segments
   uint64_t generation = 0;               // connection that granted it; a reconnect ends the plan
   std::vector<PrefillState> states;      // one per requested run
-  std::vector<size_t> asked;             // indices of the runs that the daemon was asked for
+  std::vector<size_t> asked;             // indices of the runs that the daemon was asked about
   std::chrono::nanoseconds expected{0};  // planned time until all are published
 };
 
-// A segment that this engine is to compute alone and publish. The engine reserves it (Model::Reserve) as if it had
+// A segment for this engine to compute by itself and publish. The engine reserves it (Model::Reserve) as if it had
 // missed it itself.
 struct PrefillWork {
   uint64_t assignment = 0;
@@ -40,7 +40,7 @@ struct PrefillWork {
 struct PrefillResult {
   uint64_t assignment = 0;
   uint64_t generation = 0;
-  bool published = false;  // by any engine: the segment is in this node's cache
+  bool published = false;  // published by any engine: the segment is in this node's cache
 };
 
 }  // namespace ashlar

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // MakeProcessBound, CreatorProcess: objects that belong to one process. A forked child has a copy of its parent's
-// client, but none of its threads, and locks in whatever state they were: nothing in that copy may be called or
-// destroyed there, gRPC least of all.
+// client, but not the parent's threads, and locks may be held forever: nothing in that copy may be called or destroyed,
+// least of all gRPC.
 #pragma once
 
 #include <sys/types.h>
@@ -12,7 +12,7 @@
 
 namespace ashlar::internal {
 
-// A shared object that is destroyed only in the process that made it. A child's copy is left as it is.
+// A shared object that is destroyed only in the process that created it. A child's copy is never destroyed.
 template <typename T, typename... Args>
 std::shared_ptr<T> MakeProcessBound(Args&&... args) {
   return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [owner = ::getpid()](T* object) {

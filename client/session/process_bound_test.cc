@@ -34,7 +34,7 @@ struct Counted {
   int* destroyed_;
 };
 
-TEST(ProcessBound, IsDestroyedOnlyWhereItWasMade) {
+TEST(ProcessBound, IsDestroyedOnlyInItsOwnProcess) {
   int destroyed = 0;
   std::shared_ptr<Counted> object = MakeProcessBound<Counted>(&destroyed);
   EXPECT_TRUE(InForkedChild([&] {
@@ -45,13 +45,13 @@ TEST(ProcessBound, IsDestroyedOnlyWhereItWasMade) {
   EXPECT_EQ(destroyed, 1);
 }
 
-TEST(CreatorProcess, TellsAChildFromItsParent) {
+TEST(CreatorProcess, DistinguishesAChildFromItsParent) {
   const CreatorProcess here;
   EXPECT_FALSE(here.InChild());
   EXPECT_TRUE(InForkedChild([&] { return here.InChild(); }));
 }
 
-TEST(ForkClosedSocket, DoesNotLiveOnInAChild) {
+TEST(ForkClosedSocket, IsNotUsableInAChild) {
   Listener listener;
   auto socket = ForkClosedSocket::Connect(listener.path(), SOCK_SEQPACKET, After(std::chrono::seconds(5)));
   ASSERT_TRUE(socket.ok()) << socket.status();
@@ -64,7 +64,7 @@ TEST(ForkClosedSocket, DoesNotLiveOnInAChild) {
   const pid_t child = ::fork();
   if (child == 0) {
     char byte;
-    const ssize_t got = ::read(held.get(), &byte, 1);  // lives on until the parent says so
+    const ssize_t got = ::read(held.get(), &byte, 1);  // lives until the parent closes the socket
     ::_exit(static_cast<int>(got));
   }
   { const ForkClosedSocket closed = *std::move(socket); }
@@ -74,14 +74,14 @@ TEST(ForkClosedSocket, DoesNotLiveOnInAChild) {
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
 }
 
-TEST(ConnectUnix, SaysWhatIsWrong) {
+TEST(ConnectUnix, NamesTheError) {
   const Deadline soon = After(std::chrono::milliseconds(50));
   EXPECT_EQ(ConnectUnix("/nonexistent/socket", SOCK_STREAM, soon).status().code(), absl::StatusCode::kUnavailable);
   EXPECT_EQ(ConnectUnix(std::string(200, 'a'), SOCK_STREAM, soon).status().code(), absl::StatusCode::kInvalidArgument);
   EXPECT_EQ(ConnectUnix("", SOCK_STREAM, soon).status().code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(PeerProcess, SaysDeadOnlyWhenItIs) {
+TEST(PeerProcess, ReportsOnlyDeadProcessesAsDead) {
   EXPECT_FALSE(PeerProcess().Dead());
   const auto self = PeerProcess::Of(Pidfd(::getpid()));
   ASSERT_TRUE(self.ok()) << self.status();
@@ -97,14 +97,14 @@ TEST(PeerProcess, SaysDeadOnlyWhenItIs) {
   EXPECT_FALSE(peer->WaitDead(After(std::chrono::milliseconds(20))));
   ASSERT_EQ(::kill(child, SIGKILL), 0);
   EXPECT_TRUE(peer->WaitDead(After(std::chrono::seconds(5))));
-  const auto late = PeerProcess::Of(Pidfd(child));  // a zombie: still to be waited for, by its parent alone
+  const auto late = PeerProcess::Of(Pidfd(child));  // a zombie: only its parent can wait for it
   ASSERT_TRUE(late.ok()) << late.status();
   EXPECT_TRUE(late->Dead());
   ASSERT_EQ(::waitpid(child, nullptr, 0), child);
   EXPECT_TRUE(peer->Dead());
 }
 
-TEST(PeerProcess, TakesNothingButAPidfd) {
+TEST(PeerProcess, AcceptsOnlyAPidfd) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   const Descriptor writing(ends[1]);

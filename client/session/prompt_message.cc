@@ -33,7 +33,7 @@ std::string RandomLease() {
   constexpr size_t kLeaseBytes = 16;
   std::string lease(kLeaseBytes, '\0');
   while (::getrandom(lease.data(), lease.size(), 0) != static_cast<ssize_t>(lease.size())) {
-    // Only a signal before the pool is seeded can interrupt so short a request.
+    // Only a signal before the pool is seeded can interrupt such a short request.
   }
   return lease;
 }

@@ -11,8 +11,8 @@
 namespace ashlar::internal {
 namespace {
 
-// A daemon of protocol 2 would not read the media, and take texts of different images for one.
-TEST(PromptMessage, MediaAreForDaemonsThatReadThem) {
+// A daemon of protocol 2 would ignore the media, and treat texts with different images as equal.
+TEST(PromptMessage, MediaNeedADaemonThatReadsThem) {
   const std::vector<int32_t> tokens = {1, 2, 3};
   const std::vector<MediaHash> media = {{2, {7}}};
   Prompt prompt{.tokens = tokens};
@@ -25,8 +25,8 @@ TEST(PromptMessage, MediaAreForDaemonsThatReadThem) {
   EXPECT_TRUE(FitsProtocol(media, {}, limits::kProtocolMax));
 }
 
-// A daemon of protocol 3 would not read the salt, and give the text to all.
-TEST(PromptMessage, SaltsAreForDaemonsThatReadThem) {
+// A daemon of protocol 3 would ignore the salt, and share the text with all users.
+TEST(PromptMessage, SaltsNeedADaemonThatReadsThem) {
   const std::vector<int32_t> tokens = {1, 2, 3};
   const Prompt prompt{.tokens = tokens, .salt = MakeSalt("user 7")};
   EXPECT_FALSE(FitsMessage(prompt, limits::kProtocolWithSalt - 1));
@@ -38,7 +38,7 @@ TEST(PromptMessage, SaltsAreForDaemonsThatReadThem) {
   EXPECT_EQ(*read, prompt.salt);
 }
 
-TEST(PromptMessage, SaysWhereMediaBegin) {
+TEST(PromptMessage, ListsWhereMediaBegin) {
   const std::vector<int32_t> tokens = {1, 2, 3};
   const std::vector<MediaHash> media = {{0, {7}}, {2, {8}}};
   v1::Prompt message;

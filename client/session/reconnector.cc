@@ -23,17 +23,17 @@ using std::chrono::milliseconds;
 
 constexpr milliseconds kFirstPause{10};
 constexpr milliseconds kLongestPause{1000};
-constexpr milliseconds kDeferredPause{200};  // before the daemon is asked again for what it refused to take
-constexpr milliseconds kIdlePause{1000};     // between looks for leases that wait for their use
-// Before deferred work is done: an engine hardly waits for what it gives up, but it does for what it asks next. Work
-// that comes meanwhile shares a call.
+constexpr milliseconds kDeferredPause{200};  // pause before the daemon is asked again for what it refused
+constexpr milliseconds kIdlePause{1000};     // interval of checks for leases that wait for their use
+// Pause before deferred work: engines wait for their next request, but not for a release. Work that arrives meanwhile
+// shares a call.
 constexpr milliseconds kGatherDeferred{5};
 
 bool IsOfNoUse(const absl::Status& status) {
   return absl::IsUnavailable(status) || absl::IsDeadlineExceeded(status) || absl::IsUnauthenticated(status);
 }
 
-// Half of the pause is fixed, half is random, so that engines do not all come back at the same instant.
+// Half of the pause is fixed and half is random, so that engines do not all reconnect at the same instant.
 milliseconds Jittered(milliseconds pause) {
   thread_local std::minstd_rand random(std::random_device{}());
   return pause / 2 + milliseconds(std::uniform_int_distribution<int64_t>(0, pause.count() / 2)(random));
@@ -127,7 +127,7 @@ bool Reconnector::Keep(const std::shared_ptr<Restorable>& item, const std::share
 }
 
 void Reconnector::Run() {
-  sigset_t signals;  // are the engine's to handle, on its own threads
+  sigset_t signals;  // signals are for the engine to handle, on its own threads
   ::sigfillset(&signals);
   ::pthread_sigmask(SIG_BLOCK, &signals, nullptr);
   for (;;) {
@@ -145,12 +145,12 @@ void Reconnector::Run() {
   }
 }
 
-// Does deferred work until the daemon's end, or until the bell rings for another reason.
+// Does deferred work until the daemon ends, or until the bell rings for another reason.
 void Reconnector::Serve(const std::shared_ptr<Connection>& connection) {
   struct pollfd watched[] = {
       {.fd = bell_->fd(), .events = POLLIN, .revents = 0},
       {.fd = connection->channel().fd(), .events = POLLRDHUP, .revents = 0},
-      {.fd = connection->daemon().pidfd(), .events = POLLIN, .revents = 0},  // −1 is left out
+      {.fd = connection->daemon().pidfd(), .events = POLLIN, .revents = 0},  // −1 is skipped
   };
   const bool done = connection->DoDeferredWork(CallDeadline());
   if (unrestored_ && Passed(next_round_)) {
@@ -170,7 +170,7 @@ void Reconnector::Serve(const std::shared_ptr<Connection>& connection) {
   if (is_over()) Lose(connection);
 }
 
-// The session ends with the connection: the next one needs the room that it takes up.
+// The session ends with the connection: the next one needs its space.
 void Reconnector::Lose(const std::shared_ptr<Connection>& connection) {
   connection->EndSession();
   MutexLock lock(mutex_);
@@ -184,7 +184,7 @@ void Reconnector::Reconnect() {
     if (stop_.stop_requested()) return;
     const Deadline deadline = CallDeadline();
     absl::StatusOr<std::shared_ptr<Connection>> connection = Open(options_, bell_, deadline, stop_.get_token());
-    // Another tenant's namespaces are not the ones that this client's models were opened in.
+    // Another tenant's namespaces differ from the ones in which this client's models were opened.
     if (!connection.ok() || (*connection)->channel().tenant() != tenant_) continue;
     const std::stop_callback on_stop(stop_.get_token(), [&connection] { (*connection)->EndSession(); });
     if (RestoreAll(*connection, deadline).ok()) return;
@@ -192,8 +192,8 @@ void Reconnector::Reconnect() {
   }
 }
 
-// Restores every item that the daemon takes, then makes `connection` the current one. Items that the engine adds
-// meanwhile are restored too.
+// Restores every item that the daemon accepts, then makes `connection` the current one. Also restores items that the
+// engine adds meanwhile.
 absl::Status Reconnector::RestoreAll(const std::shared_ptr<Connection>& connection, Deadline deadline) {
   ++round_;
   unrestored_ = false;
@@ -202,7 +202,7 @@ absl::Status Reconnector::RestoreAll(const std::shared_ptr<Connection>& connecti
     Kept* kept = nullptr;  // stays where it is while the item lives
     {
       MutexLock lock(mutex_);
-      if (stop_.stop_requested()) return absl::CancelledError("stopping");  // later, Stop finds what is set here
+      if (stop_.stop_requested()) return absl::CancelledError("stopping");  // Stop checks later for what is set here
       const auto next = std::ranges::find_if(
           kept_, [&](const Kept& k) { return k.generation != connection->generation() && k.round != round_; });
       if (next == kept_.end()) {

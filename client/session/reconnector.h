@@ -21,15 +21,15 @@
 
 namespace ashlar::internal {
 
-// Something that lives longer than a connection: a model, a region.
+// An object that outlives a connection: a model, a region.
 class Restorable {
  public:
   virtual ~Restorable() = default;
 
-  // Makes it known on a connection, as far as it is not. UNAVAILABLE, DEADLINE_EXCEEDED and UNAUTHENTICATED: the
-  // connection is of no use, the reconnector makes another. RESOURCE_EXHAUSTED: the daemon has no room for this one
-  // now, the reconnector asks again later; meanwhile the connection serves all others. Any other error is the daemon's
-  // last word: it stays unknown on this connection.
+  // Registers the object on a connection, unless it is registered. UNAVAILABLE, DEADLINE_EXCEEDED and UNAUTHENTICATED:
+  // the connection is unusable, and the reconnector makes another. RESOURCE_EXHAUSTED: the daemon has no space for this
+  // object now, and the reconnector asks again later; meanwhile the connection serves all other objects. Any other
+  // error is final: the object stays unregistered on this connection.
   virtual absl::Status Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) = 0;
 };
 
@@ -39,13 +39,13 @@ class Reconnector {
   static absl::StatusOr<std::shared_ptr<Reconnector>> Start(const ClientOptions& options);
   ~Reconnector();
 
-  // Ends the connection, or the attempt to make one, and the thread, without waiting for the daemon; every later call
-  // finds no connection.
+  // Ends the connection or the attempt to connect, and the thread, without waiting for the daemon. Later calls find no
+  // connection.
   void Stop();
 
-  // FAILED_PRECONDITION in a forked child; nothing else may be called there but tenant().
+  // FAILED_PRECONDITION in a forked child, in which only tenant() may be called.
   absl::Status CheckProcess() const;
-  // The connection of now. UNAVAILABLE at once while there is none.
+  // The current connection. UNAVAILABLE at once if there is none.
   absl::StatusOr<std::shared_ptr<Connection>> connection() const;
   Deadline CallDeadline() const { return After(options_.timeout); }
   const std::string& tenant() const { return tenant_; }
@@ -96,8 +96,8 @@ class Reconnector {
   mutable Mutex mutex_;
   std::shared_ptr<Connection> connection_ ABSL_GUARDED_BY(mutex_);  // null: not connected
   std::list<Kept> kept_ ABSL_GUARDED_BY(mutex_);
-  uint64_t round_ = 0;       // of restoring; used by the thread only, like the members below
-  bool unrestored_ = false;  // the daemon had no capacity for some items
+  uint64_t round_ = 0;       // round of restoring; used by the thread only, like the members below
+  bool unrestored_ = false;  // the daemon had no space for some items
   Deadline next_round_{};    // next attempt to restore those items
   std::thread thread_;
 };

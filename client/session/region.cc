@@ -27,7 +27,8 @@ std::optional<uint64_t> RegionMemory::OffsetOf(const std::byte* data, uint64_t b
 }
 
 absl::Status RegionMemory::Restore(const std::shared_ptr<Connection>& connection, Deadline deadline) {
-  if (IdOn(*connection).has_value()) return absl::OkStatus();  // a model that has its pages here came first
+  if (IdOn(*connection).has_value())
+    return absl::OkStatus();  // a model that has its pages here restored the region first
   absl::StatusOr<uint64_t> id =
       connection->channel().RegisterRegion(descriptor_.get(), place_.size, place_.kind, place_.lies_on, deadline);
   if (!id.ok()) return id.status();

@@ -17,9 +17,10 @@ namespace ashlar {
 
 // Memory that engine and daemon share. Copies share one mapping; it is unmapped when the last copy is destroyed.
 //
-// It may lie on the daemon's GPU: then data(), and every pointer into the region, is an address for that GPU's kernels
-// and copies, and no thread may touch it. The engine's own kernels must have finished there (wait for their stream)
-// before the memory is published, or landed in; landed bytes are visible to all work that starts after the verdict.
+// A region may be on the daemon's GPU: then data(), and every pointer into the region, is an address for that GPU's
+// kernels and copies, and CPU threads must not access it. The engine's own kernels must have finished there (wait for
+// their stream) before the memory is published, or before a hit lands in it; landed bytes are visible to all work that
+// starts after the verdict.
 class Region {
  public:
   std::byte* data() const;
@@ -39,12 +40,12 @@ struct PagedLayer {
   uint64_t key_offset = 0, value_offset = 0;
   uint64_t page_stride = 0, token_stride = 0;
   uint64_t key_head_stride = 0, value_head_stride = 0;
-  // fp8 with scales: one fp32 a token and head, placed alike.
+  // fp8 with scales: one fp32 per token and head, with the same layout.
   uint64_t key_scale_offset = 0, value_scale_offset = 0;
   uint64_t scale_page_stride = 0, scale_token_stride = 0, scale_head_stride = 0;
   uint32_t group = 0;  // index into PagedCache::groups
 };
-// Attention layers with page tables of their own.
+// Attention layers with a separate page table.
 struct PageGroup {
   uint32_t page_tokens = 0;
   uint32_t pages = 0;
@@ -52,12 +53,12 @@ struct PageGroup {
 struct PagedCache {
   uint32_t page_tokens = 0;
   uint32_t pages = 0;
-  // The daemon gives page ids out (Model::Admit, shared_pages.h). Only in a hosted region.
+  // The daemon allocates page numbers (Model::Admit, shared_pages.h). Only in a hosted region.
   bool allocate = false;
   std::vector<PagedLayer> layers;  // every attention layer, ascending
-  // Empty: one page table serves all layers. Else page_tokens and pages above are not read, and calls take the groups'
-  // tables one behind the other, and of each how many entries it has (`group_pages`). Not with `allocate`. A daemon
-  // that knows no groups refuses them.
+  // Empty: one page table serves all layers. Otherwise page_tokens and pages above are ignored, and calls take the
+  // groups' tables concatenated, and the number of entries of each (`group_pages`). Not with `allocate`. A daemon
+  // without support for groups refuses them.
   std::vector<PageGroup> groups;
   // Page numbers are one set for all groups, which have as many pages each; a page belongs to one group at a time. Rows
   // of layers of different groups may share memory, page by page.

@@ -26,9 +26,9 @@ class RegionMemory : public Restorable {
 
   const SharedMemory& place() const { return place_; }
 
-  // The daemon's number for it on this connection; none where it is unknown.
+  // The daemon's number for the region on this connection; none if the region is not registered.
   std::optional<uint64_t> IdOn(const Connection& connection) const;
-  // The offset of [data, data + bytes) in the region; none where that does not lie inside.
+  // The offset of [data, data + bytes) in the region; none if the range is not inside.
   std::optional<uint64_t> OffsetOf(const std::byte* data, uint64_t bytes) const;
 
   // A region that the daemon hosted is registered as the engine's own after a restart: its memory outlives the daemon.

@@ -27,7 +27,7 @@ grpc::ChannelArguments Arguments() {
   grpc::ChannelArguments arguments;
   arguments.SetMaxReceiveMessageSize(limits::kMaxReplyBytes);
   arguments.SetMaxSendMessageSize(limits::kMaxRequestBytes);
-  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // a call that failed is a miss, never made twice
+  arguments.SetInt(GRPC_ARG_ENABLE_RETRIES, 0);  // a failed call is a miss, and never retried
   return arguments;
 }
 
@@ -87,8 +87,8 @@ absl::StatusOr<std::unique_ptr<Rpc>> Rpc::Open(const std::string& socket, std::f
                                                Deadline deadline, const std::stop_token& stop) {
   absl::StatusOr<Descriptor> connected = ConnectUnix(socket, SOCK_STREAM, deadline, stop);
   if (!connected.ok()) return connected.status();
-  // gRPC closes what it is given, and the thread sanitizer does not see that: it gets a copy, which that never saw
-  // either.
+  // gRPC closes its descriptor, which the thread sanitizer does not see. So gRPC gets a duplicate that the sanitizer
+  // has not seen either.
   absl::StatusOr<Descriptor> given = Descriptor::Duplicate(connected->get());
   if (!given.ok()) return given.status();
   auto impl = std::make_unique<Impl>();

@@ -19,16 +19,15 @@ class Channel;
 
 namespace ashlar::internal {
 
-// Thread-safe. Bounded: more than kMaxCalls at a time are refused with RESOURCE_EXHAUSTED. The daemon answers so, too,
-// when a queue is full, and so does gRPC when it ends a call for want of memory, after the daemon has begun it or
-// before.
+// Thread-safe. Bounded: calls beyond kMaxCalls are refused with RESOURCE_EXHAUSTED. The daemon returns the same if a
+// queue is full, and so does gRPC if it ends a call for lack of memory, before or after the daemon has begun it.
 class Rpc {
  public:
   static constexpr int kMaxCalls = 256;
 
-  // Connects once: a channel that found its way to a restarted daemon by itself would mix two lives. When the
-  // connection breaks, every call fails with UNAVAILABLE. When a daemon answers that does not know the session (the
-  // daemon was restarted between the two sockets), calls fail with UNAUTHENTICATED. Either way `on_lost` is called.
+  // Connects once: a channel that reconnected to a restarted daemon by itself would mix two sessions. When the
+  // connection breaks, every call fails with UNAVAILABLE. If the daemon does not know the session, because it was
+  // restarted between the two connections, calls fail with UNAUTHENTICATED. In both cases `on_lost` is called.
   static absl::StatusOr<std::unique_ptr<Rpc>> Open(const std::string& socket, std::function<void()> on_lost,
                                                    Deadline deadline, const std::stop_token& stop = {});
   ~Rpc();
@@ -42,15 +41,15 @@ class Rpc {
 #undef ASHLAR_UNARY
 #undef ASHLAR_STREAM
 
-  // Reports the status of a call that was made elsewhere (LandCall): such a call may have found the connection of no
-  // use.
+  // Reports the status of a call that was made elsewhere (LandCall): the call may have found that the connection has
+  // ended.
   void Ended(const absl::Status& status);
-  // True once a call has found the connection of no use, whether or not the daemon lives.
+  // True once a call has found the connection unusable, whether or not the daemon lives.
   bool lost() const;
-  // Cancels the calls above; later ones fail at once.
+  // Cancels the calls above; later calls fail at once.
   void Shutdown();
 
-  // For calls that are not made here (LandCall).
+  // For calls that are made elsewhere (LandCall).
   const std::shared_ptr<grpc::Channel>& channel() const;
 
  private:
@@ -59,9 +58,9 @@ class Rpc {
   std::unique_ptr<Impl> impl_;
 };
 
-// Converts a failed call's status to the reason of a segment's miss.
+// Converts a failed call's status to the miss reason of a segment.
 MissReason ToMissReason(const absl::Status& status);
-// Converts a reason as the daemon sent it; a number that this version does not know is still a miss.
+// Converts a reason from the daemon. A number that this version does not know is still a miss.
 MissReason ToMissReason(uint32_t wire);
 
 }  // namespace ashlar::internal

@@ -25,7 +25,7 @@ absl::Status Ended() {
   return absl::UnavailableError("the session with the daemon has ended");
 }
 
-// As the daemon knows it; empty of none.
+// The GPU's name for the daemon; empty: none.
 std::string NameOf(const kernels::GpuId& gpu) {
   if (gpu == kernels::GpuId{}) return "";
   return {reinterpret_cast<const char*>(gpu.data()), gpu.size()};
@@ -42,7 +42,7 @@ absl::Status Await(int fd, short events, Deadline deadline) {
   }
 }
 
-// Room for the descriptors of one message.
+// Space for the descriptors of one message.
 union DescriptorSpace {
   struct cmsghdr align;
   char bytes[CMSG_SPACE(sizeof(int) * limits::kMaxDescriptorsPerMessage)];
@@ -67,7 +67,7 @@ std::vector<Descriptor> TakeDescriptors(struct msghdr& message) {
 struct SessionChannel::Answer {
   v1::SessionReply reply;
   std::vector<Descriptor> descriptors;
-  bool incomplete = false;  // this process has no room for all of them
+  bool incomplete = false;  // the message was truncated for lack of space or descriptors
 };
 
 absl::StatusOr<std::unique_ptr<SessionChannel>> SessionChannel::Open(const std::string& path, const std::string& client,
@@ -146,7 +146,7 @@ absl::StatusOr<SessionChannel::HostedRegion> SessionChannel::HostRegion(uint64_t
     return absl::InternalError("the daemon's answer lacks the region or its descriptor");
   }
   const v1::RegionReply& region = answer->reply.region();
-  if (on_gpu != (region.gpu_bytes() > 0)) {  // a daemon that knows nothing of GPUs gives other memory
+  if (on_gpu != (region.gpu_bytes() > 0)) {  // a daemon without GPU support returns other memory
     DropRegion(region.region());
     return absl::FailedPreconditionError("the daemon hosts regions in CPU memory only");
   }
@@ -237,7 +237,7 @@ absl::StatusOr<SessionChannel::Answer> SessionChannel::Exchange(const v1::Sessio
   return status;
 }
 
-// Takes every answer that nobody waits for any more off the socket.
+// Reads all late answers, whose callers have stopped waiting, from the socket.
 absl::Status SessionChannel::TakeLateAnswers(Deadline deadline) {
   while (!late_.empty()) {
     absl::StatusOr<Answer> answer = Receive(deadline);
@@ -251,7 +251,7 @@ absl::Status SessionChannel::TakeLateAnswers(Deadline deadline) {
   return absl::OkStatus();
 }
 
-// Best effort: what cannot be said now ends with the session.
+// Best effort: a drop that cannot be sent now ends with the session.
 void SessionChannel::SendDrop(uint64_t region) {
   if (late_.size() >= kMaxLateAnswers && !TakeLateAnswers(Deadline()).ok()) return;
   v1::SessionRequest request;
@@ -304,10 +304,10 @@ absl::StatusOr<SessionChannel::Answer> SessionChannel::Receive(Deadline deadline
     answer.descriptors = TakeDescriptors(message);
     answer.incomplete = (message.msg_flags & MSG_CTRUNC) != 0;
     if ((message.msg_flags & MSG_TRUNC) != 0 || !answer.reply.ParseFromArray(bytes.data(), size)) {
-      Shutdown();  // nothing that follows could be understood
+      Shutdown();  // the messages that follow could not be parsed
       return Ended();
     }
-    // One thread at a time is here.
+    // Only one thread at a time gets here.
     const int64_t ahead = answer.reply.clock_ns() - MonotonicNanos(std::chrono::steady_clock::now());
     clock_ahead_.store(std::max(clock_ahead_.load(std::memory_order_relaxed), ahead), std::memory_order_relaxed);
     return answer;

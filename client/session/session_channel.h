@@ -28,30 +28,29 @@ class SessionRequest;
 
 namespace ashlar::internal {
 
-// Thread-safe. One request is under way at a time; others wait for their turn within their deadline.
+// Thread-safe. One request is in flight at a time; others wait for their turn within their deadline.
 class SessionChannel {
  public:
-  // Connects and agrees on a protocol version. UNAVAILABLE: no daemon; FAILED_PRECONDITION: nothing in common, or the
-  // daemon does not show its process.
-  // Fails at once when told to stop.
+  // Connects and agrees on a protocol version. UNAVAILABLE: no daemon; FAILED_PRECONDITION: no common version, or the
+  // daemon does not send its pidfd. Fails at once when told to stop.
   static absl::StatusOr<std::unique_ptr<SessionChannel>> Open(const std::string& path, const std::string& client,
                                                               Deadline deadline, const std::stop_token& stop = {});
 
   const std::string& session() const { return session_; }            // the secret that names the session in every RPC
   const std::string& daemon_epoch() const { return daemon_epoch_; }  // names this run of the daemon
   const std::string& tenant() const { return tenant_; }
-  uint32_t protocol() const { return protocol_; }  // the version that both ends speak
+  uint32_t protocol() const { return protocol_; }  // the agreed protocol version
   const PeerProcess& daemon() const { return daemon_; }
-  // A point of this process's clock as the daemon's shows it, or a little earlier, never later: the two clocks are told
-  // apart by what the daemon's showed when it replied. At least 1.
+  // Converts a point of this process's clock to the daemon's clock. The result may be a little early, but never late:
+  // the difference between the clocks is estimated from the daemon's replies. At least 1.
   int64_t InDaemonsClock(Deadline deadline) const;
 
-  // False once either end has ended the session. The daemon ends it before it gives up what the session held.
+  // False once either end has ended the session. The daemon ends it before it releases what the session held.
   bool Alive() const;
-  int fd() const { return socket_.get(); }  // to watch for its end (POLLRDHUP); read by this class only
+  int fd() const { return socket_.get(); }  // to poll for the session's end (POLLRDHUP); only this class reads from it
 
-  // RESOURCE_EXHAUSTED of these: also where this process can open no more descriptors. The session goes on.
-  // A memfd, or an allocation on a GPU: on `gpu`, or (all zero) on the daemon's only one.
+  // These also return RESOURCE_EXHAUSTED if this process can open no more descriptors; the session continues. The
+  // descriptor is a memfd, or an allocation on a GPU: on `gpu`, or (all zero) on the daemon's only one.
   absl::StatusOr<uint64_t> RegisterRegion(int descriptor, uint64_t bytes, kernels::MemoryKind memory,
                                           const kernels::GpuId& gpu, Deadline deadline);
   struct HostedRegion {
@@ -66,10 +65,10 @@ class SessionChannel {
     bool on_gpu = false;
   };
   absl::StatusOr<Arena> GetArena(uint32_t arena, Deadline deadline);
-  // Does not wait for the answer: the daemon may give it only when nothing uses the region any more.
+  // Does not wait for the answer: the daemon may answer only once nothing uses the region any longer.
   void DropRegion(uint64_t region);
 
-  // Ends the session: requests under way, and all later ones, fail with UNAVAILABLE.
+  // Ends the session: requests in progress, and all later ones, fail with UNAVAILABLE.
   void Shutdown();
 
  private:
@@ -81,7 +80,7 @@ class SessionChannel {
   absl::StatusOr<Answer> Ask(const v1::SessionRequest& request, int descriptor, Expects expects, Deadline deadline);
   void EndTurn();
 
-  // Only with the turn.
+  // Requires the turn.
   absl::StatusOr<Answer> Exchange(const v1::SessionRequest& request, int descriptor, Expects expects,
                                   Deadline deadline);
   absl::Status Send(const v1::SessionRequest& request, int descriptor, Deadline deadline);
@@ -95,15 +94,15 @@ class SessionChannel {
   std::string daemon_epoch_;
   std::string tenant_;
   uint32_t protocol_ = 0;
-  // The daemon's clock less this process's, at least. The truest of all replies: the one that came fastest.
+  // A lower bound of the daemon's clock minus this process's, from the fastest reply so far.
   std::atomic<int64_t> clock_ahead_{INT64_MIN};
 
   Mutex mutex_;
   CondVar turn_ended_;
-  bool turn_ ABSL_GUARDED_BY(mutex_) = false;              // somebody has the turn
+  bool turn_ ABSL_GUARDED_BY(mutex_) = false;              // a thread has the turn
   std::vector<uint64_t> to_drop_ ABSL_GUARDED_BY(mutex_);  // regions that the next end of a turn drops
-  // Answers come in the order of requests: one entry for every request whose answer nobody waits for any more. Belongs
-  // to the turn.
+  // Answers arrive in the order of requests: one entry for every request whose caller has stopped waiting. Belongs to
+  // the holder of the turn.
   std::deque<Expects> late_;
 };
 

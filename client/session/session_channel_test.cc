@@ -48,7 +48,7 @@ v1::SessionReply RegionGrant(uint64_t id) {
   return reply;
 }
 
-// The daemon's end of one session, run by a script on a thread of its own.
+// The daemon's end of one session, run by a script on a separate thread.
 class ScriptedDaemon {
  public:
   using Script = std::function<void(ScriptedDaemon&)>;
@@ -120,7 +120,7 @@ absl::Status Greeting(const v1::SessionReply& reply, const Descriptor& process =
   return Open(daemon).status();
 }
 
-TEST(SessionChannel, AgreesOnAVersionOrSaysWhyNot) {
+TEST(SessionChannel, AgreesOnAVersionOrNamesTheReason) {
   EXPECT_TRUE(Greeting(GoodWelcome()).ok());
 
   v1::SessionReply refusal;
@@ -148,9 +148,9 @@ TEST(SessionChannel, AgreesOnAVersionOrSaysWhyNot) {
   EXPECT_EQ(Greeting(secret).code(), absl::StatusCode::kUnavailable);
 }
 
-// Without it the client could not tell a daemon that is dead from one that is slow; what is readable at once would read
-// as dead.
-TEST(SessionChannel, ADaemonMustShowItsProcess) {
+// Without the pidfd the client could not distinguish a dead daemon from a slow one. A descriptor that is always
+// readable would look like a dead one.
+TEST(SessionChannel, RefusesAnIncompleteWelcome) {
   const absl::Status none = Greeting(GoodWelcome(), Descriptor());
   EXPECT_EQ(none.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(std::string(none.message()), HasSubstr("lacks the descriptor of its process"));
@@ -165,7 +165,7 @@ TEST(SessionChannel, ADaemonMustShowItsProcess) {
   EXPECT_EQ(Greeting(timeless).code(), absl::StatusCode::kFailedPrecondition);
 }
 
-// The daemon lives in another time namespace: a deadline may reach it early, by what its fastest reply took, but never
+// The daemon runs in another time namespace: a deadline may arrive early, by the time of its fastest reply, but never
 // late.
 TEST(SessionChannel, DeadlinesAreInTheDaemonsClock) {
   constexpr int64_t kAhead = 3'600'000'000'000, kSlow = 500'000'000;
@@ -219,13 +219,12 @@ TEST(SessionChannel, CarriesDescriptors) {
   EXPECT_TRUE(Mapping::Map(arena->memory.get(), 4096, Mapping::Access::kRead).ok());
 }
 
-// Answers carry no number: one that comes too late must not be taken for the next request's, and what it grants is
-// given back.
-TEST(SessionChannel, GivesBackWhatALateAnswerGrants) {
+// Answers have no numbers: a late answer must not be taken for the next request's, and what it grants is returned.
+TEST(SessionChannel, ReturnsTheGrantsOfLateAnswers) {
   ScriptedDaemon daemon([](ScriptedDaemon& self) {
     self.Welcome();
     EXPECT_TRUE(self.Read().has_host_region());
-    EXPECT_TRUE(self.Read().has_host_region());  // the first has been given up
+    EXPECT_TRUE(self.Read().has_host_region());  // the first request has timed out
     self.Write(RegionGrant(1), MakeMemfd(4096, F_SEAL_SHRINK).get());
     self.Write(RegionGrant(2), MakeMemfd(4096, F_SEAL_SHRINK).get());
     EXPECT_EQ(self.Read().drop_region().region(), 1u);
@@ -245,7 +244,7 @@ TEST(SessionChannel, GivesBackWhatALateAnswerGrants) {
   EXPECT_EQ(third->id, 3u);
 }
 
-TEST(SessionChannel, ErrorsAreTheDaemonsOwn) {
+TEST(SessionChannel, PassesOnTheDaemonsErrors) {
   ScriptedDaemon daemon([](ScriptedDaemon& self) {
     self.Welcome();
     self.Read();
@@ -262,7 +261,7 @@ TEST(SessionChannel, ErrorsAreTheDaemonsOwn) {
   EXPECT_EQ(status, absl::InvalidArgumentError("bytes: too many"));
 }
 
-TEST(SessionChannel, TheEndOfTheDaemonEndsEveryCall) {
+TEST(SessionChannel, CallsEndWhenTheDaemonEnds) {
   ScriptedDaemon daemon([](ScriptedDaemon& self) {
     self.Welcome();
     self.Read();
@@ -274,7 +273,7 @@ TEST(SessionChannel, TheEndOfTheDaemonEndsEveryCall) {
   EXPECT_EQ((*channel)->GetArena(1, After(kPatience)).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST(SessionChannel, ShutdownEndsACallUnderWay) {
+TEST(SessionChannel, ShutdownEndsACallInFlight) {
   std::promise<void> asked;
   ScriptedDaemon daemon([&](ScriptedDaemon& self) {
     self.Welcome();
@@ -291,7 +290,7 @@ TEST(SessionChannel, ShutdownEndsACallUnderWay) {
   ends.join();
 }
 
-TEST(SessionChannel, OpeningStopsWhenToldTo) {
+TEST(SessionChannel, OpeningCanBeStopped) {
   std::stop_source stop;
   std::promise<void> done;
   ScriptedDaemon daemon([&](ScriptedDaemon& self) {
@@ -304,8 +303,8 @@ TEST(SessionChannel, OpeningStopsWhenToldTo) {
   done.set_value();
 }
 
-// While it lives, this process can open nothing: every number below the limit is taken. The numbers are those of the
-// standard streams, which no other thread of the test opens or closes.
+// While it lives, this process cannot open anything: every number below the limit is taken. The numbers are the ones of
+// the standard streams, which no other thread of the test opens or closes.
 class NoDescriptors {
  public:
   NoDescriptors() {
@@ -326,7 +325,7 @@ class NoDescriptors {
   struct rlimit before_ {};
 };
 
-TEST(SessionChannel, OutlivesACallWhoseDescriptorFindsNoRoom) {
+TEST(SessionChannel, SurvivesACallWithoutSpaceForItsDescriptor) {
 #if defined(__SANITIZE_ADDRESS__)
   GTEST_SKIP() << "the sanitizer's check of types takes descriptors of its own";
 #endif
@@ -358,7 +357,7 @@ TEST(SessionChannel, OutlivesACallWhoseDescriptorFindsNoRoom) {
   EXPECT_TRUE((*channel)->GetArena(7, After(kPatience)).ok());
 }
 
-TEST(SessionChannel, NonsenseEndsTheSession) {
+TEST(SessionChannel, InvalidMessagesEndTheSession) {
   ScriptedDaemon daemon([](ScriptedDaemon& self) {
     self.Welcome();
     self.Read();

@@ -15,7 +15,7 @@ namespace ashlar::internal {
 struct SharedMemory {
   explicit SharedMemory(Mapping its_mapping)
       : data(its_mapping.data()), size(its_mapping.size()), mapping(std::move(its_mapping)) {}
-  // Memory on a GPU that the engine has mapped itself; `its_gpu` may be all zero: the daemon's only one.
+  // GPU memory that the engine has mapped itself. `its_gpu` may be all zero: the daemon's only GPU.
   SharedMemory(std::byte* its_data, size_t its_size, const kernels::GpuId& its_gpu)
       : data(its_data), size(its_size), kind(kernels::MemoryKind::kDevice), lies_on(its_gpu) {}
   SharedMemory(const kernels::Gpu& its_gpu, std::unique_ptr<kernels::ArenaMemory> its_arena)
@@ -26,7 +26,7 @@ struct SharedMemory {
         lies_on(its_gpu.id()),
         arena(std::move(its_arena)) {}
 
-  // Copies out of memory that this process has mapped itself.
+  // Copies from memory that this process has mapped itself.
   void CopyToHost(void* here, const std::byte* there, size_t bytes) const {
     if (gpu != nullptr) return gpu->CopyToHost(here, there, bytes);
     std::memcpy(here, there, bytes);

@@ -132,7 +132,7 @@ std::vector<int32_t> Admission::PageTable(size_t segment) const {
 }
 
 AdmitOutcome Admission::Extend(uint32_t own_pages, PageShortage* lacks) {
-  // A daemon that has not noticed yet that the session has ended would answer, and take the pages back a moment later.
+  // A daemon that has not yet noticed the end of the session would answer, and take the pages back a moment later.
   if (!valid()) return AdmitOutcome::kUnavailable;
   auto request = Ask<v1::ExtendAdmissionRequest>();
   request.set_own_pages(own_pages);

@@ -4,11 +4,11 @@
 // allocate its page ids (PagedCache::allocate). Their attention reads keys in place (kernels::AttendUnrotated,
 // AttendRotatedQuery).
 //
-// A request is admitted with all its pages: one copy of every segment, which all requests reference, and pages of its
-// own for the tokens that it recomputes and decodes. A request that is told kToFill fills the segment's pages, by
-// computing or by landing it (Model::Land with a page table of the segment's pages and first_position =
-// placement.first_slot), and then calls Admission::MarkFilled. Of segments that are filled already it lands the tuples
-// alone (LandSegment::tuples_only), because these may still have to be promoted.
+// A request is admitted with all its pages: one copy of every segment, which all requests reference, and own pages for
+// the tokens that it recomputes and decodes. A request that gets kToFill for a segment fills the segment's pages by
+// computing or landing it (Model::Land with a page table of the segment's pages and first_position =
+// placement.first_slot), and then calls Admission::MarkFilled. For filled segments it lands only the tuples
+// (LandSegment::tuples_only), because these may still need promotion.
 #pragma once
 
 #include <chrono>
@@ -37,22 +37,22 @@ namespace ashlar {
 struct PageShortage {
   uint64_t needed = 0;  // in addition to the pages of segments that are already shared
   uint64_t free = 0;
-  uint64_t reclaimable = 0;  // of segments that no request references and this one does not need
-  uint64_t held = 0;         // by running requests, or by segments that this request would share
+  uint64_t reclaimable = 0;  // pages of segments that no request references and this one does not need
+  uint64_t held = 0;         // pages of running requests, or of segments that this request would share
 };
 
 enum class AdmitOutcome : uint8_t {
   kAdmitted = 1,
   kNoPages = 2,      // PageShortage has the numbers; nothing has changed
-  kOldRequests = 3,  // requests from before a reconnect still use pages that the daemon does not know: end them
+  kOldRequests = 3,  // requests from before a reconnect still use pages that the daemon does not know; end them
   kBusy = 4,         // a bounded queue is full, or the limit of running requests is reached
   kInvalid = 5,      // the pages are not declared, or declared without `allocate`
   kUnavailable = 6,  // no answer from the daemon in time; nothing is held
 };
 
-// A running request's pages. They are its until it is destroyed or Release is called, which tells the daemon in the
-// background; a landing into them that is still under way keeps them out of use until it is quiet. One thread at a
-// time.
+// A running request's pages. The request owns them until it is destroyed or Release is called, which tells the daemon
+// in the background. A landing into them that is still in progress withholds them from use until it is quiesced. One
+// thread at a time.
 class Admission {
  public:
   Admission(Admission&&) noexcept = default;
@@ -68,34 +68,34 @@ class Admission {
     PagePlacement placement;     // the slots of its tokens
     std::vector<int32_t> pages;  // shared pages in order; empty if the segment has no interior
   };
-  // One a segment of the prompt.
+  // One entry per segment of the prompt.
   const std::vector<Segment>& segments() const { return segments_; }
   const std::vector<int32_t>& own_pages() const { return own_pages_; }
   uint32_t page_tokens() const { return page_tokens_; }
 
-  // The page table of one segment, for slots counted from its first page: −1 where a page is not shared.
+  // The page table of one segment, for slots counted from its first page: −1 for pages that are not shared.
   std::vector<int32_t> PageTable(size_t segment) const;
 
-  // Brings its own pages to so many in all, all of those or none; those that it has stay in their places.
+  // Raises the number of own pages to `own_pages`, or changes nothing. Existing pages stay in their places.
   AdmitOutcome Extend(uint32_t own_pages, PageShortage* lacks = nullptr);
-  // Tells that segments of kToFill have their keys and values now; requests may read them only from here on. False: the
+  // Reports that kToFill segments now have their keys and values; requests may read them only afterwards. False: the
   // daemon was not told, or the segment was not this request's to fill.
   bool MarkFilled(std::span<const uint32_t> segments);
   // Asks for the state of segments that other requests fill, for at most `timeout`. False: the daemon did not answer.
   bool Refresh(std::chrono::milliseconds timeout = std::chrono::hours(1));
 
-  // False once the session that holds the lease has ended. The request may finish on the pages that it has, which
-  // nobody else gets before it ends (kOldRequests), but it can have no more, and share no more.
+  // False once the session that holds the lease has ended. The request may finish on its pages, which no other request
+  // gets before it ends (kOldRequests), but it can neither get nor share more pages.
   bool valid() const;
-  // 16 bytes that another process of the same tenant can turn into an Admission of its own (Model::AttachAdmission).
-  // The pages stay until all have released them.
+  // 16 bytes from which another process of the same tenant makes its own Admission (Model::AttachAdmission). The pages
+  // stay until all have released them.
   std::string lease() const;
   void Release();
 
  private:
   friend class Model;
   Admission() = default;
-  // Takes what the daemon says of it.
+  // Updates it from the daemon's message.
   void Take(const v1::Admission& admission);
   template <typename Request>
   Request Ask() const;
@@ -115,7 +115,7 @@ class Admission {
 struct Admitted {
   AdmitOutcome outcome = AdmitOutcome::kUnavailable;
   std::optional<Admission> admission;  // when admitted
-  PageShortage lacks;                  // when there are too few pages
+  PageShortage lacks;                  // if there are too few pages
 };
 
 }  // namespace ashlar

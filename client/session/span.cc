@@ -49,10 +49,11 @@ std::vector<std::byte> SpanInputs::ConvTail(const void* checkpoint) const {
   const auto* const before = static_cast<const std::byte*>(checkpoint);
   const bool token_first = layer_.conv_order == TailOrder::kTokenFirst;
   const uint64_t element = ElementBytes(ConvType(layer_));
-  // Distances between tokens, and between channels, in a tail.
+  // Distances in a tail between tokens and between channels.
   const uint64_t token_bytes = token_first ? row_bytes : element,
                  channel_bytes = token_first ? element : rows * element;
-  for (uint64_t i = 0; i < rows; ++i) {  // row i of the tail is row tokens_ + i of the checkpoint's tail and the span's
+  for (uint64_t i = 0; i < rows;
+       ++i) {  // row i of the tail is row tokens_ + i of the checkpoint's tail and of the span's
     const uint64_t row = tokens_ + i;
     std::byte* const to = tail.data() + i * token_bytes;
     const bool is_before = row < rows;

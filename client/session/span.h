@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Buffered spans (KVBuffer §6): the inputs of an engine's linear layers for a text's last tokens. The engine offers
-// them beside the states there, and gets them back in place if the daemon kept them. The state behind any of these
-// tokens is the state of the checkpoint before them, run through the recurrence: no projections, no MLPs.
+// them with the states at the same position, and gets them back in place if the daemon kept them. To get the state
+// after any of these tokens, run the recurrence from the checkpoint before them: no projections, no MLPs.
 //
 // An engine with kernels runs the recurrence itself: SeamStep{checkpoint}, SeamStep{run of SpanInputs}. An engine
 // without kernels copies SpanInputs' rows into its region and gives Model::Advance the same two steps.
@@ -29,19 +29,19 @@ struct MappedRows {
   const std::byte* Row(uint64_t token) const { return units[token / unit_tokens] + token % unit_tokens * row_bytes; }
 };
 
-// The inputs of a span's tokens, as PartForm::kSpanKeys to kSpanConvInputs say. Life and validity are those of
-// MappedTuple: rows of a layer may be on their way up, and are read only behind a landing's WaitLayers that covers it,
-// or behind the verdict, which vouches for them.
+// The inputs of a span's tokens, in the forms PartForm::kSpanKeys to kSpanConvInputs. Lifetime and validity are the
+// same as MappedTuple's: rows of a layer may still be in promotion, and may be read only after a landing's WaitLayers
+// that covers the layer, or after the verdict, which covers them.
 struct MappedSpan {
   struct Layer {
     MappedRows keys, values, gates, betas, conv_inputs;
   };
-  kernels::MemoryKind memory = kernels::MemoryKind::kHost;  // of the rows, as MappedTuple::memory
+  kernels::MemoryKind memory = kernels::MemoryKind::kHost;  // memory of the rows; see MappedTuple::memory
   uint64_t tokens = 0;                                      // tokens of the span that the match uses, from its first
   std::vector<Layer> layers;                                // one per layer of the layout; empty for attention layers
 };
 
-// A copy of one layer's inputs for the kernels, fp32. Of spans in the processor's memory.
+// A copy of one layer's inputs for the kernels, fp32. Only for spans in CPU memory.
 class SpanInputs {
  public:
   // Copies the inputs of the tokens that the span shares with the match.
@@ -49,8 +49,8 @@ class SpanInputs {
 
   // The inputs, without queries. Points into this object.
   kernels::TokenInputs inputs() const;
-  // Returns the convolution's tail behind the last token, in the layer's conv_order and ConvType,
-  // made from the checkpoint's tail and the tokens' own inputs. Empty if the layer has no convolution.
+  // Returns the convolution's tail after the last token, in the layer's conv_order and ConvType, from the checkpoint's
+  // tail and the tokens' own inputs. Empty if the layer has no convolution.
   std::vector<std::byte> ConvTail(const void* checkpoint) const;
 
  private:
@@ -62,9 +62,9 @@ class SpanInputs {
   std::vector<float> keys_, values_, gates_, betas_;
 };
 
-// A text's last tokens in the engine's memory: rows of a token as PartForm says, one token behind the other, in the
-// region of the commit. `keys` and `values` have the type that PrefixUse names; gates and betas are fp32; convolution
-// inputs are in the layer's state_dtype. A pointer is null if the layer's family has no such input.
+// A text's last tokens in the engine's memory: rows of a token in the form of PartForm, token after token, in the
+// region of the commit. `keys` and `values` have the type in PrefixUse; gates and betas are fp32; convolution inputs
+// are in the layer's state_dtype. A pointer is null if the layer's family has no such input.
 struct CapturedSpan {
   struct Linear {
     uint32_t layer = 0;
@@ -74,8 +74,9 @@ struct CapturedSpan {
     const float* betas = nullptr;
     const std::byte* conv_inputs = nullptr;
   };
-  uint64_t begin = 0;  // mostly a depth of CommitParts::checkpoints; the span reaches from there to the text's end
-  std::vector<Linear> linear;  // every linear layer; none: no span is offered
+  uint64_t begin =
+      0;  // usually a depth of CommitParts::checkpoints; the span covers the tokens from there to the text's end
+  std::vector<Linear> linear;  // every linear layer; empty: no span is offered
 };
 
 }  // namespace ashlar

@@ -17,7 +17,7 @@ namespace {
 using internal::Deadline;
 using internal::ModelBinding;
 
-constexpr size_t kFieldBytes = 16;  // at most, around an embedded message
+constexpr size_t kFieldBytes = 16;  // limit of the bytes around an embedded message
 
 PublishOutcome ToPublishOutcome(uint32_t wire) {
   const bool known = wire >= static_cast<uint32_t>(PublishOutcome::kPublished) &&
@@ -54,7 +54,7 @@ std::optional<PublishOutcome> Model::Describe(const Publication& publication, co
   if (!reservation.granted() || reservation.generation != binding.connection->generation()) {
     return PublishOutcome::kUnknownReservation;
   }
-  // The daemon has had no room for the pages' region yet, so it would not know the pages.
+  // The daemon has not yet had space for the pages' region, so it does not know the pages.
   if (binding.pages_missing && !parts.page_table.empty()) return PublishOutcome::kBusy;
   object.set_reservation(reservation.id);
   object.set_provenance(static_cast<uint32_t>(parts.provenance));
@@ -65,7 +65,7 @@ std::optional<PublishOutcome> Model::Describe(const Publication& publication, co
   if (parts.linear.empty()) return std::nullopt;
   if (parts.region.memory_ == nullptr) return PublishOutcome::kBadSource;
   const std::optional<uint64_t> region_id = parts.region.memory_->IdOn(*binding.connection);
-  if (!region_id.has_value()) return PublishOutcome::kBusy;  // the daemon has no room for it now, and was not asked
+  if (!region_id.has_value()) return PublishOutcome::kBusy;  // the daemon has no space for it now, and was not asked
   const internal::PartSources sources(opened_->layout(), *parts.region.memory_, *region_id);
   for (const PublishParts::Linear& tensors : parts.linear) {
     if (!sources.Add(tensors, *object.mutable_parts())) return PublishOutcome::kBadSource;
@@ -87,7 +87,7 @@ std::vector<PublishOutcome> Model::Publish(std::span<const Publication> objects)
   std::vector<PublishOutcome> outcomes(objects.size(), PublishOutcome::kUnavailable);
   if (!binding.ok()) return outcomes;
   std::vector<v1::PublishObject> asked;
-  std::vector<size_t> places;  // of `asked` among `objects`
+  std::vector<size_t> places;  // places of `asked` among `objects`
   for (size_t i = 0; i < objects.size(); ++i) {
     v1::PublishObject object;
     if (const auto outcome = Describe(objects[i], *binding, object); outcome.has_value()) {
@@ -103,8 +103,7 @@ std::vector<PublishOutcome> Model::Publish(std::span<const Publication> objects)
       [&](std::span<const v1::PublishObject> part) { return AskPublish(*binding->connection, part, deadline); },
       [](const v1::PublishObject&, const absl::Status& status) { return ToPublishOutcome(status); });
   for (size_t i = 0; i < answers.size(); ++i) outcomes[places[i]] = answers[i];
-  // Bad sources end their reservation, whoever noticed them: the daemon may not have been asked, or have refused to
-  // read.
+  // Bad sources end their reservation, even if the daemon was not asked or refused to read.
   std::vector<Reservation> bad;
   for (size_t i = 0; i < objects.size(); ++i) {
     if (outcomes[i] == PublishOutcome::kBadSource) bad.push_back(objects[i].reservation);
@@ -119,7 +118,7 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
                     std::span<const uint32_t> group_pages) {
   auto landing = std::make_unique<Landing::State>(opened_->layout());
   const absl::StatusOr<ModelBinding> binding = Bind();
-  MissReason refusal = MissReason::kNone;  // of the landing as a whole
+  MissReason refusal = MissReason::kNone;  // reason of the landing as a whole
   if (!binding.ok()) {
     refusal = internal::ToMissReason(binding.status());
   } else if (match.connection_ != binding->connection || match.lease_ == nullptr) {
@@ -133,7 +132,7 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
 
   const bool rotary_shifts = binding.ok() && binding->connection->protocol() >= limits::kProtocolWithRotaryShift;
   v1::LandRequest request;
-  std::vector<size_t> tuples_only;  // for each object of that field, its place in `reasons`
+  std::vector<size_t> tuples_only;  // for each object of that field, its index in `reasons`
   for (const LandSegment& segment : segments) {
     const Match::Objects objects = match.ObjectsOf(segment);
     const size_t place = landing->reasons.size();

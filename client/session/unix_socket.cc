@@ -19,7 +19,8 @@
 namespace ashlar::internal {
 namespace {
 
-// The sockets that fork's child closes. The lock is held across fork, so that no socket is half registered then.
+// The sockets that a forked child closes. The lock is held across fork, so that no socket is half registered in the
+// child.
 struct ForkRegistry {
   Mutex mutex;
   std::vector<int> sockets ABSL_GUARDED_BY(mutex);
@@ -27,7 +28,7 @@ struct ForkRegistry {
 
 ForkRegistry& Registry();
 
-// The analysis cannot follow a lock that one function takes and another releases.
+// The thread safety analysis cannot follow a lock that one function takes and another releases.
 void BeforeFork() ABSL_NO_THREAD_SAFETY_ANALYSIS {
   Registry().mutex.Lock();
 }

@@ -11,13 +11,13 @@
 
 namespace ashlar::internal {
 
-// A connected, non-blocking socket of `type` (SOCK_STREAM, SOCK_SEQPACKET), closed on exec. UNAVAILABLE: nobody
+// A connected, non-blocking socket of `type` (SOCK_STREAM, SOCK_SEQPACKET), closed on exec. UNAVAILABLE: no process
 // listens.
 absl::StatusOr<Descriptor> ConnectUnix(const std::string& path, int type, Deadline deadline,
                                        const std::stop_token& stop = {});
 
-// A socket that a forked child does not keep. The daemon takes the end of a session's socket for the engine's death,
-// and a copy in a child would hide that death. Closes the socket on destruction.
+// A socket that is closed in forked children. The daemon detects the engine's death by the end of the session's socket,
+// and a copy in a child would hide it. Closes the socket on destruction.
 class ForkClosedSocket {
  public:
   static absl::StatusOr<ForkClosedSocket> Connect(const std::string& path, int type, Deadline deadline,

@@ -15,21 +15,21 @@
 namespace ashlar::internal {
 namespace {
 
-// Between two questions whether the call is quiet, when the daemon lives but did not answer the first.
+// Interval between two questions whether the call is quiesced, if the daemon lives but did not answer the first.
 constexpr std::chrono::milliseconds kAskAgain{20};
 
 constexpr intptr_t kQuiesced = 0;
 
 }  // namespace
 
-// The Quiesce call under way or made last.
+// The Quiesce call that is in flight or was made last.
 struct WritingCall::Question {
   std::unique_ptr<v1::Cache::Stub> stub;
   std::unique_ptr<grpc::ClientContext> context;
   std::unique_ptr<grpc::ClientAsyncResponseReader<v1::QuiesceReply>> call;
   v1::QuiesceReply reply;
   grpc::Status status;
-  Deadline ask_again{};  // if it is not answered: not before
+  Deadline ask_again{};  // earliest time of the next call if this one is not answered
 };
 
 WritingCall::WritingCall(std::shared_ptr<Connection> connection)
@@ -85,7 +85,7 @@ void WritingCall::GiveUp() {
   if (doubt_ == Doubt::kNone) AskQuiet();
 }
 
-// Without a deadline: an answer that comes late is still the one that frees the memory.
+// Without a deadline, because even a late answer frees the memory.
 void WritingCall::AskQuiet() {
   doubt_ = Doubt::kAsking;
   question_->ask_again = After(kAskAgain);
@@ -106,11 +106,11 @@ bool WritingCall::WaitQuiet(Deadline deadline) {
     WaitUntil(deadline,
               [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return quiet_ || doubt_ == Doubt::kUnanswered; });
     if (connection_->daemon().Dead()) SetQuiet();
-    // A caller that only ever polls asks again, too.
+    // A caller that only polls also asks again.
     if (quiet_ || (Passed(deadline) && (doubt_ != Doubt::kUnanswered || !Passed(question_->ask_again)))) return quiet_;
     lock.Unlock();
     connection_->daemon().WaitDead(std::min(deadline, After(kAskAgain)));
-    // It may be only the connection that is broken. Dialing a socket of this machine does not wait for its listener.
+    // Perhaps only the connection is broken. Dialing a socket of this machine does not wait for its listener.
     const absl::StatusOr<std::unique_ptr<Rpc>> dialed = connection_->DialAgain(std::min(deadline, After(kAskAgain)));
     lock.Lock();
     if (doubt_ != Doubt::kUnanswered) continue;
@@ -125,7 +125,7 @@ void WritingCall::End() {
     if (!quiet_) Cancel();
   }
   WaitQuiet(Deadline::max());
-  // Calls under way are cancelled, and return at once.
+  // Calls in progress are cancelled, and return at once.
   MutexLock lock(mutex_);
   Cancel();
   if (doubt_ == Doubt::kAsking) question_->context->TryCancel();

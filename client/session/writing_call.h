@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // WritingCall: a call during which the daemon writes into the engine's memory, and the proof that it can write no more
-// (docs/decisions: a landing in doubt stays in doubt).
+// (docs/decisions: an unresolved landing stays unresolved).
 #pragma once
 
 #include <cstdint>
@@ -18,27 +18,27 @@ class CompletionQueue;
 
 namespace ashlar::internal {
 
-// The common part of landings and compositions. Thread-safe. It has no thread of its own: the threads that wait take in
-// the events.
+// The common part of landings and compositions. Thread-safe. It has no thread of its own: the waiting threads read the
+// events.
 class WritingCall {
  public:
   virtual ~WritingCall();
   WritingCall(const WritingCall&) = delete;
   WritingCall& operator=(const WritingCall&) = delete;
 
-  // True once nothing can write for this call any more: the verdict came, the daemon confirmed that writing has ceased,
-  // or the kernel that the daemon is dead. A deadline that has passed only looks, and asks the daemon again where it
-  // did not answer.
+  // True once nothing can write for this call any longer: the verdict arrived, the daemon confirmed that it has stopped
+  // writing, or the kernel confirmed that the daemon is dead. With a deadline in the past, this only checks, and asks
+  // the daemon again if it did not answer.
   bool WaitQuiet(Deadline deadline);
 
  protected:
-  // Takes a number for the call, which has entered `connection` (Connection::EnterLanding) and leaves it once it is
-  // quiet.
+  // Assigns a number to the call, which has entered `connection` (Connection::EnterLanding) and leaves it once it is
+  // quiesced.
   explicit WritingCall(std::shared_ptr<Connection> connection);
 
-  // A finished part of the call itself; tags are the derived class's own, positive.
+  // Handles a finished part of the call itself. The derived class chooses the tags, which are positive.
   virtual void Take(intptr_t tag, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
-  // Asks gRPC to give the call up. Its parts still come to Take.
+  // Cancels the gRPC call. Its parts are still passed to Take.
   virtual void Cancel() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) = 0;
 
   Connection& connection() const { return *connection_; }
@@ -46,22 +46,23 @@ class WritingCall {
   grpc::CompletionQueue& queue() const { return *queue_; }
   static void* AsTag(intptr_t tag) { return reinterpret_cast<void*>(tag); }
 
-  // Takes in events until done() or the deadline, and returns done(). Releases mutex_ while it waits.
+  // Reads events until done() or the deadline, and returns done(). Releases mutex_ while it waits.
   bool WaitUntil(Deadline deadline, const std::function<bool()>& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void SetQuiet() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // The call has ended. Without a verdict the daemon is asked whether it is quiet.
+  // Marks the call as ended. Without a verdict, asks the daemon whether it is quiesced.
   void SetOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_; }
-  // Nobody waits for the verdict any more: cancels, and asks.
+  // No caller waits for the verdict any longer: cancels, and asks.
   void GiveUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
-  // Derived destructors call it first: cancels, waits until the call is quiet and all of it has come back.
+  // Derived destructors call it first: cancels, and waits until the call is quiesced and all of its parts have been
+  // handled.
   void End();
 
   Mutex mutex_;  // also guards the state of derived classes
 
  private:
-  enum class Doubt { kNone, kAsking, kUnanswered };  // kNone also before there is any
+  enum class Doubt { kNone, kAsking, kUnanswered };  // kNone also before the first doubt
   struct Question;
 
   void TakeAny(intptr_t tag, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

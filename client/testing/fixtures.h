@@ -32,7 +32,7 @@ inline Descriptor Pidfd(pid_t pid) {
   return Descriptor(static_cast<int>(::syscall(SYS_pidfd_open, pid, 0)));
 }
 
-// A listening socket in a directory of its own.
+// A listening socket in a temporary directory.
 class Listener {
  public:
   Listener() : fd_(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0)) {

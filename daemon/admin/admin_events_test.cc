@@ -44,7 +44,7 @@ class AdminEventsTest : public ::testing::Test {
     follower->context.set_deadline(std::chrono::system_clock::now() + std::chrono::seconds(20));
     follower->stub = v1::EventStream::NewStub(Dial());
     follower->reader = follower->stub->Subscribe(&follower->context, request);
-    v1::EventBatch first;  // from here on nothing is missed
+    v1::EventBatch first;  // every later event is received
     follower->reader->Read(&first);
     return follower;
   }
@@ -91,7 +91,7 @@ TEST_F(AdminEventsTest, WrongRequestsNameTheField) {
   EXPECT_EQ(status.error_message(), "namespace: wrong length; expected 32 bytes");
 }
 
-TEST_F(AdminEventsTest, SubscribersAreBoundedAndOperatorsAreServedBesideThem) {
+TEST_F(AdminEventsTest, SubscribersAreBoundedAndLeaveRoomForOperators) {
   std::vector<std::unique_ptr<Follower>> followers;
   for (int i = 0; i < 8; ++i) followers.push_back(Follow({}));
   EXPECT_EQ(Follow({})->reader->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);

@@ -203,7 +203,9 @@ absl::Status AdminService::Explain(const v1::Texts& texts, v1::ExplainReply* rep
   Nanos now = 0;
   std::set<std::string> unreachable;
   const absl::Status answered = OnLoop([&] {
-    why = parts_.cache.Explain(asked->tenant, asked->queries);
+    for (const storage::Query& query : asked->queries) {
+      why.push_back(parts_.cache.explainer().Explain(asked->tenant, query));
+    }
     now = parts_.clock.Now();
     if (parts_.cluster != nullptr) unreachable = parts_.cluster->Unreachable();
   });
@@ -224,7 +226,7 @@ absl::Status AdminService::LastMisses(const v1::LastMissesRequest& request, v1::
     std::vector<Miss> misses;
     Nanos now = 0;
     const absl::Status asked = OnLoop([&] {
-      misses = parts_.cache.LastMisses(tenant, most);
+      misses = parts_.cache.explainer().LastMisses(tenant, most);
       now = parts_.clock.Now();
     });
     if (!asked.ok()) return asked;

@@ -31,18 +31,20 @@ absl::Status AdminService::Pin(const v1::PinRequest& request, v1::ObjectsReply* 
   }
   return WithEach(request.texts(), reply, [&](storage::TenantId tenant, const Key& key) {
     const auto until = parts_.clock.Now() + static_cast<storage::Nanos>(seconds * 1e9);
-    return parts_.cache.Pin(tenant, key, seconds == 0 ? 0 : until);
+    return parts_.cache.retention().Pin(tenant, key, seconds == 0 ? 0 : until);
   });
 }
 
 absl::Status AdminService::Unpin(const v1::Texts& texts, v1::ObjectsReply* reply) const {
-  return WithEach(texts, reply,
-                  [&](storage::TenantId tenant, const Key& key) { return parts_.cache.Unpin(tenant, key); });
+  return WithEach(texts, reply, [&](storage::TenantId tenant, const Key& key) {
+    return parts_.cache.retention().Unpin(tenant, key);
+  });
 }
 
 absl::Status AdminService::Evict(const v1::Texts& texts, v1::ObjectsReply* reply) const {
-  return WithEach(texts, reply,
-                  [&](storage::TenantId tenant, const Key& key) { return parts_.cache.Evict(tenant, key); });
+  return WithEach(texts, reply, [&](storage::TenantId tenant, const Key& key) {
+    return parts_.cache.retention().Evict(tenant, key);
+  });
 }
 
 }  // namespace ashlar::daemon

@@ -23,7 +23,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kConnections = 16;  // of each of the two users
+constexpr size_t kConnections = 16;  // connections of each of the two users
 constexpr int kSubscribers = 8;
 constexpr int kThreads = 8 + kSubscribers;
 constexpr size_t kMemory = size_t{256} << 20;  // for messages in flight
@@ -156,6 +156,10 @@ class Calls final : public v1::Admin::Service {
   }
   grpc::Status Reload(grpc::ServerContext* context, const v1::ReloadRequest* asked, v1::ReloadReply* answer) override {
     return Run("Reload", &AdminService::Reload, *context, *asked, answer);
+  }
+  grpc::Status Probe(grpc::ServerContext* context, const v1::AdminProbeRequest* asked,
+                     v1::ProbeReply* answer) override {
+    return Run("Probe", &AdminService::Probe, *context, *asked, answer);
   }
 
   const AdminService& service_;

@@ -89,6 +89,7 @@ class AdminService {
   absl::Status Verify(const v1::VerifyRequest& request, v1::VerifyReply* reply) const;
   absl::Status GetVerify(const v1::GetVerifyRequest& request, v1::VerifyReply* reply) const;
   absl::Status Reload(const v1::ReloadRequest& request, v1::ReloadReply* reply) const;
+  absl::Status Probe(const v1::AdminProbeRequest& request, v1::ProbeReply* reply) const;
 
  private:
   // NOT_FOUND for an unknown tenant name.

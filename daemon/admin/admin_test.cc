@@ -43,7 +43,7 @@ class AdminTest : public ::testing::Test {
     grpc::ClientContext context;
     return admin_->Explain(&context, request, reply);
   }
-  // Of the engine's tenant and one model.
+  // For the engine's tenant and one model.
   v1::Texts Ask(const std::string& ns, ObjectKind kind, const std::vector<int32_t>& tokens) {
     v1::Texts request;
     request.set_tenant("default");
@@ -72,7 +72,7 @@ class AdminTest : public ::testing::Test {
   std::unique_ptr<v1::Admin::Stub> admin_ = Connect(node_);
 };
 
-TEST_F(AdminTest, ExplainsWhatIsHereAndWhatIsNot) {
+TEST_F(AdminTest, ExplainsHitsAndMisses) {
   const std::string ns = Ns();
   const auto ask = Ask(ns, ObjectKind::kCheckpoint, Tokens(24));
   EXPECT_EQ(Reason(ExplainOne(ask)), MissReason::kNeverSeen);
@@ -91,7 +91,7 @@ TEST_F(AdminTest, ExplainsWhatIsHereAndWhatIsNot) {
   EXPECT_EQ(ExplainOne(Ask(ns.substr(0, 2), ObjectKind::kCheckpoint, Tokens(24))).ns(), ns) << "a prefix will do";
 }
 
-TEST_F(AdminTest, ADrainTurnsEverybodyAwayUntilItEnds) {
+TEST_F(AdminTest, ADrainRefusesEnginesUntilItEnds) {
   ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, Tokens(24)), PublishOutcome::kPublished);
   const auto reason = [&] {
     return static_cast<MissReason>(engine_.Match(Tokens(24), {24})->segments(0).miss_reason());
@@ -251,7 +251,7 @@ TEST_F(AdminTest, TheSocketIsForRootAndTheDaemonsOwnUser) {
   ASSERT_EQ(stat(node_.admin_socket().c_str(), &socket), 0);
   EXPECT_EQ(socket.st_mode & 0777, 0600u);
   if (geteuid() != 0) GTEST_SKIP() << "only root can be another user";
-  // Even where the mode would let it in.
+  // Even if the mode would admit the user.
   ASSERT_EQ(chmod(node_.admin_socket().c_str(), 0666), 0);
   AsUser(65531, [&] {
     grpc::ClientContext context;
@@ -260,7 +260,7 @@ TEST_F(AdminTest, TheSocketIsForRootAndTheDaemonsOwnUser) {
   });
 }
 
-TEST(Admin, StopsWithCallsComingIn) {
+TEST(Admin, StopsWhileCallsArrive) {
   auto node = std::make_unique<TestNode>();
   const auto admin = Connect(*node);
   std::thread asking([&] {

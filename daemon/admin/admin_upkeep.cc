@@ -155,8 +155,10 @@ absl::StatusOr<storage::Selection> AdminService::Select(const std::string& tenan
 absl::Status AdminService::List(const v1::ListRequest& request, v1::ListReply* reply) const {
   absl::StatusOr<storage::Selection> selection = Select(request.tenant(), request.ns());
   if (!selection.ok()) return selection.status();
-  if (request.kind() > static_cast<uint32_t>(ObjectKind::kSpan)) return Invalid("kind: unknown kind of object");
-  if (request.tier() > static_cast<uint32_t>(TierKind::kSsd)) return Invalid("tier: unknown tier");
+  constexpr auto kLastKind = static_cast<uint32_t>(ObjectKind::kSpan),
+                 kLastTier = static_cast<uint32_t>(TierKind::kSsd);
+  if (request.kind() > kLastKind) return Invalid("kind: ", request.kind(), " is unknown; expected 0 to ", kLastKind);
+  if (request.tier() > kLastTier) return Invalid("tier: ", request.tier(), " is unknown; expected 0 to ", kLastTier);
   if (request.most() > kLargestPage) return Invalid("most: too many; expected at most ", kLargestPage);
   if (request.kind() != 0) selection->kind = static_cast<ObjectKind>(request.kind());
   selection->tier = static_cast<TierKind>(request.tier());

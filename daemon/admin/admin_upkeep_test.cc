@@ -134,7 +134,7 @@ TEST_F(AdminUpkeepTest, NamesTheFieldOfABadList) {
   EXPECT_THAT(Refusal(request), HasSubstr("most: "));
 }
 
-TEST_F(AdminUpkeepTest, ErasesATenantAfterSayingHowMuch) {
+TEST_F(AdminUpkeepTest, ErasesATenantAfterReportingTheSize) {
   Publish(3);
   const std::string ns = List().objects(0).ns();
   ASSERT_EQ(Reason(1), MissReason::kNone);  // leased
@@ -176,8 +176,8 @@ class AdminUpkeepDiskTest : private SsdFolder, public AdminUpkeepTest {
   }
 };
 
-// One whose command was given up takes nothing that was published since, so that no other command may go on with it.
-TEST_F(AdminUpkeepDiskTest, EachCommandErasesWhatIsThereWhenItBegins) {
+// An erasure whose command was abandoned does not cover objects published since, so no other command may continue it.
+TEST_F(AdminUpkeepDiskTest, EachCommandErasesOnlyObjectsFromBeforeIt) {
   Publish(1);
   const v1::EraseReply begun = Begin();
   EXPECT_EQ(begun.objects(), 1u);
@@ -198,7 +198,7 @@ TEST_F(AdminUpkeepDiskTest, EachCommandErasesWhatIsThereWhenItBegins) {
   EXPECT_EQ(Call(&v1::Admin::Stub::Erase, again, &reply).error_code(), grpc::StatusCode::NOT_FOUND);
 }
 
-TEST_F(AdminUpkeepDiskTest, CommandsThatWereGivenUpRefuseNoOther) {
+TEST_F(AdminUpkeepDiskTest, AbandonedCommandsDoNotBlockOthers) {
   for (int i = 0; i < 100; ++i) Begin();
   EXPECT_TRUE(Erase("default").done());
 }
@@ -215,7 +215,7 @@ TEST_F(AdminUpkeepTest, NamesTheFieldOfABadErase) {
   EXPECT_THAT(Call(&v1::Admin::Stub::Erase, request, &reply).error_message(), HasSubstr("wait_seconds: "));
 }
 
-TEST_F(AdminUpkeepTest, VerifiesAllCopiesAndSaysHowFarItIs) {
+TEST_F(AdminUpkeepTest, VerifiesAllCopiesAndReportsProgress) {
   Publish(4);
   v1::VerifyReply reply;
   ASSERT_TRUE(Call(&v1::Admin::Stub::GetVerify, v1::GetVerifyRequest(), &reply).ok());

@@ -54,8 +54,8 @@ class AuditLog {
   // files, so that the old file shows why it ends.
   void MoveTo(File file);
 
-  static constexpr std::chrono::milliseconds kPatience{500};  // for a write
-  static constexpr size_t kMostWaiting = 1024;                // lines; further ones are in the log alone
+  static constexpr std::chrono::milliseconds kPatience{500};  // limit of a write
+  static constexpr size_t kMostWaiting = 1024;                // lines; further ones are only in the log
 
  private:
   struct Writer;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What operators do is written down, and nothing of what engines' texts say.
+// The audit log records what operators do, and no text of engines.
 #include "daemon/admin/audit_log.h"
 
 #include <fcntl.h>
@@ -46,7 +46,7 @@ class AuditLogTest : public ::testing::Test {
   std::string folder_;
 };
 
-TEST_F(AuditLogTest, WritesALineAnActionForItsOwnerAlone) {
+TEST_F(AuditLogTest, WritesOneLinePerActionToAPrivateFile) {
   const std::string path = folder_ + "/audit.jsonl";
   auto log = AuditLog::Open(path);
   ASSERT_TRUE(log.ok()) << log.status();
@@ -75,7 +75,7 @@ TEST_F(AuditLogTest, WritesALineAnActionForItsOwnerAlone) {
   EXPECT_EQ(nlohmann::json::parse(line)["action"], "Drain");
 }
 
-TEST_F(AuditLogTest, AppendsAndTakesAnotherFile) {
+TEST_F(AuditLogTest, AppendsAndSwitchesToAnotherFile) {
   const std::string path = folder_ + "/audit.jsonl", moved = folder_ + "/audit.1";
   { (*AuditLog::Open(path))->Write({.action = "Pin"}); }
   auto log = AuditLog::Open(path);
@@ -89,11 +89,11 @@ TEST_F(AuditLogTest, AppendsAndTakesAnotherFile) {
   EXPECT_THAT(Text(path), HasSubstr("Evict"));
 }
 
-TEST_F(AuditLogTest, TheLineOfTheCallThatNamesAnotherFileIsInBoth) {
+TEST_F(AuditLogTest, TheCallThatChangesTheFileIsLoggedInBoth) {
   const std::string before = folder_ + "/before", after = folder_ + "/after";
   auto log = AuditLog::Open(before);
   (*log)->MoveTo(*AuditLog::OpenFile(after));
-  std::thread([&] { (*log)->Write({.action = "Pin"}); }).join();  // of another operator meanwhile
+  std::thread([&] { (*log)->Write({.action = "Pin"}); }).join();  // another operator's entry meanwhile
   (*log)->Write({.action = "Reload"});
   (*log)->Write({.action = "Evict"});
   EXPECT_THAT(Text(before), HasSubstr("Reload"));
@@ -105,8 +105,8 @@ TEST_F(AuditLogTest, TheLineOfTheCallThatNamesAnotherFileIsInBoth) {
   EXPECT_THAT(Text(after), HasSubstr("Drain")) << "no file from then on";
 }
 
-// A full pipe stands for a file on a disk that hangs.
-TEST_F(AuditLogTest, AFileThatHangsDelaysNoCaller) {
+// A full pipe emulates a file on a disk that hangs.
+TEST_F(AuditLogTest, AHungFileDelaysNoCaller) {
   int ends[2];
   ASSERT_EQ(pipe2(ends, O_CLOEXEC), 0);
   ASSERT_GT(fcntl(ends[1], F_SETPIPE_SZ, 4096), 0);
@@ -132,7 +132,7 @@ TEST_F(AuditLogTest, AFileThatHangsDelaysNoCaller) {
   close(ends[0]);
 }
 
-TEST_F(AuditLogTest, RefusesWhatIsNoFileOfItsOwn) {
+TEST_F(AuditLogTest, RefusesLinksFoldersAndDevices) {
   EXPECT_TRUE(AuditLog::OpenFile("")->get() < 0) << "none was asked for";
   const std::string path = folder_ + "/link";
   ASSERT_EQ(symlink("/tmp/elsewhere", path.c_str()), 0);
@@ -143,7 +143,7 @@ TEST_F(AuditLogTest, RefusesWhatIsNoFileOfItsOwn) {
   }
 }
 
-TEST_F(AuditLogTest, OthersMayNotReadAFileThatWasThere) {
+TEST_F(AuditLogTest, RestrictsTheModeOfAnExistingFile) {
   const std::string path = folder_ + "/audit";
   { std::ofstream(path) << ""; }
   ASSERT_EQ(chmod(path.c_str(), 0644), 0);
@@ -153,7 +153,7 @@ TEST_F(AuditLogTest, OthersMayNotReadAFileThatWasThere) {
   EXPECT_EQ(info.st_mode & 0777, 0600u);
 }
 
-TEST(Describe, NamesWhatWasAskedForAndNoTokens) {
+TEST(Describe, LogsTheRequestWithoutTokens) {
   v1::PinRequest request;
   request.set_seconds(60);
   request.mutable_texts()->set_tenant("default");

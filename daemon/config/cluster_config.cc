@@ -99,7 +99,7 @@ void FillClusterDefaults(v1::Cluster* cluster) {
   if (cluster->peer_timeout_seconds() == 0) cluster->set_peer_timeout_seconds(10);
   if (cluster->expect_transport().empty()) cluster->set_expect_transport("any");
   if (cluster->rdma_reads().empty()) cluster->set_rdma_reads("auto");
-  if (cluster->announce().empty()) cluster->set_announce("used_twice");
+  if (cluster->announce().empty()) cluster->set_announce("second_use");
   if (cluster->replicate().empty()) cluster->set_replicate("hot");
   if (cluster->replica_bytes() == 0) cluster->set_replica_bytes(uint64_t{64} << 20);
   if (cluster->lookup_milliseconds() == 0) cluster->set_lookup_milliseconds(100);
@@ -145,8 +145,9 @@ absl::Status CheckCluster(const v1::Cluster& cluster) {
   if (cluster.rdma_reads() != "auto" && cluster.rdma_reads() != "off") {
     return Invalid("cluster.rdma_reads: expected auto or off");
   }
-  if (cluster.announce() != "used_twice" && cluster.announce() != "all") {
-    return Invalid("cluster.announce: expected used_twice or all");
+  if (cluster.announce() == "used_twice") return Invalid("cluster.announce: used_twice is renamed; use second_use");
+  if (cluster.announce() != "second_use" && cluster.announce() != "all") {
+    return Invalid("cluster.announce: expected second_use or all");
   }
   if (cluster.transport_allow_size() > kMaxAllowed) {
     return Invalid("cluster.transport_allow: too many; expected at most ", kMaxAllowed, " addresses");

@@ -28,7 +28,7 @@ TEST(ClusterConfig, FillsAClustersDefaults) {
   EXPECT_EQ(config.cluster().peer_timeout_seconds(), 10u);
   EXPECT_EQ(config.cluster().expect_transport(), "any");
   EXPECT_EQ(config.cluster().rdma_reads(), "auto");
-  EXPECT_EQ(config.cluster().announce(), "used_twice");
+  EXPECT_EQ(config.cluster().announce(), "second_use");
   EXPECT_EQ(config.cluster().lookup_milliseconds(), 100u);
   EXPECT_EQ(config.cluster().tls().reload_seconds(), 10u);
   const v1::Etcd& etcd = config.cluster().etcd();
@@ -92,7 +92,8 @@ TEST(ClusterConfig, AClustersFieldsAreChecked) {
        "cluster.transport_address: same as"},
       {head + "expect_transport: ib}", "cluster.expect_transport: expected any or rdma"},
       {head + "rdma_reads: on}", "cluster.rdma_reads: expected auto or off"},
-      {head + "announce: some}", "cluster.announce: expected used_twice or all"},
+      {head + "announce: used_twice}", "cluster.announce: used_twice is renamed; use second_use"},
+      {head + "announce: some}", "cluster.announce: expected second_use or all"},
       {head + "lookup_milliseconds: 60001}", "cluster.lookup_milliseconds: out of range"},
       {head + "}", "cluster.etcd.endpoints: required"},
       {head + "etcd: {endpoints: [\"e:1\", e]}}", "cluster.etcd.endpoints[1]: expected host:port"},

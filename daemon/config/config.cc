@@ -44,7 +44,7 @@ constexpr uint64_t kMaxSeconds = 366 * 24 * 3600;
 constexpr uint32_t kMaxSessions = 65536;
 constexpr uint32_t kMostLeases = 1 << 24, kMostLeasedSegments = 1 << 28;  // some gigabytes per tenant
 constexpr uint32_t kDefaultRegions = 64;                                  // per session
-constexpr uint32_t kRegionsForASession = 16;                              // that a tenant has per session
+constexpr uint32_t kRegionsForASession = 16;                              // regions of a tenant per session
 constexpr uint32_t kRegionsOfAll = 16384;  // default: a quarter of the kernel's default limit on mappings
 constexpr uint32_t kMaxRegions = 1 << 24;
 constexpr uint64_t kDefaultModelBytes = uint64_t{256} << 20;
@@ -62,7 +62,7 @@ void FillTierDefaults(v1::Config* config) {
   }
   v1::Ssd* ssd = config->mutable_ssd();
   if (ssd->admission().empty()) ssd->set_admission("second_use");
-  if (ssd->on_damage().empty()) ssd->set_on_damage("set_aside");
+  if (ssd->on_damage().empty()) ssd->set_on_damage("quarantine");
   if (ssd->threads() == 0) ssd->set_threads(kDefaultDiskThreads);
   if (ssd->queue_depth() == 0) ssd->set_queue_depth(kDefaultDiskQueue);
 }
@@ -230,8 +230,9 @@ absl::Status CheckTiers(const v1::Config& config) {
     return Invalid("ssd.capacity_bytes: out of range; expected at most ", kMaxMemoryBytes);
   const std::set<std::string> admissions = {"all", "second_use", "tinylfu"};
   if (!admissions.contains(ssd.admission())) return Invalid("ssd.admission: expected all, second_use or tinylfu");
-  if (ssd.on_damage() != "set_aside" && ssd.on_damage() != "refuse") {
-    return Invalid("ssd.on_damage: expected set_aside or refuse");
+  if (ssd.on_damage() == "set_aside") return Invalid("ssd.on_damage: set_aside is renamed; use quarantine");
+  if (ssd.on_damage() != "quarantine" && ssd.on_damage() != "refuse") {
+    return Invalid("ssd.on_damage: expected quarantine or refuse");
   }
   if (config.eviction() != "price" && config.eviction() != "lru") return Invalid("eviction: expected price or lru");
   if (ssd.threads() > kMaxThreads) return Invalid("ssd.threads: out of range; expected at most ", kMaxThreads);
@@ -367,7 +368,7 @@ absl::Status CheckBounds(const v1::Config& config) {
     if (config.tenants(i).model_bytes() > kMaxMemoryBytes)
       return Invalid("tenants[", i, "].model_bytes: out of range; expected at most ", kMaxMemoryBytes);
     if (config.tenants(i).max_sessions() > config.sessions().max_sessions()) {
-      return Invalid("tenants[", i, "].max_sessions: more than sessions.max_sessions");
+      return Invalid("tenants[", i, "].max_sessions: must not exceed sessions.max_sessions");
     }
   }
   if (config.workers().threads() > kMaxThreads)

@@ -74,7 +74,7 @@ TEST(Config, FillsDocumentedDefaults) {
   EXPECT_TRUE(config.hbm().empty());
   EXPECT_EQ(config.ssd().folder(), "");
   EXPECT_EQ(config.ssd().admission(), "second_use");
-  EXPECT_EQ(config.ssd().on_damage(), "set_aside");
+  EXPECT_EQ(config.ssd().on_damage(), "quarantine");
   EXPECT_EQ(config.eviction(), "price");
   EXPECT_EQ(config.ssd().threads(), 8u);
   EXPECT_EQ(config.ssd().queue_depth(), 256u);
@@ -86,7 +86,7 @@ constexpr const char* kCluster =
     "cluster: {node: a-1, control_address: \"a:7001\", transport_address: \"a:7002\", etcd: {endpoints: "
     "[\"e:2379\"]}, tls: {insecure: true}}\n";
 
-TEST(Config, TheOneTenantHasAllOfEveryTier) {
+TEST(Config, ASingleTenantHasTheWholeOfEveryTier) {
   v1::Config config;
   ASSERT_TRUE(
       ParseConfig(Minimal() + "hbm: {capacity_bytes: 1MiB}\nssd: {folder: /d, capacity_bytes: 9GiB}\n", &config).ok());
@@ -181,7 +181,7 @@ TEST(Config, FormattedConfigParsesBack) {
 }
 
 struct BadInput {
-  const char* yaml;   // behind the listening sockets
+  const char* yaml;   // after the listening sockets
   const char* error;  // the beginning of the message
 };
 void PrintTo(const BadInput& input, std::ostream* out) {
@@ -244,6 +244,8 @@ INSTANTIATE_TEST_SUITE_P(
                  "ssd.threads: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, on_damage: repair}",
                  "ssd.on_damage: expected"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, on_damage: set_aside}",
+                 "ssd.on_damage: set_aside is renamed; use quarantine"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, queue_depth: 9999999}",
                  "ssd.queue_depth: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, queue_depth: 1}",
@@ -324,7 +326,7 @@ INSTANTIATE_TEST_SUITE_P(
                  "tenants[0].region_bytes: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nsessions: {max_sessions: 5}\n"
                  "tenants: [{name: a, uids: [1], dram_bytes: 64MiB, max_sessions: 6}]",
-                 "tenants[0].max_sessions: more than sessions.max_sessions"},
+                 "tenants[0].max_sessions: must not exceed sessions.max_sessions"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nworkers: {threads: 5000}", "workers.threads: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nworkers: {queue_depth: 4GiB}",
                  "workers.queue_depth: expected a whole number"},
@@ -395,7 +397,7 @@ TEST(Config, LongestSocketPathIsAccepted) {
   EXPECT_TRUE(ParseConfig(absl::StrCat(kDram, "listen: {rpc_socket: ", path, ", session_socket: /a}"), &config).ok());
 }
 
-// Names of all fields, those of messages inside too.
+// Names of all fields, including those of nested messages.
 void CollectFields(const google::protobuf::Descriptor& message, std::set<std::string>* names) {
   for (int i = 0; i < message.field_count(); ++i) {
     names->insert(message.field(i)->name());

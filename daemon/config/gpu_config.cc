@@ -51,7 +51,8 @@ absl::Status CheckGpus(const v1::Config& config) {
     const uint32_t device = config.hbm(i).device();
     const std::string field = absl::StrCat(HbmField(config, i), ".device");
     if (!devices.contains(device)) return Invalid(field, ": ", device, " is not the device of any gpu entry");
-    if (!taken.insert(device).second) return Invalid(field, ": ", device, " already has an hbm tier");
+    if (!taken.insert(device).second)
+      return Invalid(field, ": GPU ", device, " already has an hbm tier; expected one entry per GPU");
   }
   return absl::OkStatus();
 }

@@ -62,7 +62,7 @@ TEST(GpuConfig, ErrorsNameTheField) {
       {"gpu: {}\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 1GiB}]\n", "hbm: 2 tiers for 1 GPUs"},
       {"hbm: {capacity_bytes: 1GiB, device: 0}\n", "hbm.device: 0 is not the device of any gpu entry"},
       {"gpu: [{device: 0}, {device: 1}]\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 1GiB, device: 0}]\n",
-       "hbm[1].device: 0 already has an hbm tier"},
+       "hbm[1].device: GPU 0 already has an hbm tier; expected one entry per GPU"},
       {"gpu: [{device: 0}, {device: 1}]\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 1MiB, arena_bytes: 2MiB}]\n",
        "hbm[1].arena_bytes: larger than hbm[1].capacity_bytes"},
       {"gpu: [{device: 0}, {device: 1}]\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 2GiB}]\n"

@@ -8,7 +8,7 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr uint32_t kMostPatience = 1000, kMostPatienceMilliseconds = 3'600'000, kMostTries = 16;
-constexpr uint32_t kMostSegmentsOfANode = 48;  // of the 64 calls per connection between two nodes
+constexpr uint32_t kMostSegmentsOfANode = 48;  // limit of the 64 calls per connection between two nodes
 
 }  // namespace
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a running daemon takes over of a changed configuration, and what it refuses.
+// Reloads: which changes of the configuration a running daemon applies, and which it refuses.
 #include "daemon/config/reload.h"
 
 #include <gmock/gmock.h>
@@ -84,7 +84,7 @@ TEST(ChangesFor, NamesFieldsThatNeedRestart) {
   }
 }
 
-TEST(FieldsOf, NamesEightAndNoValue) {
+TEST(FieldsOf, NamesAtMostEightFieldsAndNoValues) {
   std::vector<ConfigChange> changes = {{"log.level", "SECRET", "OTHER"}, {"drain_seconds", "1", "2"}};
   EXPECT_EQ(FieldsOf(changes), "log.level, drain_seconds");
   EXPECT_EQ(FieldsOf({}), "");

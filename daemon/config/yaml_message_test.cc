@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which numbers a configuration's file may write as 0.
+// Which numbers may be 0 in a configuration file.
 #include "daemon/config/yaml_message.h"
 
 #include <gmock/gmock.h>
@@ -21,8 +21,8 @@ using ::testing::Not;
 constexpr const char* kSocketsAndDram =
     "listen: {rpc_socket: /run/a.sock, session_socket: /run/b.sock}\ndram: {capacity_bytes: 4GiB}\n";
 
-// A bound that is left out has a default of up to 512 GiB: 0 must not silently mean that.
-TEST(YamlMessage, ZeroIsNoWayToWriteADefault) {
+// An omitted limit has a default of up to 512 GiB: 0 must not silently mean that.
+TEST(YamlMessage, RefusesZeroForADefault) {
   const std::string cluster =
       "cluster: {node: a, control_address: \"a:1\", transport_address: \"a:2\", tls: {insecure: true";
   const std::string etcd = "}, etcd: {endpoints: [\"e:1\"]";
@@ -67,7 +67,7 @@ TEST(YamlMessage, ZeroIsNoWayToWriteADefault) {
   }
 }
 
-TEST(YamlMessage, ZeroIsWrittenWhereItSaysNone) {
+TEST(YamlMessage, AcceptsZeroIfItMeansNone) {
   v1::Config config;
   const absl::Status read = ParseConfig(
       absl::StrCat(std::string(kSocketsAndDram),

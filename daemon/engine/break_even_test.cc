@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A hit must pay: what an engine declares that computing takes, against what landings are seen to take.
+// Break-even check for hits: the engine's declared cost of computing against the measured cost of landing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -19,7 +19,7 @@ using ::testing::HasSubstr;
 
 class BreakEvenTest : public ::testing::Test {
  protected:
-  // The engine's model again, with a rate that it prefills at.
+  // Opens the engine's model again with a prefill rate.
   uint64_t OpenModel(double tokens_per_second) {
     auto request = engine_.Make<v1::OpenModelRequest>();
     request.set_identity(EncodeIdentity(SmallIdentity()));

@@ -90,7 +90,7 @@ absl::StatusOr<storage::PrefixCommit> ReadText(const v1::CommitRequest& request,
   }
   const bool composed = request.provenance() == static_cast<uint32_t>(Provenance::kComposed);
   if (!composed && request.provenance() != static_cast<uint32_t>(Provenance::kExact))
-    return Invalid("provenance: unknown; expected exact or composed");
+    return Invalid("provenance: ", request.provenance(), " is unknown; expected 1 (exact) or 2 (composed)");
   const auto conversation = ReadConversation("conversation", request.conversation());
   if (!conversation.ok()) return conversation.status();
   if (composed && *conversation == ConversationId{}) {
@@ -203,7 +203,7 @@ void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* re
   }
   const Done refused = BusyAsData(done, [answer_all] { answer_all(CommitOutcome::kBusy); });
   OnLoop(*session, Room::kRequest, refused, [this, session = *session, ns = model->ns, commit, reply, done] {
-    // Tokens of salted texts are not announced: routers would send prompts with other salts here, without a hit.
+    // Tokens of salted texts are not announced, because routers would send prompts with other salts here, which miss.
     if (texts_ != nullptr && !commit->text.salted()) texts_->Note(session->about().tenant, ns, commit->text.shared());
     cache_.Commit(session->about().id, std::move(*commit), [reply, done](const std::vector<CommitOutcome>& outcomes) {
       for (const CommitOutcome outcome : outcomes) reply->add_outcomes(static_cast<uint32_t>(outcome));

@@ -66,8 +66,8 @@ TEST_F(EngineCommitTest, MalformedCommitsAreRefusedByName) {
            [](R& r) { r.set_tokens(std::string((limits::kMaxPromptTokens + 1) * 4, 'x')); }},
           {"prompt_tokens: out of range; expected 1 to 4194304", [](R& r) { r.set_prompt_tokens(0); }},
           {"prompt_tokens: out of range; expected 1 to 4194304", [](R& r) { r.set_prompt_tokens(4194305); }},
-          {"provenance: unknown; expected exact or composed", [](R& r) { r.set_provenance(0); }},
-          {"provenance: unknown; expected exact or composed", [](R& r) { r.set_provenance(257); }},
+          {"provenance: 0 is unknown; expected 1 (exact) or 2 (composed)", [](R& r) { r.set_provenance(0); }},
+          {"provenance: 257 is unknown; expected 1 (exact) or 2 (composed)", [](R& r) { r.set_provenance(257); }},
           {"conversation: wrong length; expected 16 bytes", [](R& r) { r.set_conversation("abc"); }},
           {"conversation: required", [](R& r) { r.set_provenance(kComposed); }},
           {"conversation: required",
@@ -161,7 +161,7 @@ TEST_F(EngineCommitTest, MissingSourcesAreOutcomes) {
 
 TEST_F(EngineCommitTest, CommittedTextLandsAtItsPositions) {
   engine_.FillMemory();
-  const float value = *engine_.Value(9, 3, 1);  // of token 39
+  const float value = *engine_.Value(9, 3, 1);  // value of token 39
   ASSERT_EQ(Commit(engine_.CommitRequest(prefixes_, Ascending(40, 7))), CommitOutcome::kKept);
   const v1::PromptMatch match = Match(Ascending(50, 7));
   EXPECT_EQ(match.prefix_depth(), 40u);
@@ -185,8 +185,8 @@ TEST_F(EngineCommitTest, CommittedTextLandsAtItsPositions) {
               ::testing::StartsWith("segments[0].first_position: must be 0 for a prefix"));
 }
 
-// Four ranks' blocks of the longest prompt are more than a call may ask for: its segments are still looked up.
-TEST_F(EngineCommitTest, APromptThatIsTooLongToResumeIsServed) {
+// The blocks of the longest prompt for four ranks exceed the limit of a call. Its segments are still looked up.
+TEST_F(EngineCommitTest, ServesAPromptThatIsTooLongToResume) {
   auto opening = engine_.Make<v1::OpenModelRequest>();
   opening.set_identity(EncodeIdentity(SmallIdentity()));
   opening.set_layout(EncodeLayout(WideLayout(4, 2)));
@@ -228,7 +228,7 @@ TEST(EngineCommitTenants, TextsOfOtherTenantsAreNotResumed) {
   EXPECT_EQ(depth(a, opened.model), 40u);
 }
 
-TEST_F(EngineCommitTest, AConversationThatCannotBeIsRefusedByName) {
+TEST_F(EngineCommitTest, AnInvalidConversationIsRefusedByName) {
   auto match = engine_.Make<v1::MatchRequest>();
   match.set_model(prefixes_.model);
   match.add_prompts()->set_tokens(PackTokens(Ascending(20, 0)));

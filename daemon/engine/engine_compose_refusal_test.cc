@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way to get Advance and Compose wrong, each refused by name and changing nothing.
+// Invalid fields of Advance and Compose: each is refused by name and changes nothing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ class EngineAdvanceRefusalTest : public EngineComposeTest {
     std::function<void(Request&)> spoil;
   };
 
-  // Expects every spoilt request to be refused with an error that begins so, and the memory to stay as it is.
+  // Expects every corrupted request to be refused with an error with this prefix, and the memory to be unchanged.
   void ExpectRefusals(const std::vector<Case>& cases) {
     const std::vector<std::byte> before = Memory();
     for (const Case& c : cases) {

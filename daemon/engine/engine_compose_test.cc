@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The composition service over gRPC: the kernels' bits, and what becomes of what cannot be had.
+// The composition service over gRPC: results equal the kernels' bit for bit, and missing objects are reported.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -74,7 +74,7 @@ TEST_F(EngineComposeTest, MissingInteriorChangesNothing) {
   EXPECT_EQ(Outcome(reply), MissReason::kLeaseLost);
   EXPECT_THAT(reply.segments(), Each(static_cast<uint32_t>(MissReason::kLeaseLost)));
 
-  // A prompt of which only some segments are there.
+  // A prompt of which only some segments are stored.
   const std::vector<int32_t> other = Ascending(72, 7);
   std::vector<int32_t> partly(other.begin(), other.end());
   partly[60] = 9999;
@@ -89,14 +89,14 @@ TEST_F(EngineComposeTest, MissingInteriorChangesNothing) {
 TEST_F(EngineComposeTest, AnotherSessionsLeaseIsLost) {
   TestEngine stranger(node_, layout_);
   v1::AdvanceRequest request = AdvanceRequest();
-  request.set_session(stranger.secret());  // handles are each session's own, and count up alike
+  request.set_session(stranger.secret());  // each session numbers its handles from the start
   request.set_model(stranger.model());
   v1::CompositionReply reply;
   ASSERT_TRUE(stranger.Call(request, &reply).ok());
   EXPECT_EQ(Outcome(reply), MissReason::kLeaseLost);
 }
 
-TEST_F(EngineComposeTest, AQuiesceThatOvertakesItsCallKeepsItFromWriting) {
+TEST_F(EngineComposeTest, AQuiesceBeforeItsCallPreventsWrites) {
   const std::vector<std::byte> before = Memory();
   const v1::AdvanceRequest request = AdvanceRequest();
   v1::QuiesceReply quiet;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// HandOff as engines call it: what is malformed, and where there is no other node.
+// HandOff over gRPC: malformed requests, and daemons without a cluster.
 #include <gtest/gtest.h>
 
 #include <string>

@@ -303,7 +303,8 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, Landi
   };
   const auto call =
       std::make_shared<Call>(Call{.asked = *std::move(asked), .answer = {}, .writer = MatchReplyWriter()});
-  const auto look_up = [this, session = *session, call, landing, &replies](storage::Slice& slice) {
+  const auto look_up = [this, session = *session, model, call, landing, &replies](storage::Slice& slice) {
+    EndRoutesWith(session);
     if (!session->metadata().landings.MayStart(landing->id)) {
       replies.Ended(absl::CancelledError("landing: cancelled by Quiesce"));
       return true;
@@ -312,6 +313,7 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, Landi
       call->lookup.emplace(*this, *session, call->asked, call->writer, &call->answer, landing->lease);
     }
     if (!call->lookup->Run(slice)) return false;
+    NoteBacklog(*session, *model, call->asked.tokens, *call->lookup);
     const storage::Match& match = call->lookup->match();
     landing->TakeAll(call->asked, call->answer);
     const auto& found = landing->target.segments;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Lookups: Match, AttachLease, Release.
+#include <algorithm>
 #include <optional>
 #include <utility>
 
@@ -41,12 +42,14 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
     RemoteLookup::Adopted adopted;
   };
   const auto call = std::make_shared<Call>(Call{.prompts = std::move(prompts), .writer = MatchReplyWriter()});
-  const auto look_up = [this, session = *session, call, reply, done](storage::Slice& slice) {
+  const auto look_up = [this, session = *session, model, call, reply, done](storage::Slice& slice) {
+    EndRoutesWith(session);
     for (; call->next < call->prompts.size(); ++call->next) {
       if (!call->lookup) {
         call->lookup.emplace(*this, *session, call->prompts[call->next], call->writer, reply->add_prompts());
       }
       if (!call->lookup->Run(slice)) return false;
+      NoteBacklog(*session, *model, call->prompts[call->next].tokens, *call->lookup);
       call->lookup.reset();
     }
     done(absl::OkStatus());
@@ -66,7 +69,7 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
 
 bool EngineService::PromptLookup::Run(storage::Slice& slice) {
   const storage::SessionId session = session_.about().id;
-  const auto& [segments, text, rate] = asked_;
+  const auto& [segments, text, rate, tokens] = asked_;
   if (!found_) {
     if (search_ == nullptr) {
       if (text.has_value()) service_.observer_.Prompted(session_.about().tenant, text->tokens().size());
@@ -90,6 +93,13 @@ bool EngineService::PromptLookup::Run(storage::Slice& slice) {
     out_->add_checkpoint_positions(segments[0].tokens);
   }
   return true;
+}
+
+// The engine computes what the lookup has not found.
+void EngineService::NoteBacklog(const Session& session, const Model& model, uint64_t tokens,
+                                const PromptLookup& lookup) {
+  const uint64_t computed = tokens - std::min(tokens, lookup.TokensFound());
+  router_.backlog().Add(session.about().id, session.about().tenant, model.ns, computed, model.tokens_per_second);
 }
 
 // Includes the seams of segments, which engines compute.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multimodal inputs through the calls of ashlar.v1.Cache: the same tokens with another image are another text.
+// Multimodal inputs over gRPC: the same tokens with another image are another text.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -95,8 +95,8 @@ TEST_F(EngineMediaTest, OnlyTheSameImageAtTheSameTokenHits) {
   }
 }
 
-// Media that are not there change no key.
-TEST_F(EngineMediaTest, TextsWithoutMediaAreFoundAsBefore) {
+// Absent media change no key.
+TEST_F(EngineMediaTest, TextsWithoutMediaKeepTheirKeys) {
   const std::vector<int32_t> run = Ascending(30, 5);
   ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, run), PublishOutcome::kPublished);
   std::vector<int32_t> prompt = run;
@@ -106,7 +106,7 @@ TEST_F(EngineMediaTest, TextsWithoutMediaAreFoundAsBefore) {
   EXPECT_FALSE(IsHit(Match(prompt, {run.size()}, {Image(29, 1)}).segments(0)));
 }
 
-TEST_F(EngineMediaTest, APrefixIsThatOfItsImages) {
+TEST_F(EngineMediaTest, PrefixesDependOnTheirImages) {
   const TestEngine::Opened opened = engine_.OpenWithPrefixes();
   const std::vector<int32_t> text = Ascending(40, 7), prompt = Ascending(50, 7);
   v1::CommitRequest commit = engine_.CommitRequest(opened, text);
@@ -123,8 +123,9 @@ TEST_F(EngineMediaTest, APrefixIsThatOfItsImages) {
   EXPECT_EQ(Match(prompt, {}, {}, opened.model).prefix().depth(), 0u);
 }
 
-// An image counts fewer rotary positions than tokens, so a segment behind it turns by less than its place in the pages.
-TEST_F(EngineMediaTest, KeysTurnByTheirRotaryPosition) {
+// An image counts fewer rotary positions than tokens, so the keys of a segment after it are rotated by less than their
+// position in the pages.
+TEST_F(EngineMediaTest, KeysRotateByTheirRotaryPosition) {
   engine_.FillMemory();
   const std::vector<int32_t> first = Ascending(20, 1), run = Ascending(40, 100);
   ASSERT_EQ(engine_.PublishRun(ObjectKind::kSegment, run), PublishOutcome::kPublished);
@@ -136,7 +137,7 @@ TEST_F(EngineMediaTest, KeysTurnByTheirRotaryPosition) {
   const auto key = [&](uint64_t position) {
     return *engine_.Key(static_cast<int32_t>(position / page_tokens), position % page_tokens, 1);
   };
-  // Keys of one token in the interior, landed at slot `position` and turned by `position` + `shift`.
+  // Keys of one token in the interior, landed at slot `position` and rotated by `position` + `shift`.
   const auto landed = [&](uint64_t position, int64_t shift) {
     v1::LandSegment segment = At(1, position);
     segment.set_rotary_shift(shift);

@@ -24,8 +24,8 @@ void AddPages(std::span<const storage::PageId> pages, google::protobuf::Repeated
 
 constexpr uint64_t kPagesOfAStep = 256;
 
-// Takes the pages of `own_pages` that the request does not have yet (enough are free), and writes the page list.
-// Returns false if the slice ended: call it again before any other request of the pool. `out` has the progress.
+// Takes the missing pages of `own_pages` (enough are free), and writes the page list. Returns false if the slice ended:
+// call it again before any other request of the pool. `out` has the progress.
 bool TakeAndWrite(const PagePools::Request& held, uint64_t own_pages, storage::Slice& slice, v1::Admission* out) {
   if (out->own_pages().empty()) {
     const std::vector<PagePool::Segment> segments = held.pool->Segments(held.admission);
@@ -101,7 +101,7 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
     if (request.deadline_ns() != 0 && MonotonicClock().Now() >= request.deadline_ns()) {
       return absl::DeadlineExceededError("deadline_ns: the deadline has passed");
     }
-    if (cache_.draining()) return absl::UnavailableError("the daemon is draining");
+    if (cache_.offers().draining()) return absl::UnavailableError("the daemon is draining");
     EndRequestsWith(session);
     const auto answer = pools_.Admit(session->about().id, session->about().tenant, lease, pages->pool(), wants,
                                      request.own_pages(), /*own_now=*/0);

@@ -28,7 +28,7 @@ Layout WithStored(StoredKeys stored) {
   return layout;
 }
 
-// An engine whose pages lie in a hosted region, allocated by the daemon.
+// An engine with pages in a hosted region, allocated by the daemon.
 struct SharingEngine {
   explicit SharingEngine(const TestNode& node, StoredKeys stored = StoredKeys::kUnrotated)
       : engine(node, WithStored(stored)), hosted(Host(TestEngine::kRegionBytes)) {
@@ -146,8 +146,8 @@ TEST(EnginePages, RequestsShareSegmentsInPlace) {
   EXPECT_TRUE(engine.MarkFilled('b', {1}).ok());
 }
 
-// A text's prefix knows no segments: what it would write to pages that all share is not what each of them holds.
-TEST(EnginePages, APrefixLandsOnOwnPagesAlone) {
+// A text's prefix ignores segments: its contents differ from what shared pages must hold.
+TEST(EnginePages, APrefixLandsOnlyOnOwnPages) {
   TestNode node;
   SharingEngine engine(node);
   const TestEngine::Opened prefixes = engine.engine.OpenWithPrefixes();
@@ -177,7 +177,7 @@ TEST(EnginePages, APrefixLandsOnOwnPagesAlone) {
   EXPECT_THAT(Message(land(table).status()), HasSubstr("is shared; a prefix must land on the request's own pages"));
 }
 
-TEST(EnginePages, ARequestThatDoesNotFitIsToldWhatItLacks) {
+TEST(EnginePages, ARequestThatDoesNotFitReportsTheShortage) {
   TestNode node;
   SharingEngine engine(node);
   ASSERT_TRUE(engine.Admit('a', 30)->has_admission());
@@ -198,10 +198,10 @@ TEST(EnginePages, ARequestThatDoesNotFitIsToldWhatItLacks) {
   EXPECT_TRUE(engine.Admit('b', 40)->has_admission());
 }
 
-TEST(EnginePages, AKilledEngineFreesItsRequestsButNotThoseItPassedOn) {
+TEST(EnginePages, AKilledEngineFreesOnlyRequestsItStillHolds) {
   TestNode node;
   SharingEngine worker(node);
-  // The worker is another process of the engine; it hosts memory of its own, which is of no matter here.
+  // The worker is another process of the engine. The memory that it hosts has no effect here.
   auto engine = std::make_unique<SharingEngine>(node);
   UniqueFd memory;
   engine->hosted = engine->Host(TestEngine::kRegionBytes, &memory);
@@ -217,8 +217,8 @@ TEST(EnginePages, AKilledEngineFreesItsRequestsButNotThoseItPassedOn) {
   ASSERT_TRUE(Eventually([&] { return absl::IsUnauthenticated(engine->Attach('b').status()); }));
   EXPECT_EQ(worker.Attach('a').status().code(), absl::StatusCode::kNotFound);
 
-  // The engine comes again with the same memory. As long as the worker's request runs, its pages are not given out
-  // anew.
+  // The engine reconnects with the same memory. As long as the worker's request runs, its pages are not allocated
+  // again.
   SharingEngine again(node);
   v1::SessionRequest request;
   request.mutable_register_region()->set_bytes(TestEngine::kRegionBytes);
@@ -232,7 +232,7 @@ TEST(EnginePages, AKilledEngineFreesItsRequestsButNotThoseItPassedOn) {
   EXPECT_TRUE(again.Admit('c', kPages - 8)->has_admission());
 }
 
-TEST(EnginePages, DeclaringAnewEndsAnEarlierPoolThatRests) {
+TEST(EnginePages, DeclaringAgainEndsAnIdlePool) {
   TestNode node;
   SharingEngine engine(node);
   const uint64_t before = engine.pages;
@@ -302,7 +302,7 @@ class EnginePagesLandTest : public testing::TestWithParam<StoredKeys> {
  protected:
   void SetUp() override {
     sharing_.engine.FillMemory();
-    // The last declaration of the session is the pool's; objects come from the engine's own region.
+    // The session's last declaration belongs to the pool; objects come from the engine's own region.
     v1::DeclarePagesReply reply;
     ASSERT_TRUE(sharing_.engine.Call(sharing_.engine.PagesRequest(), &reply).ok());
     auto publish = sharing_.engine.Reserve(ObjectKind::kSegment, std::span(tokens_).subspan(6, 15));
@@ -317,7 +317,7 @@ class EnginePagesLandTest : public testing::TestWithParam<StoredKeys> {
     ASSERT_TRUE(admission_.has_admission());
   }
 
-  // Of segment 1 alone, its pages at the table's front: page 0 of it is not shared.
+  // Only segment 1, with its pages at the front of the table: its page 0 is not shared.
   v1::LandRequest ToSegment(uint64_t first_position) {
     v1::LandRequest request = sharing_.engine.LandRequest(lease_, {At(1, first_position)});
     request.set_landing(++landings_);
@@ -336,8 +336,8 @@ class EnginePagesLandTest : public testing::TestWithParam<StoredKeys> {
   uint64_t landings_ = 0;
 };
 
-TEST_P(EnginePagesLandTest, FillsSharedPagesOnlyWhereEveryRequestFindsTheSameBytes) {
-  // Token 0 stands at slot 1 of the segment's pages. A page further on, unrotated keys are the same bytes.
+TEST_P(EnginePagesLandTest, FillsSharedPagesOnlyWithTheSameBytesForEveryRequest) {
+  // Token 0 is at slot 1 of the segment's pages. One page later, unrotated keys are the same bytes.
   const auto moved = sharing_.engine.Land(ToSegment(5));
   if (GetParam() == StoredKeys::kUnrotated) {
     ASSERT_TRUE(moved.ok()) << moved.status();
@@ -356,7 +356,7 @@ TEST_P(EnginePagesLandTest, FillsSharedPagesOnlyWhereEveryRequestFindsTheSameByt
               HasSubstr("cannot be written; expected a page of the request"));
 }
 
-TEST_P(EnginePagesLandTest, OwnPagesTakeKeysAtAnyPosition) {
+TEST_P(EnginePagesLandTest, OwnPagesAcceptKeysAtAnyPosition) {
   v1::LandRequest request = ToSegment(6);
   request.clear_page_table();
   for (int i = 0; i < 6; ++i) request.add_page_table(i == 0 ? -1 : admission_.admission().own_pages(i - 1));
@@ -370,8 +370,8 @@ TEST_P(EnginePagesLandTest, OwnPagesTakeKeysAtAnyPosition) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Stored, EnginePagesLandTest, testing::Values(StoredKeys::kUnrotated, StoredKeys::kZeroBased),
-                         [](const auto& info) {
-                           return info.param == StoredKeys::kUnrotated ? "Unrotated" : "ZeroBased";
+                         [](const auto& instance) {
+                           return instance.param == StoredKeys::kUnrotated ? "Unrotated" : "ZeroBased";
                          });
 
 }  // namespace

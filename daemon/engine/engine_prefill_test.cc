@@ -58,7 +58,7 @@ TEST_F(EnginePrefillTest, EngineComputesForAnotherEngine) {
     return reply;
   });
   v1::PlanPrefillReply planned;
-  while (planned.plan() == 0) {  // until the worker has come
+  while (planned.plan() == 0) {  // until the worker has connected
     ASSERT_TRUE(asker_.Call(PlanOf({first, second}), &planned).ok());
   }
   EXPECT_THAT(planned.elsewhere(), ElementsAre(false, true));
@@ -85,7 +85,7 @@ TEST_F(EnginePrefillTest, EngineComputesForAnotherEngine) {
   EXPECT_TRUE(absl::IsNotFound(asker_.Call(AwaitOf(planned.plan(), 0), &states)));
 }
 
-// For a second after its request it would be taken for busy.
+// For a second after its request it would count as busy.
 TEST_F(EnginePrefillTest, AClosedModelOffersNoPrefill) {
   v1::ServePrefillReply none;
   ASSERT_TRUE(worker_.Call(ServeOf(0), &none).ok());

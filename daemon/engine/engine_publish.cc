@@ -11,9 +11,11 @@
 #include "daemon/engine/engine_service.h"
 #include "daemon/engine/request_fields.h"
 #include "daemon/engine/tensor_sources.h"
+#include "daemon/events/block_texts.h"
 #include "proto/invalid.h"
 #include "proto/limits.h"
 #include "proto/object.h"
+#include "proto/tokens.h"
 
 namespace ashlar::daemon {
 namespace {
@@ -34,7 +36,7 @@ absl::StatusOr<Sources> ReadSources(const std::string& field, const v1::PublishO
     return Invalid(field, ".provenance: composed states cannot be published; expected exact");
   }
   if (object.provenance() != static_cast<uint32_t>(Provenance::kExact))
-    return Invalid(field, ".provenance: unknown; expected exact");
+    return Invalid(field, ".provenance: ", object.provenance(), " is unknown; expected 1 (exact)");
   if (object.first_position() > kMaxPosition)
     return Invalid(field, ".first_position: out of range; expected at most ", kMaxPosition);
   Sources sources{.field = field, .reservation = object.reservation()};
@@ -126,13 +128,17 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
     if (!named.ok()) return done(named.status());
     objects->push_back(*std::move(named));
   }
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, objects, reply, done] {
-    for (const std::optional<NamedObject>& object : *objects) {
+  OnLoop(*session, Room::kRequest, done, [this, session = *session, objects, &request, reply, done] {
+    for (size_t i = 0; i < objects->size(); ++i) {
+      const std::optional<NamedObject>& object = (*objects)[i];
       storage::Cache::Reservation reservation{ReserveOutcome::kTooShort, 0};
       if (object.has_value()) {
         router_.YieldRoom(session->about().tenant, object->plan.key);
         reservation = cache_.Reserve(session->about().id, object->plan, object->text, storage::PoolKind::kPublic,
                                      object->recompute, object->flops);
+      }
+      if (reservation.outcome == ReserveOutcome::kGranted) {
+        NoteSegment(session->about().tenant, *object, request.objects(static_cast<int>(i)));
       }
       // Only a segment can be too short; a checkpoint may have one token.
       const ObjectKind kind = object.has_value() ? object->plan.kind : ObjectKind::kSegment;
@@ -143,6 +149,14 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
     }
     done(absl::OkStatus());
   });
+}
+
+// Events have the tokens of a segment, except with a salt or media, as those of blocks.
+void EngineService::NoteSegment(storage::TenantId tenant, const NamedObject& object, const v1::ObjectName& name) {
+  if (texts_ == nullptr || !texts_->keeps_segments() || object.plan.kind != ObjectKind::kSegment) return;
+  if (!name.salt().empty() || !name.media().empty()) return;
+  absl::StatusOr<std::vector<int32_t>> tokens = UnpackTokens(name.tokens());
+  if (tokens.ok()) texts_->NoteSegment(tenant, object.plan.ns, object.plan.key, *std::move(tokens));
 }
 
 void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply* reply, Done done) {

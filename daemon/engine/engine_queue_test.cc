@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls when the metadata queue is full, and when a session ends under them.
+// Calls while the metadata queue is full, and calls whose session ends before they do.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -35,7 +35,7 @@ using ::testing::Each;
 using ::testing::ElementsAre;
 using ::testing::HasSubstr;
 
-// The service alone, over a loop that a test can hold still.
+// Only the service, over a loop that a test can stop.
 class BoundedQueueTest : public ::testing::Test {
  protected:
   static constexpr size_t kDepth = 2;
@@ -95,7 +95,7 @@ class BoundedQueueTest : public ::testing::Test {
   uint64_t model_ = 0;
 };
 
-TEST_F(BoundedQueueTest, AFullQueueAnswersAtOnceAndStillTakesReleases) {
+TEST_F(BoundedQueueTest, AFullQueueRefusesAtOnceButAcceptsReleases) {
   FillQueue();
   v1::MatchRequest match;
   match.set_session(session_->about().secret);
@@ -105,7 +105,7 @@ TEST_F(BoundedQueueTest, AFullQueueAnswersAtOnceAndStillTakesReleases) {
   service_->Match(match, &matched, [&](absl::Status status) { answer = status; });
   EXPECT_EQ(answer.code(), absl::StatusCode::kResourceExhausted) << "answered on the caller's thread, without waiting";
 
-  // These give something back: they wait for their turn.
+  // These calls release something, so they wait for their turn.
   v1::ReleaseRequest release;
   release.set_session(session_->about().secret);
   v1::ReleaseReply released;
@@ -125,8 +125,8 @@ TEST_F(BoundedQueueTest, AFullQueueAnswersAtOnceAndStillTakesReleases) {
   held_ = false;
 }
 
-// A status could come from gRPC as well, after the daemon has begun: only a reply says that nothing was.
-TEST_F(BoundedQueueTest, AFullQueueIsDataForCallsThatUseTheEnginesMemory) {
+// gRPC may return a status after the daemon has begun, so only a reply proves that nothing was started.
+TEST_F(BoundedQueueTest, AFullQueueIsAnOutcomeOfCallsThatUseEngineMemory) {
   FillQueue();
   v1::PublishRequest publish;
   publish.set_session(session_->about().secret);
@@ -179,7 +179,7 @@ TEST_F(BoundedQueueTest, AFullQueueIsDataForCallsThatUseTheEnginesMemory) {
   EXPECT_EQ(composed.segments_size(), 1);
 }
 
-TEST_F(BoundedQueueTest, ACallMayHaveAsManySegmentsAsTheLimitSays) {
+TEST_F(BoundedQueueTest, AcceptsTheMaximumNumberOfSegments) {
   v1::MatchRequest match;
   match.set_session(session_->about().secret);
   match.set_model(model_);
@@ -200,7 +200,7 @@ TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {
   release.set_session(session_->about().secret);
   v1::ReleaseReply released;
   std::promise<absl::Status> answer;
-  // Posted behind the close, though the session was found before it.
+  // Posted after the close, although the session was found before it.
   const std::shared_ptr<Session> found = table_->Find(session_->about().secret);
   ASSERT_NE(found, nullptr);
   service_->Release(release, &released, [&](absl::Status status) { answer.set_value(status); });
@@ -215,7 +215,7 @@ TEST_F(BoundedQueueTest, ASessionThatEndsMeanwhileIsUnauthenticated) {
   held_ = false;
 }
 
-// A load balancer that goes by health sends nothing more, while calls that were taken still finish.
+// A load balancer that follows the health check sends no more requests, while accepted calls still finish.
 TEST_F(BoundedQueueTest, StoppingDaemonReportsNotServing) {
   const std::string socket = absl::StrCat("/tmp/ashlard_drain_", getpid(), ".sock");
   RefusedConnections refused;
@@ -289,7 +289,7 @@ TEST_F(BoundedQueueTest, TheMetadataThreadDoesNotUnmap) {
   EXPECT_NE(gone.get_future().get(), metadata.get_future().get());
 }
 
-TEST(LandingLedger, RemembersBoundedlyAndNeverErasesTowardsWriting) {
+TEST(LandingLedger, RemembersABoundedNumberOfLandings) {
   LandingLedger ledger;
   EXPECT_TRUE(ledger.MayStart(0));
   ledger.Silence(5);

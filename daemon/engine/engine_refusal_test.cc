@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every way to get the calls of ashlar.v1.Cache wrong, each refused by name and changing nothing.
+// Invalid fields of the calls of ashlar.v1.Cache: each is refused by name and changes nothing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -28,7 +28,7 @@ class EngineRefusalTest : public ::testing::Test {
   TestEngine engine_{node_};
 };
 
-TEST_F(EngineRefusalTest, BadSourcesEndTheirReservationAndNothingElse) {
+TEST_F(EngineRefusalTest, BadSourcesEndOnlyTheirReservation) {
   const std::vector<int32_t> tokens = Ascending(24, 7);
   const struct {
     const char* name;
@@ -62,14 +62,14 @@ TEST_F(EngineRefusalTest, BadSourcesEndTheirReservationAndNothingElse) {
     EXPECT_EQ(engine_.Publish(object), PublishOutcome::kBadSource);
     EXPECT_EQ(engine_.Publish(object), PublishOutcome::kUnknownReservation);
   }
-  // A page that the interior does not touch need not be one.
+  // A page that the interior does not touch need not exist.
   const v1::ReserveResult reserved = engine_.Reserve(ObjectKind::kSegment, tokens);
   v1::PublishObject object = engine_.Sources(ObjectKind::kSegment, reserved.reservation(), tokens.size());
   object.set_page_table(0, -1);
   EXPECT_EQ(engine_.Publish(object), PublishOutcome::kPublished);
 }
 
-TEST_F(EngineRefusalTest, LookUpsThatCannotLandAreRefusedAndLeaseNothing) {
+TEST_F(EngineRefusalTest, LookupsThatCannotLandAreRefusedWithoutALease) {
   const std::vector<int32_t> prompt = Ascending(48, 7);
   const std::span<const int32_t> all(prompt);
   ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, all.subspan(0, 24)), PublishOutcome::kPublished);
@@ -152,7 +152,7 @@ TEST_F(EngineRefusalTest, LandingsThatDoNotFitAreRefusedBeforeAnythingIsWritten)
   }
   EXPECT_EQ(std::memcmp(before.data(), engine_.memory(), before.size()), 0);
 
-  // Pages that the landing does not write may be given twice: a table may be padded.
+  // Pages that the landing does not write may be repeated: a table may be padded.
   v1::LandRequest padded = engine_.LandRequest(lease, {At(0, 0), At(1, 24)});
   for (int entry = 12; entry < padded.page_table_size(); ++entry) padded.set_page_table(entry, 0);
   const auto landed = engine_.Land(padded);
@@ -314,7 +314,8 @@ TEST_F(EngineRefusalTest, MalformedPublishAbandonAndReleaseAreRefusedByName) {
   ExpectRefusals<P, v1::PublishReply>(
       engine_, publish, absl::StatusCode::kInvalidArgument,
       {
-          {"objects[0].provenance: unknown; expected exact", [](P& r) { r.mutable_objects(0)->set_provenance(0); }},
+          {"objects[0].provenance: 0 is unknown; expected 1 (exact)",
+           [](P& r) { r.mutable_objects(0)->set_provenance(0); }},
           {"objects[0].provenance: composed", [](P& r) { r.mutable_objects(0)->set_provenance(2); }},
           {"objects[0].first_position", [](P& r) { r.mutable_objects(0)->set_first_position(~uint64_t{0}); }},
           {"objects[0].parts[0].form", [](P& r) { r.mutable_objects(0)->mutable_parts(0)->set_form(4); }},
@@ -355,12 +356,12 @@ TEST_F(EngineRefusalTest, MalformedPublishAbandonAndReleaseAreRefusedByName) {
       {{"leases: too many; expected at most", [](v1::ReleaseRequest& r) {
           for (uint64_t i = 0; i < limits::kMaxReleasesPerCall; ++i) *r.add_leases() = r.leases(0);
         }}});
-  // None of that used the reservation up.
+  // None of these calls used up the reservation.
   EXPECT_EQ(engine_.Publish(publish.objects(0)), PublishOutcome::kPublished);
 }
 
 // Forms that a segment's transitions cannot have: two dense heads of 8 × 8.
-TEST_F(EngineRefusalTest, FormsThatMakeNoSenseAreRefusedByName) {
+TEST_F(EngineRefusalTest, InvalidFormsAreRefusedByName) {
   const std::vector<int32_t> tokens = Ascending(24, 7);
   const v1::ReserveResult reserved = engine_.Reserve(ObjectKind::kSegment, tokens);
   auto publish = engine_.Make<v1::PublishRequest>();
@@ -401,7 +402,7 @@ TEST_F(EngineRefusalTest, FormsThatMakeNoSenseAreRefusedByName) {
            first([](S& part) { part.set_form(11), part.set_rank(9); })},
           {"objects[0].parts[0].form: does not match", first([](S& part) { part.set_form(8); })},
       });
-  // None of that used the reservation up.
+  // None of these calls used up the reservation.
   EXPECT_EQ(engine_.Publish(publish.objects(0)), PublishOutcome::kPublished);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Salts through the calls of ashlar.v1.Cache: the same tokens under another salt are another text.
+// Salts over gRPC: the same tokens under another salt are another text.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -64,7 +64,7 @@ class EngineSaltTest : public ::testing::Test {
   TestEngine engine_{node_};
 };
 
-TEST_F(EngineSaltTest, SegmentsAreFoundUnderTheirOwnSaltAlone) {
+TEST_F(EngineSaltTest, SegmentsAreFoundOnlyUnderTheirSalt) {
   const std::vector<int32_t> first = Ascending(20, 1), second = Ascending(40, 100);
   std::vector<int32_t> prompt = first;
   prompt.insert(prompt.end(), second.begin(), second.end());
@@ -74,7 +74,7 @@ TEST_F(EngineSaltTest, SegmentsAreFoundUnderTheirOwnSaltAlone) {
       const v1::PromptMatch match = Match(Prompt(prompt, {20, 40}, kSalts[i]), engine_.model());
       ASSERT_EQ(match.segments_size(), 2);
       for (const v1::SegmentMatch& segment : match.segments()) {
-        // No reason that another salt's text gives: it would say that the text is there.
+        // The miss has no reason that depends on another salt's text, because that would reveal the text.
         const MissReason expected = i < published ? MissReason::kNone : MissReason::kNeverSeen;
         EXPECT_EQ(static_cast<MissReason>(segment.miss_reason()), expected) << kSalts[i] << " of " << published;
       }
@@ -84,9 +84,9 @@ TEST_F(EngineSaltTest, SegmentsAreFoundUnderTheirOwnSaltAlone) {
   }
 }
 
-TEST_F(EngineSaltTest, PrefixesAreFoundUnderTheirOwnSaltAlone) {
+TEST_F(EngineSaltTest, PrefixesAreFoundOnlyUnderTheirSalt) {
   const TestEngine::Opened opened = engine_.OpenWithPrefixes();
-  for (const int tokens : {5, 40}) {  // fewer than show all of a salt, and more
+  for (const int tokens : {5, 40}) {  // less than a block with the salt, and more
     const std::vector<int32_t> text = Ascending(tokens, 100 * tokens), longer = Ascending(tokens + 10, 100 * tokens);
     for (size_t committed = 0; committed < kSalts.size(); ++committed) {
       for (size_t i = 0; i < kSalts.size(); ++i) {
@@ -98,8 +98,8 @@ TEST_F(EngineSaltTest, PrefixesAreFoundUnderTheirOwnSaltAlone) {
   }
 }
 
-// A conversation is named by the engine; of two salts, one name names two.
-TEST_F(EngineSaltTest, ConversationsAreFoundUnderTheirOwnSaltAlone) {
+// The engine names a conversation; with two salts, one name means two conversations.
+TEST_F(EngineSaltTest, ConversationsAreFoundOnlyUnderTheirSalt) {
   const TestEngine::Opened opened = engine_.OpenWithPrefixes();
   const std::vector<int32_t> text = Ascending(40, 7), longer = Ascending(50, 7);
   const std::string conversation(16, 'c');

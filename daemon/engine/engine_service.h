@@ -18,6 +18,7 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "daemon/peer/fetch/remote_lookup.h"
+#include "daemon/router/prompt_probe.h"
 #include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
 #include "daemon/session/model_registry.h"
@@ -32,8 +33,9 @@
 #include "storage/transfer/rates.h"
 
 namespace ashlar::v1 {
+class ObjectName;
 class PromptMatch;
-}
+}  // namespace ashlar::v1
 
 namespace ashlar::daemon {
 
@@ -41,6 +43,7 @@ class BlockTexts;
 class PromptHandOff;
 struct Asked;
 struct CompositionPlan;
+struct NamedObject;
 
 // The replies of a call that lands.
 class LandingReplies {
@@ -49,13 +52,13 @@ class LandingReplies {
   // Attention layers that have landed. On the metadata thread, before `Ended`.
   virtual void Landed(uint32_t layers) = 0;
   virtual void Ended(absl::StatusOr<std::vector<MissReason>> verdict) = 0;
-  // Only of LookupAndLand: once, on the metadata thread, unless `Ended` gets a status. May come after `Ended`.
+  // Only for LookupAndLand: called once, on the metadata thread, unless `Ended` gets an error. May come after `Ended`.
   virtual void Matched(v1::PromptMatch match) = 0;
 };
 
 // Every call calls `done` exactly once; request and reply must live until then. A status other than OK means that
 // nothing was changed (cache.proto lists the statuses).
-class EngineService {
+class EngineService final : public PromptProber {
  public:
   using Done = std::function<void(absl::Status)>;
 
@@ -107,6 +110,9 @@ class EngineService {
   void EndPrefill(const v1::EndPrefillRequest& request, v1::EndPrefillReply* reply, Done done);
   void ServePrefill(const v1::ServePrefillRequest& request, v1::ServePrefillReply* reply, Done done);
   void HandOff(const v1::HandOffRequest& request, v1::HandOffReply* reply, Done done);
+  void Probe(const v1::ProbeRequest& request, v1::ProbeReply* reply, Done done);
+  void ProbeHere(storage::TenantId tenant, const ProbedModel& model, std::shared_ptr<const v1::Prompt> prompt,
+                 std::function<void(absl::StatusOr<Here>)> done) override;
   // Cancels a landing that the engine no longer waits for. `Ended` is still called.
   void CancelLanding(const std::string& secret, storage::LandingId landing);
 
@@ -116,13 +122,15 @@ class EngineService {
 
   // The metadata thread only.
   storage::PagePool::Levels PageLevels(storage::TenantId tenant) const { return pools_.levels(tenant); }
-  void EraseBeside(storage::TenantId tenant, const std::optional<NamespaceId>& ns);  // as in AdminParts
+  void EraseBeside(storage::TenantId tenant, const std::optional<NamespaceId>& ns);  // see AdminParts
 
  private:
-  class PromptLookup;  // one prompt's, with its answer
+  class PromptLookup;  // the lookup of one prompt, with its answer
   struct LandOrder;    // the decoded request of a landing
-  // Starts a landing under a lease that the session holds. Returns false, after calling `Ended`, if the targets do not
-  // match. The metadata thread only.
+  void NoteSegment(storage::TenantId tenant, const NamedObject& object, const v1::ObjectName& name);
+  void NoteBacklog(const Session& session, const Model& model, uint64_t tokens, const PromptLookup& lookup);
+  // Starts a landing under a lease that the session holds. If the targets do not match, calls `Ended` and returns
+  // false. The metadata thread only.
   bool Begin(const Session& session, LandOrder& landing, const storage::Match& match, LandingReplies& replies);
 
   void Compose(const std::shared_ptr<Session>& session, std::shared_ptr<CompositionPlan> plan,
@@ -132,6 +140,14 @@ class EngineService {
   void EndRequestsWith(const std::shared_ptr<Session>& session);
   // Ends the session's prefill plans and the prefill that it offers when the session ends.
   void EndRoutesWith(const std::shared_ptr<Session>& session);
+
+  // Returns the tenant's open model that a probe names, and the number of sessions that have opened it.
+  struct Opened {
+    std::shared_ptr<const Model> model;
+    uint32_t sessions = 0;
+  };
+  // An engine may open two models with one model_id: of several, those that fit a prompt with or without segments.
+  absl::StatusOr<Opened> FindOpened(storage::TenantId tenant, const ProbedModel& name, bool segmented) const;
 
   // UNAUTHENTICATED for an unknown or ended session.
   absl::StatusOr<std::shared_ptr<Session>> Resolve(const std::string& secret) const;

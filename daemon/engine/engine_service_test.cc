@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of ashlar.v1.Cache over gRPC, with raw stubs: what they do.
+// The calls of ashlar.v1.Cache over gRPC, with raw stubs.
 #include "daemon/engine/engine_service.h"
 
 #include <gmock/gmock.h>
@@ -45,7 +45,7 @@ TEST_F(EngineServiceTest, OpenModelNamesTheNamespace) {
   EXPECT_NE(reply.model(), engine_.model());
 }
 
-// Head 0 has rank 2, the others are zero: the table says so, and the bytes reserved for dense heads are given back.
+// Head 0 has rank 2, and the others are zero, as in the table. The bytes reserved for dense heads are freed.
 TEST_F(EngineServiceTest, PublishesInDeclaredForms) {
   Layout layout = SmallLayout();
   auto& linear = std::get<LinearLayer>(layout.layers[0]);
@@ -107,14 +107,14 @@ TEST_F(EngineServiceTest, MissThenPublishThenHit) {
   ASSERT_GE(match->segments(1).extents_size(), 1);
   EXPECT_GE(match->segments(1).extents(0).count(), 1u);
 
-  // Another second publisher is told so.
+  // A second publisher gets the same outcome.
   EXPECT_EQ(engine_.Reserve(ObjectKind::kSegment, all.subspan(16, 32)).outcome(),
             static_cast<uint32_t>(ReserveOutcome::kAlreadyPresent));
   EXPECT_EQ(engine_.Reserve(ObjectKind::kSegment, all.subspan(0, 6)).outcome(),
             static_cast<uint32_t>(ReserveOutcome::kTooShort));
 }
 
-TEST_F(EngineServiceTest, QuiesceThatOvertakesItsLandingKeepsItFromWriting) {
+TEST_F(EngineServiceTest, QuiesceBeforeItsLandingPreventsWrites) {
   engine_.FillMemory();
   const std::vector<int32_t> tokens = Ascending(24, 7);
   ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, tokens), PublishOutcome::kPublished);
@@ -150,7 +150,7 @@ TEST_F(EngineServiceTest, LooksUpAndLandsUnderTheLeaseThatTheClientNamed) {
   EXPECT_THAT(landed->verdict, ElementsAre(MissReason::kNone, MissReason::kNone));
   EXPECT_NE(*engine_.Value(0, 0, 0), 0.0f);
 
-  // The name is taken, for whichever session.
+  // The lease id is in use for all sessions.
   TestEngine other(node_);
   const auto taken = other.LookupAndLand(other.LookupAndLandRequest(prompt, {16, 16, 32}, lease));
   ASSERT_TRUE(taken.ok()) << taken.status();
@@ -167,7 +167,7 @@ TEST_F(EngineServiceTest, LooksUpAndLandsUnderTheLeaseThatTheClientNamed) {
   EXPECT_EQ(other.LookupAndLand(other.LookupAndLandRequest(prompt, {16, 16, 32}, lease))->match.lease(), lease);
 }
 
-TEST_F(EngineServiceTest, QuiesceThatOvertakesALookUpKeepsItFromLeasing) {
+TEST_F(EngineServiceTest, QuiesceBeforeItsLookupPreventsALease) {
   const std::vector<int32_t> tokens = Ascending(24, 7);
   ASSERT_EQ(engine_.PublishRun(ObjectKind::kCheckpoint, tokens), PublishOutcome::kPublished);
   const v1::LookupAndLandRequest request = engine_.LookupAndLandRequest(tokens, {24}, std::string(16, 'n'));
@@ -222,7 +222,7 @@ TEST_F(EngineServiceTest, AnAttachedLeaseOutlivesItsFirstHolder) {
   EXPECT_EQ(engine_.Call(unknown, &reply).code(), absl::StatusCode::kNotFound);
 }
 
-TEST_F(EngineServiceTest, AbandonMakesRoomForAnother) {
+TEST_F(EngineServiceTest, AbandonAllowsAnotherReservation) {
   const std::vector<int32_t> tokens = Ascending(24, 7);
   const v1::ReserveResult reserved = engine_.Reserve(ObjectKind::kSegment, tokens);
   auto abandon = engine_.Make<v1::AbandonRequest>();
@@ -233,7 +233,7 @@ TEST_F(EngineServiceTest, AbandonMakesRoomForAnother) {
   EXPECT_EQ(engine_.Reserve(ObjectKind::kSegment, tokens).outcome(), static_cast<uint32_t>(ReserveOutcome::kGranted));
 }
 
-TEST_F(EngineServiceTest, ADroppedRegionTakesItsPagesAlong) {
+TEST_F(EngineServiceTest, DroppingARegionDropsItsPages) {
   v1::SessionRequest drop;
   drop.mutable_drop_region()->set_region(engine_.region());
   ASSERT_TRUE(StatusOf(engine_.socket().Ask(drop)).ok());
@@ -241,7 +241,7 @@ TEST_F(EngineServiceTest, ADroppedRegionTakesItsPagesAlong) {
   EXPECT_THAT(std::string(verdict.status().message()), StartsWith("pages_id: unknown handle"));
 }
 
-TEST_F(EngineServiceTest, PagesAreReplacedByTheNextAndGoWithTheirModel) {
+TEST_F(EngineServiceTest, PagesEndWithTheNextDeclarationOrTheirModel) {
   const auto named = [&](uint64_t pages) {
     v1::LandRequest request = engine_.LandRequest(std::string(16, 'x'), {});
     request.set_pages_id(pages);
@@ -297,14 +297,14 @@ TEST_F(EngineServiceTest, UnknownAndEndedSessionsAreUnauthenticated) {
     const std::vector<absl::Status> answers = every_call(ended);
     return std::all_of(answers.begin(), answers.end(), absl::IsUnauthenticated);
   }));
-  // The landings of a session that is gone are quiet.
+  // The landings of a closed session are quiesced.
   v1::QuiesceRequest quiesce = engine_.QuiesceRequest(0);
   quiesce.set_session(ended);
   v1::QuiesceReply quiet;
   EXPECT_TRUE(engine_.Call(quiesce, &quiet).ok());
 }
 
-// A session that this daemon does not know may have landings that another one, which still drains, writes for.
+// A session of another daemon process may have landings for which that daemon, still draining, writes.
 TEST_F(EngineServiceTest, RefusesOtherDaemonEpoch) {
   for (const std::string& run : {std::string(), std::string(kSecretBytes, 'x')}) {
     v1::QuiesceRequest quiesce = engine_.QuiesceRequest(0);
@@ -343,7 +343,7 @@ void PrintTo(const Pairing& pairing, std::ostream* out) {
 
 class EngineServiceRope : public ::testing::TestWithParam<Pairing> {};
 
-TEST_P(EngineServiceRope, LandsWhatWasPublishedTurnedToItsPosition) {
+TEST_P(EngineServiceRope, LandsKeysRotatedToTheirPosition) {
   Layout layout = SmallLayout();
   std::get<AttentionLayer>(layout.layers[1]).rope.kind = GetParam().kind;
   const TestNode node;
@@ -354,7 +354,7 @@ TEST_P(EngineServiceRope, LandsWhatWasPublishedTurnedToItsPosition) {
   ASSERT_EQ(engine.PublishRun(ObjectKind::kSegment, tokens), PublishOutcome::kPublished);
   const std::vector<std::byte> published(engine.memory(), engine.memory() + TestEngine::kRegionBytes);
 
-  // The same text behind a prefix that nobody has cached.
+  // The same text after a prefix that is not cached.
   std::vector<int32_t> prompt = Ascending(8, 1000);
   prompt.insert(prompt.end(), tokens.begin(), tokens.end());
   const auto match = engine.Match(prompt, {8, 24});
@@ -385,7 +385,7 @@ TEST_P(EngineServiceRope, LandsWhatWasPublishedTurnedToItsPosition) {
       for (uint32_t i = 0; i < attention.value_dim; ++i) EXPECT_EQ(value[i], old_value[i]);
     }
   }
-  // Nothing but the interior was written.
+  // Only the interior was written.
   const uint64_t before = kPosition + layout.head - 1, behind = kPosition + 24 - layout.tail;
   EXPECT_EQ(*engine.Key(before / 4, before % 4, 0), *original(engine.Key(before / 4, before % 4, 0)));
   EXPECT_EQ(*engine.Key(behind / 4, behind % 4, 0), *original(engine.Key(behind / 4, behind % 4, 0)));
@@ -394,7 +394,7 @@ TEST_P(EngineServiceRope, LandsWhatWasPublishedTurnedToItsPosition) {
 INSTANTIATE_TEST_SUITE_P(Pairings, EngineServiceRope,
                          ::testing::Values(Pairing{RopeStyle::kHalfSplit, {{{0, 2}, {1, 3}}}},
                                            Pairing{RopeStyle::kInterleaved, {{{0, 1}, {2, 3}}}}),
-                         [](const auto& info) { return NameOf(info.param); });
+                         [](const auto& instance) { return NameOf(instance.param); });
 
 TEST(EngineServiceTenants, AnotherTenantsLeaseAndObjectsDoNotExist) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root, to be two users";
@@ -428,7 +428,7 @@ TEST(EngineServiceTenants, AnotherTenantsLeaseAndObjectsDoNotExist) {
   ASSERT_TRUE(memfd.valid());
   EXPECT_EQ(mmap(nullptr, 4096, PROT_READ | PROT_WRITE, MAP_SHARED, memfd.get(), 0), MAP_FAILED);
   EXPECT_EQ(StatusOf(b->socket().Ask(arena)).code(), absl::StatusCode::kNotFound);
-  // The lease still is a's.
+  // The lease is still a's.
   EXPECT_THAT(*a.Land(a.LandRequest(lease, {At(0, 0)})), ElementsAre(MissReason::kNone));
 }
 

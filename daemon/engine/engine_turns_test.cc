@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants in turn at the service: whoever asks for much keeps nobody else waiting.
+// Tenants take turns: large requests of one tenant do not delay the others.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -62,7 +62,7 @@ class EngineTurnsTest : public ::testing::Test {
     loop_.Stop();
   }
 
-  // Until Go, what is asked waits.
+  // Calls wait until Go.
   void Hold() {
     std::promise<void> held;
     ASSERT_TRUE(loop_.Post(kHeavy, [&held, go = go_.get_future().share()] {
@@ -73,7 +73,7 @@ class EngineTurnsTest : public ::testing::Test {
   }
   void Go() { go_.set_value(); }
 
-  // A Match of so many prompts of as many segments; answers are noted by name, in their order.
+  // A Match of `prompts` prompts with as many segments. Answers are recorded by name, in order.
   void Match(storage::TenantId tenant, uint64_t prompts, uint64_t segments, char name) {
     calls_.push_back(std::make_unique<Call>());
     Call& call = *calls_.back();
@@ -139,7 +139,7 @@ class EngineTurnsTest : public ::testing::Test {
   std::string answered_ ABSL_GUARDED_BY(mutex_);
 };
 
-// The largest Match takes tens of milliseconds, a quantum 200 µs: even the first of them is cut.
+// The largest Match takes tens of milliseconds, a quantum 200 µs: even the first one is divided.
 TEST_F(EngineTurnsTest, LargeMatchYieldsToOtherTenantAfterOneSlice) {
   Hold();
   constexpr int kCalls = 5;
@@ -153,7 +153,7 @@ TEST_F(EngineTurnsTest, LargeMatchYieldsToOtherTenantAfterOneSlice) {
   EXPECT_EQ(calls_.front()->reply.prompts(3).segments_size(), static_cast<int>(limits::kMaxSegments));
 }
 
-TEST_F(EngineTurnsTest, AFullQueueIsItsTenantsAlone) {
+TEST_F(EngineTurnsTest, AFullQueueAffectsOnlyItsTenant) {
   Hold();
   for (size_t i = 0; i < 3 * kDepth / 4; ++i) Match(kHeavy, 1, 1, 'h');
   v1::MatchReply reply;
@@ -165,7 +165,7 @@ TEST_F(EngineTurnsTest, AFullQueueIsItsTenantsAlone) {
   Answered(kDepth);
 }
 
-TEST_F(EngineTurnsTest, ATenantThatAsksTooOftenIsRefusedByNameAndAnotherIsNot) {
+TEST_F(EngineTurnsTest, OnlyATenantAboveItsRateIsRefused) {
   storage::Rates& rates = service_->call_rates();
   rates.SetLimit(kHeavy, 1);
   Match(kHeavy, 1, 1, 'h');
@@ -186,7 +186,7 @@ TEST_F(EngineTurnsTest, ATenantThatAsksTooOftenIsRefusedByNameAndAnotherIsNot) {
 }
 
 // It takes milliseconds, a quantum 200 µs.
-TEST_F(EngineTurnsTest, AnAdmissionOfAllPagesIsCutAndSoIsItsAnswer) {
+TEST_F(EngineTurnsTest, ALargeAdmissionAndItsAnswerAreSliced) {
   Session& session = *sessions_[kHeavy];
   const auto pages = DeclaredPages();
   pages->Allocate(std::make_shared<storage::PagePool>(limits::kMaxAllocatedPages));
@@ -227,8 +227,8 @@ TEST_F(EngineTurnsTest, AnAdmissionOfAllPagesIsCutAndSoIsItsAnswer) {
   EXPECT_FALSE(refused.has_admission());
 }
 
-// Between two slices nothing else of the tenant runs: its session ends behind the look-up that is under way.
-TEST_F(EngineTurnsTest, ASessionEndsBehindWhatItAskedFor) {
+// Between two slices no other work of the tenant runs: its session ends after the lookup in progress.
+TEST_F(EngineTurnsTest, ASessionEndsAfterItsQueuedCalls) {
   Hold();
   Match(kHeavy, 4, limits::kMaxSegments, 'h');
   table_->Close(sessions_[kHeavy], "test");

@@ -14,7 +14,7 @@ namespace {
 constexpr uint32_t kHit = static_cast<uint32_t>(MissReason::kNone);
 constexpr uint32_t kBusy = static_cast<uint32_t>(MissReason::kBusy);
 
-// An object of 100 tokens that lies in `runs` runs. No field of a run is encoded longer.
+// An object of 100 tokens in `runs` runs. All fields of a run have their longest encoding.
 struct Object {
   explicit Object(size_t runs, ObjectKind kind = ObjectKind::kCheckpoint) {
     header.kind = kind;
@@ -38,7 +38,7 @@ storage::Match MatchOf(std::vector<storage::Found> found) {
   return match;
 }
 
-// As the service does.
+// As in the service.
 void WriteWhole(const storage::Match& match, v1::PromptMatch* out) {
   storage::Slice whole;
   size_t written = 0;
@@ -77,7 +77,7 @@ TEST(MatchReply, ListsEveryRunOfAHit) {
   EXPECT_EQ(out.segments(1).kind(), static_cast<uint32_t>(ObjectKind::kSegment));
 }
 
-TEST(MatchReply, HitsBeyondTheBudgetAreBusyInThisPromptAndTheNext) {
+TEST(MatchReply, HitsBeyondTheBudgetAreBusy) {
   const Object scattered(100), small(1);
   MatchReplyWriter writer(BytesOf(scattered) * 5 / 2);
   v1::PromptMatch first, second;
@@ -134,7 +134,7 @@ TEST(MatchReply, NamesAPrefixsObjects) {
   EXPECT_EQ(prefix.resumable(0), 237u);
   EXPECT_EQ(prefix.resumable(63), 300u);
 
-  // To one who cannot use all of it, it is none.
+  // For a reader that cannot use all of it, it is a miss.
   match.found[1] = {.reason = MissReason::kInvalidRequest};
   out.Clear();
   WriteWhole(match, &out);
@@ -143,7 +143,7 @@ TEST(MatchReply, NamesAPrefixsObjects) {
   EXPECT_EQ(out.segments_size(), 1);
 }
 
-// As many prompts and segments as a call may have, all of them hits of one scattered object.
+// The largest number of prompts and segments of a call, all of them hits of one scattered object.
 TEST(MatchReply, TheLargestReplyFitsAMessage) {
   const Object scattered(600, ObjectKind::kSegment);
   constexpr uint32_t kSegments = limits::kMaxLookupsPerMatch / limits::kMaxPromptsPerCall;

@@ -26,10 +26,10 @@ class EngineService::PromptLookup {
   bool Run(storage::Slice& slice);
   // Returns the match after the last slice. Its objects stay valid as long as its lease.
   const storage::Match& match() const { return match_; }
+  uint64_t TokensFound() const;  // after the last slice
 
  private:
   void Lose();
-  uint64_t TokensFound() const;
 
   EngineService& service_;
   const Session& session_;

@@ -26,7 +26,7 @@ TEST(RepeatedPages, ClaimingOnePageThroughTwoEntriesIsAConflict) {
   EXPECT_FALSE(RepeatedPages().Claim(0, 100));
 }
 
-TEST(RepeatedPages, AgreesWithAMapOfWhoClaimedWhat) {
+TEST(RepeatedPages, MatchesAMapOfClaims) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);

@@ -44,6 +44,7 @@ struct Asked {
   std::vector<storage::Query> segments;
   std::optional<storage::PrefixText> text;  // only for models opened with prefixes, unless the text is too long
   double tokens_per_second = 0;             // prefill rate of the engine; 0 if unknown
+  uint64_t tokens = 0;                      // number of tokens of the prompt
 };
 // INVALID_ARGUMENT names the field below `field`.
 absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model);

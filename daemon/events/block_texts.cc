@@ -17,9 +17,30 @@ void BlockTexts::Note(storage::TenantId tenant, const NamespaceId& ns, const Pre
     const std::span<const int32_t> tokens = keys.tokens().subspan(i * keys.block_tokens(), keys.block_tokens());
     BlockText text{.before = i == 0 ? std::nullopt : std::optional(blocks[i - 1]),
                    .tokens = {tokens.begin(), tokens.end()}};
-    known_[{tenant, blocks[i]}] = order_.insert(order_.end(), {tenant, ns, blocks[i], std::move(text)});
-    tokens_ += tokens.size();
+    Add({tenant, ns, blocks[i], std::move(text)});
   }
+  Trim();
+}
+
+void BlockTexts::NoteSegment(storage::TenantId tenant, const NamespaceId& ns, const Key& key,
+                             std::vector<int32_t> tokens) {
+  if (!keeps_segments_) return;
+  MutexLock lock(mutex_);
+  if (const auto known = known_.find({tenant, key}); known != known_.end()) {
+    order_.splice(order_.end(), order_, known->second);
+    return;
+  }
+  Add({tenant, ns, key, {.before = std::nullopt, .tokens = std::move(tokens)}});
+  Trim();
+}
+
+void BlockTexts::Add(Known known) {
+  tokens_ += known.text.tokens.size();
+  const std::pair place(known.tenant, known.key);
+  known_[place] = order_.insert(order_.end(), std::move(known));
+}
+
+void BlockTexts::Trim() {
   for (; tokens_ > most_tokens_; order_.pop_front()) {
     tokens_ -= order_.front().text.tokens.size();
     known_.erase({order_.front().tenant, order_.front().key});

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// BlockTexts: the tokens of recently committed prefix blocks. The cache does not keep them; events include them.
+// BlockTexts: the tokens of recently committed prefix blocks and reserved segments. The cache does not keep them;
+// events include them.
 #pragma once
 
 #include <atomic>
@@ -30,6 +31,10 @@ class BlockTexts {
 
   // `keys` are those of a text of this tenant's model. A block that several tenants commit is recorded for each.
   void Note(storage::TenantId tenant, const NamespaceId& ns, const PrefixKeys& keys);
+  // Segments are noted and published only after KeepSegments, which is called before any other thread uses the object.
+  void KeepSegments() { keeps_segments_ = true; }
+  bool keeps_segments() const { return keeps_segments_; }
+  void NoteSegment(storage::TenantId tenant, const NamespaceId& ns, const Key& key, std::vector<int32_t> tokens);
   std::optional<BlockText> Find(storage::TenantId tenant, const Key& block) const;
   // Drops the tenant's texts; with `ns`, only those of this namespace.
   void Erase(storage::TenantId tenant, const std::optional<NamespaceId>& ns);
@@ -43,7 +48,11 @@ class BlockTexts {
     Key key;
     BlockText text;
   };
+  void Add(Known known) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Trim() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+
   const size_t most_tokens_;
+  bool keeps_segments_ = false;
   mutable Mutex mutex_;
   std::list<Known> order_ ABSL_GUARDED_BY(mutex_);  // oldest first
   absl::flat_hash_map<std::pair<storage::TenantId, Key>, std::list<Known>::iterator> known_ ABSL_GUARDED_BY(mutex_);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Events of the cache: bounded for each subscriber, and over ZeroMQ in the form that routers follow.
+// Cache events: bounded queues for each subscriber, and messages over ZeroMQ in the form that routers read.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -72,7 +72,7 @@ TEST(EventHub, FiltersByTenantAndNamespace) {
   EXPECT_TRUE(ns->Take(10, kNow).empty());
 }
 
-TEST(EventHub, ASlowSubscriberHearsOfAGapAndNobodyWaits) {
+TEST(EventHub, ASlowSubscriberGetsAGapAndDelaysNoOther) {
   EventHub hub;
   const auto slow = hub.Subscribe({}, 2), other = hub.Subscribe({});
   for (uint8_t i = 1; i <= 5; ++i) Tell(hub, HeaderOf(i), TierKind::kNone, TierKind::kDram);
@@ -157,7 +157,35 @@ TEST_F(KvEventsTest, SendsOnlyPrefixBlocks) {
   EXPECT_EQ(EncodeKvEvents(events_->Take(100, kNow), texts_, 1), "");
 }
 
-TEST_F(KvEventsTest, AGapClearsWhatWasKnown) {
+TEST_F(KvEventsTest, SendsSegmentsIfAskedTo) {
+  texts_.KeepSegments();
+  const ObjectHeader segment = HeaderOf(9, ObjectKind::kSegment);
+  texts_.NoteSegment(0, kTextNs, segment.key, {5, 6, 7});
+  Tell(hub_, segment, TierKind::kNone, TierKind::kDram);
+  Tell(hub_, segment, TierKind::kDram, TierKind::kNone);
+  texts_.Erase(0, std::nullopt);
+  Tell(hub_, segment, TierKind::kNone, TierKind::kSsd);
+  const Json events = Json::from_msgpack(EncodeKvEvents(events_->Take(100, kNow), texts_, 1))[1];
+  ASSERT_EQ(events.size(), 3u);
+  EXPECT_EQ(events[0]["type"], "SegmentStored");
+  EXPECT_EQ(events[0]["block_hashes"], Json::array({Hash(segment.key)}));
+  EXPECT_EQ(events[0]["block_size"], segment.tokens);
+  EXPECT_EQ(events[0]["medium"], "CPU");
+  EXPECT_EQ(events[1]["type"], "SegmentRemoved");
+  EXPECT_EQ(events[2]["medium"], "STORAGE");
+  EXPECT_EQ(events[2]["token_ids"], Json::array());  // erased
+}
+
+TEST_F(KvEventsTest, ATextIsNotedAsASegmentOnlyIfTheyAreSent) {
+  const Key key = HeaderOf(9, ObjectKind::kSegment).key;
+  texts_.NoteSegment(0, kTextNs, key, {5, 6, 7});
+  EXPECT_FALSE(texts_.Find(0, key).has_value());
+  texts_.KeepSegments();
+  texts_.NoteSegment(0, kTextNs, key, {5, 6, 7});
+  EXPECT_EQ(texts_.Find(0, key)->tokens, (std::vector<int32_t>{5, 6, 7}));
+}
+
+TEST_F(KvEventsTest, AGapClearsKnownBlocks) {
   for (int i = 0; i < 20; ++i) {
     Tell(hub_, Block(0), TierKind::kNone, TierKind::kDram);
     Tell(hub_, Block(0), TierKind::kDram, TierKind::kNone);
@@ -166,7 +194,7 @@ TEST_F(KvEventsTest, AGapClearsWhatWasKnown) {
   EXPECT_EQ(batch[1].back()["type"], "AllBlocksCleared");
 }
 
-TEST_F(KvEventsTest, TheLatestTextsAreRemembered) {
+TEST_F(KvEventsTest, RemembersTheLatestTexts) {
   BlockTexts few(2 * kBlock);
   few.Note(0, kTextNs, keys_);
   EXPECT_FALSE(few.Find(0, keys_.blocks()[0]).has_value());
@@ -175,10 +203,10 @@ TEST_F(KvEventsTest, TheLatestTextsAreRemembered) {
   EXPECT_EQ(texts_.Find(0, keys_.blocks()[0])->before, std::nullopt);
 }
 
-// A ZeroMQ socket that waits for so long, and no longer.
+// A ZeroMQ socket that waits for this long at most.
 class Reader {
  public:
-  // `most`: messages that it takes in before they are read; 0: any number.
+  // `most`: messages that it receives before they are read; 0: no limit.
   Reader(void* context, int type, const std::string& address, int most = 1000) : socket_(zmq_socket(context, type)) {
     zmq_setsockopt(socket_, ZMQ_RCVHWM, &most, sizeof most);
     const int patience = 10'000, now = 0;
@@ -189,7 +217,7 @@ class Reader {
   }
   ~Reader() { zmq_close(socket_); }
   void Send(const std::string& frame) { zmq_send(socket_, frame.data(), frame.size(), 0); }
-  void Ask(const std::string& number) {  // as a DEALER socket does
+  void Ask(const std::string& number) {  // like a DEALER socket
     zmq_send(socket_, "", 0, ZMQ_SNDMORE);
     Send(number);
   }
@@ -218,16 +246,16 @@ std::string Big(uint64_t number) {
   return bytes;
 }
 
-TEST_F(KvEventsTest, SubscribersHearOfBlocksAndAskForWhatTheyMissed) {
+TEST_F(KvEventsTest, SubscribersReceiveBlocksAndRequestMissedOnes) {
   auto publisher = ZmqPublisher::Start(
       {.address = "tcp://127.0.0.1:*", .replay_address = "tcp://127.0.0.1:*", .topic = "kv"}, hub_, texts_, refused_);
   ASSERT_TRUE(publisher.ok()) << publisher.status();
-  // Before anybody listens.
+  // Before any subscriber exists.
   Tell(hub_, Block(0), TierKind::kNone, TierKind::kDram);
   while ((*publisher)->batches() < 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   void* const context = zmq_ctx_new();
   {
-    // As a REQ socket asks: an empty frame, then the number.
+    // A REQ socket sends an empty frame, then the number.
     Reader asking(context, ZMQ_REQ, (*publisher)->replay_address());
     asking.Send(Big(0));
     const std::vector<std::string> first = asking.Message();
@@ -237,7 +265,7 @@ TEST_F(KvEventsTest, SubscribersHearOfBlocksAndAskForWhatTheyMissed) {
     EXPECT_EQ(Json::from_msgpack(first[2])[1][0]["type"], "BlockStored");
     Reader subscriber(context, ZMQ_SUB, (*publisher)->address());
     std::vector<std::string> message;
-    std::thread teller([&] {  // until the subscription has arrived there
+    std::thread teller([&] {  // until the subscription has arrived
       for (int i = 0; i < 200; ++i) {
         Tell(hub_, Block(1), TierKind::kNone, TierKind::kDram);
         Tell(hub_, Block(1), TierKind::kDram, TierKind::kNone);
@@ -279,7 +307,7 @@ TEST_F(KvEventsTest, ErasedTextsAreThoseOfOneTenantOrNamespace) {
   EXPECT_EQ(texts_.erasures(), 2u);
 }
 
-TEST_F(KvEventsTest, ABatchHasAtMostItsBound) {
+TEST_F(KvEventsTest, BatchesAreBounded) {
   std::vector<CacheEvent> events;
   std::vector<int32_t> tokens(4096);
   std::iota(tokens.begin(), tokens.end(), 1 << 24);  // 5 bytes each
@@ -307,7 +335,7 @@ TEST_F(KvEventsTest, ABatchHasAtMostItsBound) {
   for (CacheEvent& event : removed) EXPECT_LE(EncodeKvEvents({&event, 1}, texts_, 1).size(), 128u);
 }
 
-// A publisher with batches that are as large as any, and sockets to it.
+// A publisher with batches of the largest size, and sockets connected to it.
 class LargeKvEventsTest : public KvEventsTest {
  protected:
   static constexpr size_t kMostBytes = size_t{4} << 20, kBatches = 400;  // 16 MiB
@@ -332,7 +360,7 @@ class LargeKvEventsTest : public KvEventsTest {
     told_ += batches;
     while (publisher_->batches() < told_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  // Until the subscription has arrived there.
+  // Repeats until the subscription has arrived.
   std::vector<std::string> TellUntilHeard(Reader& subscriber) {
     subscriber.SetPatience(20);
     std::vector<std::string> message;
@@ -354,7 +382,7 @@ TEST_F(LargeKvEventsTest, KeptAndQueuedBytesAreBounded) {
   Reader subscriber(context_.get(), ZMQ_SUB, publisher_->address(), 1);
   EXPECT_LE(TellUntilHeard(subscriber).back().size(), kMostBatchBytes);
   TellLarge(kBatches);
-  // It reads only now: what waited for it comes, and nothing else.
+  // It starts to read now: it receives the queued messages, and nothing else.
   subscriber.SetPatience(500);
   size_t waited = 0;
   for (auto message = subscriber.Message(); !message.empty(); message = subscriber.Message()) {
@@ -376,7 +404,7 @@ TEST_F(LargeKvEventsTest, KeptAndQueuedBytesAreBounded) {
   EXPECT_GT(kept, kMostBytes - 2 * kMostBatchBytes);
 }
 
-TEST_F(LargeKvEventsTest, AReplayThatNobodyReadsCostsOthersNothing) {
+TEST_F(LargeKvEventsTest, AnUnreadReplayDoesNotDelayOthers) {
   Reader subscriber(context_.get(), ZMQ_SUB, publisher_->address());
   TellLarge(100);
   Reader lazy(context_.get(), ZMQ_DEALER, publisher_->replay_address(), 1);
@@ -407,7 +435,7 @@ TEST_F(LargeKvEventsTest, AReplayHasNothingFromBeforeAnErasure) {
   Reader asking(context_.get(), ZMQ_DEALER, publisher_->replay_address());
   asking.Ask(Big(0));
   EXPECT_EQ(asking.Message().at(2), Big(UINT64_MAX));
-  TellLarge(1);  // from then on it is published without its tokens
+  TellLarge(1);  // published without its tokens afterwards
   asking.Ask(Big(0));
   const std::vector<std::string> first = asking.Message();
   ASSERT_EQ(first.size(), 4u);

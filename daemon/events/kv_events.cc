@@ -37,21 +37,38 @@ Json Stored(const CacheEvent& event, const BlockTexts& texts) {
   return stored;
 }
 
-Json Removed(const CacheEvent& event) {
-  return {
-      {"type", "BlockRemoved"}, {"block_hashes", Json::array({HashOf(event.key)})}, {"medium", MediumOf(event.tier)}};
+Json StoredSegment(const CacheEvent& event, const BlockTexts& texts) {
+  const std::optional<BlockText> text = texts.Find(event.pool.tenant, event.key);
+  Json stored = {{"type", "SegmentStored"},
+                 {"block_hashes", Json::array({HashOf(event.key)})},
+                 {"token_ids", Json::array()},
+                 {"block_size", event.tokens},
+                 {"medium", MediumOf(event.tier)}};
+  if (text.has_value() && text->tokens.size() <= kMostEventTokens) stored["token_ids"] = text->tokens;
+  return stored;
 }
 
-bool IsPublished(const CacheEvent& event) {
+bool IsSegment(const CacheEvent& event) {
+  return event.object == ObjectKind::kSegment;
+}
+
+Json Removed(const CacheEvent& event) {
+  return {{"type", IsSegment(event) ? "SegmentRemoved" : "BlockRemoved"},
+          {"block_hashes", Json::array({HashOf(event.key)})},
+          {"medium", MediumOf(event.tier)}};
+}
+
+bool IsPublished(const CacheEvent& event, bool segments) {
   const bool shared = event.pool.kind == storage::PoolKind::kPublic;
-  return event.object == ObjectKind::kPrefixBlock && shared && event.shard.rank == 0;
+  return (event.object == ObjectKind::kPrefixBlock || (segments && IsSegment(event))) && shared &&
+         event.shard.rank == 0;
 }
 
 // Upper bounds of an event's size, and of the array around all of them or AllBlocksCleared.
 constexpr size_t kRemovedBytes = 128, kStoredBytes = 256, kTokenBytes = 5, kRestBytes = 64;
 
 size_t MostBytes(const CacheEvent& event) {
-  if (event.kind == CacheEvent::Kind::kGap || !IsPublished(event)) return 0;
+  if (event.kind == CacheEvent::Kind::kGap || !IsPublished(event, /*segments=*/true)) return 0;
   if (event.kind == CacheEvent::Kind::kRemoved) return kRemovedBytes;
   return kRemovedBytes + kStoredBytes + kTokenBytes * std::min<uint64_t>(event.tokens, kMostEventTokens);
 }
@@ -76,7 +93,7 @@ std::string EncodeKvEvents(std::span<const CacheEvent> events, const BlockTexts&
       all = Json::array({{{"type", "AllBlocksCleared"}}});  // earlier events are erased with the rest
       continue;
     }
-    if (!IsPublished(event)) continue;
+    if (!IsPublished(event, texts.keeps_segments())) continue;
     if (event.kind == CacheEvent::Kind::kRemoved) {
       all.push_back(Removed(event));
       continue;
@@ -86,7 +103,7 @@ std::string EncodeKvEvents(std::span<const CacheEvent> events, const BlockTexts&
       before.tier = event.was;
       all.push_back(Removed(before));
     }
-    all.push_back(Stored(event, texts));
+    all.push_back(IsSegment(event) ? StoredSegment(event, texts) : Stored(event, texts));
   }
   if (all.empty()) return {};
   const std::vector<uint8_t> bytes = Json::to_msgpack(Json::array({seconds, std::move(all), 0}));

@@ -21,8 +21,9 @@ constexpr size_t kMostBatchBytes = 64 << 10;
 // there are events.
 size_t CountForABatch(std::span<const CacheEvent> events);
 
-// Encodes the events about blocks of shared prefixes. Returns an empty string if there are none. A gap becomes
-// AllBlocksCleared, so that consumers drop their state. `seconds` is the Unix time.
+// Encodes the events about blocks of shared prefixes and, if `texts` keeps segments, about segments. Returns an empty
+// string if there are none. A gap becomes AllBlocksCleared, so that consumers drop their state. `seconds` is the Unix
+// time.
 std::string EncodeKvEvents(std::span<const CacheEvent> events, const BlockTexts& texts, double seconds);
 
 }  // namespace ashlar::daemon

@@ -17,6 +17,7 @@ storage::TellResidence NodeEvents::Telling(storage::TellResidence also) {
 
 absl::Status NodeEvents::Publish(const v1::Events& config, RefusedConnections& refused) {
   if (config.zmq_address().empty()) return absl::OkStatus();
+  if (config.segments()) texts_.KeepSegments();
   auto publisher = ZmqPublisher::Start({.address = config.zmq_address(),
                                         .replay_address = config.zmq_replay_address(),
                                         .topic = config.topic(),

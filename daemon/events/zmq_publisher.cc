@@ -73,7 +73,7 @@ void Configure(int socket, bool tcp) {
   setsockopt(socket, SOL_SOCKET, SO_SNDBUF, &kSendBuffer, sizeof kSendBuffer);
   setsockopt(socket, SOL_SOCKET, SO_RCVBUF, &kReceiveBuffer, sizeof kReceiveBuffer);
   if (!tcp) return;
-  const int on = 1, idle = 30, interval = 10, count = 3;  // in seconds
+  const int on = 1, idle = 30, interval = 10, count = 3;  // seconds
   setsockopt(socket, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPIDLE, &idle, sizeof idle);
   setsockopt(socket, IPPROTO_TCP, TCP_KEEPINTVL, &interval, sizeof interval);
@@ -103,8 +103,8 @@ RefusedConnection ReasonOf(const absl::Status& status) {
 struct ZmqPublisher::Impl {
   static constexpr uint64_t kPublish = 0, kReplay = 1, kWake = 2, kFirst = 3;  // subjects of epoll's events
 
-  Impl(Options given, const BlockTexts& texts, RefusedConnections& refused)
-      : options(std::move(given)), texts(texts), refused(refused), kept(options.kept, options.most_bytes) {}
+  Impl(Options given, const BlockTexts& its_texts, RefusedConnections& its_refused)
+      : options(std::move(given)), texts(its_texts), refused(its_refused), kept(options.kept, options.most_bytes) {}
   ~Impl() {
     stopping = true;
     eventfd_write(wake->get(), 1);

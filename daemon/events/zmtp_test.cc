@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ZMTP as bytes, and connections that break its rules or hold what others need.
+// ZMTP parsing and encoding, and connections that violate the protocol or occupy memory.
 #include "daemon/events/zmtp.h"
 
 #include <arpa/inet.h>
@@ -29,7 +29,7 @@ std::string ReadyOf(const std::string& socket) {
       std::string("\x05READY\x0bSocket-Type\0\0\0", 21) + static_cast<char>(socket.size()) + socket;
   return std::string(1, 4) + static_cast<char>(body.size()) + body;
 }
-// What a SUB or DEALER socket sends first.
+// The first bytes of a SUB or DEALER socket.
 std::string Hello(const std::string& socket) {
   return ZmtpGreeting(ZmtpSocket::kPub).substr(0, 64) + ReadyOf(socket);
 }
@@ -62,7 +62,7 @@ TEST(ZmtpReader, ReadsAByteAtATime) {
   EXPECT_EQ(inputs[5].kind, ZmtpInput::Kind::kMessage);
 }
 
-TEST(ZmtpReader, RefusesWhatItDoesNotSpeak) {
+TEST(ZmtpReader, RefusesOtherProtocols) {
   const std::string good = Hello("SUB");
   std::string older = good, curve = good;
   older[10] = 2;
@@ -94,7 +94,7 @@ TEST(ZmtpReader, AMessageOfEndlessFramesIsRefused) {
   EXPECT_TRUE(absl::IsInvalidArgument(reader.Receive(Frame("x", true)).status()));
 }
 
-// A publisher on TCP, and clients that speak bytes.
+// A publisher on TCP, and clients that send raw bytes.
 class HostileClients : public testing::Test {
  protected:
   void SetUp() override {
@@ -106,7 +106,7 @@ class HostileClients : public testing::Test {
     ASSERT_TRUE(publisher.ok()) << publisher.status();
     publisher_ = *std::move(publisher);
   }
-  // From an address of this machine's own network, 127.0.0.N.
+  // From an address of this machine's loopback network, 127.0.0.N.
   static UniqueFd Dial(const std::string& address, uint8_t from = 1) {
     UniqueFd socket(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
     sockaddr_in own{}, other{};
@@ -121,7 +121,7 @@ class HostileClients : public testing::Test {
   static bool Tell(const UniqueFd& socket, const std::string& bytes) {
     return send(socket.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
   }
-  // Whether the daemon closes it within two seconds.
+  // Returns whether the daemon closes the connection within two seconds.
   static bool Closed(const UniqueFd& socket) {
     const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(2);
     char bytes[4096];

@@ -29,7 +29,8 @@ using ::testing::Not;
 using ::testing::StartsWith;
 
 constexpr milliseconds kForEver = std::chrono::hours(1);
-constexpr size_t kLarge = HttpServer::kMaxReplyBytes / 2 + 1;  // two do not fit together, nor the sockets' buffers
+constexpr size_t kLarge =
+    HttpServer::kMaxReplyBytes / 2 + 1;  // two of these exceed the limit even with the sockets' buffers
 
 class HttpServerTest : public ::testing::Test {
  protected:
@@ -72,7 +73,7 @@ class HttpServerTest : public ::testing::Test {
   std::unique_ptr<HttpServer> server_;
 };
 
-TEST_F(HttpServerTest, RoutesAnswerAndSayWhichDoor) {
+TEST_F(HttpServerTest, RoutesAnswerOnBothSockets) {
   Start();
   const std::string answer = Get("/door");
   EXPECT_THAT(answer, StartsWith("HTTP/1.1 200 OK\r\n"));
@@ -103,12 +104,12 @@ TEST_F(HttpServerTest, OtherPathsAndMethodsAreRefused) {
     EXPECT_THAT(answer, StartsWith("HTTP/1.1 405 ")) << method;
     EXPECT_THAT(answer, HasSubstr("Allow: GET, HEAD\r\n")) << method;
   }
-  // A body is announced, and never waited for.
+  // A body is announced, but the server does not wait for it.
   EXPECT_THAT(Send("POST /door HTTP/1.1\r\nHost: h\r\nContent-Length: 99999999999\r\n\r\n"),
               StartsWith("HTTP/1.1 405 "));
 }
 
-TEST_F(HttpServerTest, RequestsThatAreTooLargeOrNoneAreRefused) {
+TEST_F(HttpServerTest, OversizedAndInvalidRequestsAreRefused) {
   Start();
   const std::string much(2 * HttpServer::kMaxRequestBytes, 'x');
   for (const std::string& request :
@@ -121,7 +122,7 @@ TEST_F(HttpServerTest, RequestsThatAreTooLargeOrNoneAreRefused) {
   EXPECT_THAT(Get("/door"), EndsWith("tcp\n"));
 }
 
-TEST_F(HttpServerTest, FourThatSayNothingDelayNoOther) {
+TEST_F(HttpServerTest, SilentConnectionsDelayNoOther) {
   Start();
   const HttpPeer idle[] = {HttpPeer(port_), HttpPeer(port_), HttpPeer(path()), HttpPeer(path())};
   for (const HttpPeer& peer : idle) ASSERT_TRUE(peer.connected());
@@ -129,7 +130,7 @@ TEST_F(HttpServerTest, FourThatSayNothingDelayNoOther) {
   EXPECT_THAT(HttpPeer(path()).Ask("/door"), EndsWith("unix\n"));
 }
 
-TEST_F(HttpServerTest, PeersBeyondTheirNumberMakeTheOldestGiveWay) {
+TEST_F(HttpServerTest, ANewConnectionReplacesTheOldestAtTheLimit) {
   Start();
   std::vector<HttpPeer> peers;
   for (size_t i = 0; i < HttpServer::kMaxConnections + 72; ++i) {
@@ -141,7 +142,7 @@ TEST_F(HttpServerTest, PeersBeyondTheirNumberMakeTheOldestGiveWay) {
     }
   }
   EXPECT_TRUE(peers.front().Closed());
-  // The last one still is there, and is answered when it asks at last.
+  // The last one is still connected, and gets an answer when it asks.
   EXPECT_THAT(peers.back().Ask("/door"), EndsWith("tcp\n"));
 }
 
@@ -161,7 +162,7 @@ TEST_F(HttpServerTest, ClosesSlowConnections) {
   Start(milliseconds(1000));
   HttpPeer idle(port_), slow(port_), reader(port_);
   ASSERT_TRUE(reader.Send("GET /large HTTP/1.1\r\nHost: h\r\n\r\n"));
-  // Each byte comes long before the patience is over.
+  // Each byte arrives long before the timeout.
   bool open = slow.Send("GET /door HTTP/1.1\r\nX: ");
   for (int byte = 0; byte < 500 && open; ++byte) {
     std::this_thread::sleep_for(milliseconds(10));
@@ -172,7 +173,7 @@ TEST_F(HttpServerTest, ClosesSlowConnections) {
   EXPECT_LT(reader.Receive().size(), kLarge) << "it has all, though it was not taken in time";
 }
 
-TEST_F(HttpServerTest, RepliesThatNobodyTakesAreBounded) {
+TEST_F(HttpServerTest, UnreadRepliesStayBounded) {
   Start();
   HttpPeer first(port_), second(port_);
   const std::string request = "GET /large HTTP/1.1\r\nHost: h\r\n\r\n";
@@ -183,7 +184,7 @@ TEST_F(HttpServerTest, RepliesThatNobodyTakesAreBounded) {
   EXPECT_LT(first.Receive().size(), kLarge - 1000) << "both replies were kept";
 }
 
-TEST_F(HttpServerTest, StopsAtOnceWhoeverIsThere) {
+TEST_F(HttpServerTest, StopsAtOnceDespiteConnections) {
   milliseconds shortest = kForEver;
   for (int round = 0; round < 3; ++round) {
     Start();
@@ -201,7 +202,7 @@ TEST_F(HttpServerTest, StopsAtOnceWhoeverIsThere) {
   EXPECT_LT(shortest, milliseconds(1000));
 }
 
-TEST_F(HttpServerTest, LeavesNoDescriptorsAndNoWork) {
+TEST_F(HttpServerTest, ClosesAllDescriptors) {
   const size_t before = OpenDescriptors();
   Start();
   for (int i = 0; i < 50; ++i) {
@@ -212,7 +213,7 @@ TEST_F(HttpServerTest, LeavesNoDescriptorsAndNoWork) {
     if (i % 25 == 0) HttpPeer(port_).Send("GET /large HTTP/1.1\r\nHost: h\r\n\r\n");
     ASSERT_THAT(Get("/door"), EndsWith("tcp\n"));
   }
-  // With nobody left there is nothing to do: a loop that spins would take all of this time.
+  // With no peer left there is nothing to do: a spinning loop would use all of this time.
   const auto cpu = [] {
     timespec used;
     clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &used);

@@ -238,6 +238,8 @@ struct Metrics::Impl {
                                 .Help("Duration of one task on the metadata thread, which answers lookups")
                                 .Register(*registry)
                                 .Add({}, TurnBounds());
+  Gauge& longest_turn_seconds = SingleGauge("ashlar_metadata_task_longest_seconds",
+                                            "Longest task on the metadata thread since the daemon started");
 
   CallMetrics calls{*registry};
 
@@ -437,6 +439,8 @@ void Metrics::Set(const Levels& levels) {
 
 void Metrics::TurnsTaken(const EventLoop::TurnTimes& times) {
   impl_->turn_seconds.ObserveMultiple({times.turns.begin(), times.turns.end()}, static_cast<double>(times.sum) * 1e-9);
+  const double longest = static_cast<double>(times.longest) * 1e-9;
+  if (longest > impl_->longest_turn_seconds.Value()) impl_->longest_turn_seconds.Set(longest);
 }
 
 void Metrics::Reloaded(bool accepted) {

@@ -21,7 +21,7 @@ using ::testing::Not;
 using ::testing::StartsWith;
 
 TEST(MetricsTest, AlertsCountFromZero) {
-  // Prometheus sees growth between two samples: a counter that is born at 1 has not grown.
+  // Prometheus computes increases between two samples, so it misses the increase of a counter that starts at 1.
   Metrics metrics({"blue"});
   Levels levels;
   levels.tiers[TierKind::kDram] = {{.capacity_bytes = 1000, .used_bytes = 300, .held_bytes = 400}};
@@ -47,6 +47,13 @@ TEST(MetricsTest, AlertsCountFromZero) {
     }
   }
   EXPECT_THAT(text, Not(HasSubstr("tier=\"hbm\"} 0\nashlar_tier"))) << "no tier that is not there";
+}
+
+TEST(MetricsTest, LongestTaskIsThatSinceTheStart) {
+  Metrics metrics({"blue"});
+  metrics.TurnsTaken({.turns = {1}, .sum = 2'000'000, .longest = 2'000'000});
+  metrics.TurnsTaken({.turns = {1}, .sum = 1'000'000, .longest = 1'000'000});
+  EXPECT_THAT(metrics.Text(TenantLabel::kNamed), HasSubstr("\nashlar_metadata_task_longest_seconds 0.002\n"));
 }
 
 TEST(MetricsTest, ALookupEndsWithItsAnswerNotWithItsLanding) {

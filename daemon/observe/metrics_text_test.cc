@@ -40,7 +40,7 @@ class MetricsTextTest : public ::testing::Test {
   prometheus::Registry registry_;
 };
 
-TEST_F(MetricsTextTest, NamesTenantsWhereItMay) {
+TEST_F(MetricsTextTest, NamesTenantsIfPermitted) {
   const std::string text = Text(TenantLabel::kNamed);
   for (const char* line : {"hits_total{tenant=\"blue\",tier=\"dram\"} 3\n", "used_bytes{tenant=\"green\"} 20\n",
                            "age_seconds_count{tenant=\"green\"} 2\n", "queue_depth{queue=\"disk\"} 7\n"}) {
@@ -48,7 +48,7 @@ TEST_F(MetricsTextTest, NamesTenantsWhereItMay) {
   }
 }
 
-TEST_F(MetricsTextTest, AddsThemUpWhereItMayNot) {
+TEST_F(MetricsTextTest, SumsTenantsIfNamesAreNotPermitted) {
   const std::string text = Text(TenantLabel::kSummed);
   for (const char* line : {"\nhits_total{tier=\"dram\"} 7\n", "\nhits_total{tier=\"ssd\"} 5\n", "\nused_bytes 30\n",
                            "\nage_seconds_count 3\n", "\nage_seconds_sum 11\n", "\nage_seconds_bucket{le=\"1\"} 1\n",

@@ -34,7 +34,7 @@ TEST_F(PeerMetricsTest, EachNodeHasItsOwnFigures) {
   }
 }
 
-TEST_F(PeerMetricsTest, ANodeThatIsNoMemberHasNoSeries) {
+TEST_F(PeerMetricsTest, NonMembersHaveNoSeries) {
   metrics_.Set({{.node = "a", .fetched_bytes = 700}, {.node = "b"}});
   metrics_.Set({{.node = "b"}});
   EXPECT_THAT(Shown(), Not(HasSubstr("peer=\"a\"")));
@@ -43,7 +43,7 @@ TEST_F(PeerMetricsTest, ANodeThatIsNoMemberHasNoSeries) {
   EXPECT_THAT(Shown(), HasSubstr("direction=\"received\",peer=\"a\"} 800"));
 }
 
-TEST_F(PeerMetricsTest, ACountThatRestartedAddsToWhatWasCounted) {
+TEST_F(PeerMetricsTest, ACountThatRestartsAddsToItsTotal) {
   for (const uint64_t bytes : {700, 50, 60}) metrics_.Set({{.node = "a", .fetched_bytes = bytes}});
   EXPECT_THAT(Shown(), HasSubstr("direction=\"received\",peer=\"a\"} 760"));
 }

@@ -25,7 +25,7 @@ double UnixTimeNow() {
   return std::chrono::duration<double>(std::chrono::system_clock::now().time_since_epoch()).count();
 }
 
-// The one value of a family; its type must be the one that is named.
+// The single value of a family, which must have the given type.
 double ValueOf(const std::vector<prometheus::MetricFamily>& families, const std::string& name,
                prometheus::MetricType type = prometheus::MetricType::Gauge) {
   const auto found =
@@ -43,7 +43,7 @@ std::vector<prometheus::MetricFamily> Now(const ProcessMetrics& process) {
   return families;
 }
 
-TEST(ProcessMetricsTest, FollowWhatTheProcessTakes) {
+TEST(ProcessMetricsTest, FollowTheProcessesUsage) {
   prometheus::Registry registry;
   const ProcessMetrics process(registry);
   const auto before = Now(process);
@@ -92,7 +92,7 @@ TEST(ProcessMetricsTest, AChildHasItsOwnStart) {
   EXPECT_LE(start, UnixTimeNow() + 0.05);
 }
 
-TEST(ProcessMetricsTest, ARefusedReloadShowsUntilOneSucceeds) {
+TEST(ProcessMetricsTest, ShowARefusedReloadUntilOneSucceeds) {
   Metrics metrics({"blue"});
   const auto at = [&] {
     const std::string text = metrics.Text(TenantLabel::kSummed),

@@ -59,7 +59,7 @@ std::string Number(const std::string& text) {
   return absl::StrCat("<td class=\"n\">", text, "</td>");
 }
 
-// A value that may take several lines.
+// A value that may span several lines.
 std::string Text(const std::string& text) {
   return absl::StrCat("<td class=\"t\">", Escaped(text), "</td>");
 }

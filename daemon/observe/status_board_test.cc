@@ -29,7 +29,7 @@ Levels BusyLevels() {
   return levels;
 }
 
-// Every element that is opened is closed, in order; void ones aside.
+// Checks that every element except void ones is closed, in order.
 void ExpectWellFormed(const std::string& page) {
   std::vector<std::string> open;
   const std::regex tag("<(/?)([a-zA-Z0-9]+)[^>]*?(/?)>");
@@ -47,7 +47,7 @@ void ExpectWellFormed(const std::string& page) {
   EXPECT_TRUE(open.empty());
 }
 
-TEST(StatusBoard, SumsOverTenantsAndNamesNone) {
+TEST(StatusBoard, SumsOverTenantsWithoutNames) {
   std::vector<Tallies> tallies(2);
   tallies[0].hits[TierKind::kDram] = {.segments = 1, .tokens = 60};
   tallies[1].hits[TierKind::kDram] = {.segments = 1, .tokens = 15};
@@ -131,7 +131,7 @@ TEST(StatusBoard, ShowsDegradedTiers) {
   EXPECT_THAT(page, HasSubstr("<title>Ashlar: draining</title>"));
 }
 
-TEST(StatusBoard, NeedsNothingFromElsewhere) {
+TEST(StatusBoard, LoadsNoExternalResources) {
   const std::string page = StatusPage(ViewOf(BusyLevels(), {}));
   for (const char* foreign : {"<script", "http://", "https://", "<link", "<img", "url("}) {
     EXPECT_THAT(page, Not(HasSubstr(foreign)));
@@ -141,8 +141,8 @@ TEST(StatusBoard, NeedsNothingFromElsewhere) {
   }
 }
 
-// Every part of the page, with the longest texts. tests/deploy/status_page_test.py has a browser lay it out.
-TEST(StatusBoard, WritesAPageWithAllItsPartsWhereATestAsksForIt) {
+// Every part of the page, with the longest texts. tests/deploy/status_page_test.py renders it in a browser.
+TEST(StatusBoard, WritesACompletePageForTheBrowserTest) {
   Levels levels = BusyLevels();
   for (const TierKind tier : {TierKind::kHbm, TierKind::kDram, TierKind::kSsd}) {
     levels.tiers[tier] = {{.capacity_bytes = uint64_t{1000} << 30, .used_bytes = uint64_t{999} << 30}};

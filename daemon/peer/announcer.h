@@ -26,7 +26,7 @@ enum class AnnounceMode : uint8_t { kUsedTwice, kAll };
 // would only displace other announcements.
 class Announcer {
  public:
-  // Reports the tier of every object again (Cache::TellAll), through Resides.
+  // Reports the tier of every object again (Residences::TellAll), through Resides.
   using TellAll = absl::FunctionRef<bool(storage::Telling&, storage::Slice&)>;
 
   // `gpus` has the GPU number of each memory tier by level. Levels past its end have no GPU.

@@ -42,14 +42,14 @@ class AnnouncerTest : public ::testing::Test {
 TEST_F(AnnouncerTest, AnnouncesGpuOfCopy) {
   EXPECT_EQ(Resides({.nearest = TierKind::kHbm, .level = 2}), TierKind::kHbm);
   EXPECT_EQ(TheGpu(), 6);
-  // It is on another GPU now.
+  // It has moved to another GPU.
   Residence moved{.nearest = TierKind::kHbm, .told = TierKind::kHbm, .was = TierKind::kHbm, .level = 0, .was_level = 2};
   EXPECT_EQ(Resides(moved), TierKind::kHbm);
   EXPECT_EQ(TheGpu(), 4);
   EXPECT_EQ(Resides({.nearest = TierKind::kDram, .told = TierKind::kHbm, .was = TierKind::kHbm, .level = 3}),
             TierKind::kDram);
   EXPECT_EQ(TheGpu(), std::nullopt) << "no GPU has it any more";
-  // From dram to a GPU it is memory all the same, and costs etcd no write.
+  // A copy from dram to a GPU stays in memory, and costs no write to etcd.
   TakeTold();
   EXPECT_EQ(Resides({.nearest = TierKind::kHbm, .told = TierKind::kDram, .was = TierKind::kDram, .was_level = 3}),
             TierKind::kDram);
@@ -66,7 +66,7 @@ TEST_F(AnnouncerTest, AnnouncesNoGpuWithoutConfiguredGpu) {
   EXPECT_EQ(TheGpu(), std::nullopt);
 }
 
-// A directory whose queue has room for 8, and an etcd that takes them when the test says so.
+// A directory with space for 8 writes, and an etcd that accepts them when the test allows it.
 class SlowDirectory final : public TestDirectory {
  public:
   using TestDirectory::TestDirectory;
@@ -124,12 +124,13 @@ class AnnouncerOfManyTest : public ::testing::Test {
     rig_->Settle();
   }
   void Use(uint64_t text) { rig_->cache->Release(kEngine, rig_->Lookup(kEngine, TestPlan(text, 64)).lease); }
-  // As long as something moves.
+  // Runs as long as there is progress.
   void Run() {
     for (int quiet = 0; quiet < 3;) {
       for (int i = 0; i < 5; ++i) {
-        announcer_.Flush(
-            [&](storage::Telling& telling, storage::Slice& slice) { return rig_->cache->TellAll(telling, slice); });
+        announcer_.Flush([&](storage::Telling& telling, storage::Slice& slice) {
+          return rig_->cache->residences().TellAll(telling, slice);
+        });
       }
       announcer_.Tick();
       quiet = directory_.queued() == 0 ? quiet + 1 : 0;
@@ -143,13 +144,13 @@ class AnnouncerOfManyTest : public ::testing::Test {
   std::unique_ptr<storage::TieredRig> rig_;
 };
 
-TEST_F(AnnouncerOfManyTest, AQueueWithoutSpaceDelaysAnnouncementsAndLosesNone) {
-  Publish(1, kObjects);  // 8 find room
+TEST_F(AnnouncerOfManyTest, AFullQueueDelaysAnnouncementsWithoutLoss) {
+  Publish(1, kObjects);  // 8 fit into the queue
   Run();
   EXPECT_EQ(directory_.in_etcd.size(), kObjects);
 }
 
-TEST_F(AnnouncerOfManyTest, AnEtcdThatLostEverythingIsToldAllOfItAgain) {
+TEST_F(AnnouncerOfManyTest, ReannouncesEverythingToAnEmptiedEtcd) {
   Publish(1, kObjects);
   Run();
   directory_.in_etcd.clear();
@@ -157,12 +158,13 @@ TEST_F(AnnouncerOfManyTest, AnEtcdThatLostEverythingIsToldAllOfItAgain) {
   Run();
   EXPECT_EQ(directory_.in_etcd.size(), kObjects);
 
-  // It loses everything again when half of that has been said.
+  // It loses everything again when half of the announcements have been sent.
   directory_.in_etcd.clear();
   announcer_.Again();
   for (size_t i = 0; i < kObjects / 2; ++i) {
-    announcer_.Flush(
-        [&](storage::Telling& telling, storage::Slice& slice) { return rig_->cache->TellAll(telling, slice); });
+    announcer_.Flush([&](storage::Telling& telling, storage::Slice& slice) {
+      return rig_->cache->residences().TellAll(telling, slice);
+    });
     directory_.Drain(1);
   }
   directory_.in_etcd.clear();
@@ -187,8 +189,8 @@ TEST_F(AnnouncerOfManyTest, ReannouncesDisplacedObjects) {
   EXPECT_TRUE(directory_.Told(TestPlan(1, 64))) << "the next use says it";
   Run();
   EXPECT_EQ(directory_.in_etcd.size(), 20u);
-  // An object that was said again and has ended is withdrawn.
-  rig_->cache->Evict(1, TestPlan(2, 64).key);
+  // An object that was announced again and has ended is withdrawn.
+  rig_->cache->retention().Evict(1, TestPlan(2, 64).key);
   Run();
   EXPECT_EQ(directory_.in_etcd.size(), 19u);
 }

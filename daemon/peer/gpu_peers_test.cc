@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes with a tier on an emulated GPU, whose memory the transport reaches: what lies there alone goes to other nodes
-// from there, and what others have comes there.
+// Nodes with a tier on an emulated GPU whose memory the transport reaches: objects move from that tier to other nodes,
+// and from other nodes to it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,7 +31,7 @@ using storage::TestPlan;
 using ::testing::ElementsAre;
 
 constexpr uint64_t kDramExtents = 16, kHbmExtents = 24;
-constexpr uint64_t kLong = 2000;  // tokens of an object that goes in pieces
+constexpr uint64_t kLong = 2000;  // tokens of an object that is sent in several pieces
 
 const kernels::Gpu& GpuOfNumber(int number) {
   std::string why;
@@ -48,11 +48,11 @@ void Await(const std::function<bool()>& condition) {
   while (!condition()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
 }
 
-// A node with a GPU, and an engine there.
+// A node with a GPU, and an engine on it.
 struct GpuNode {
-  GpuNode(TestCluster& cluster, const std::string& name, int number, bool reaches = true,
+  GpuNode(TestCluster& cluster, const std::string& name, int its_number, bool reaches = true,
           RemoteReads reads = RemoteReads::kNever)
-      : number(number), gpu(GpuOfNumber(number)), memory(gpu) {
+      : number(its_number), gpu(GpuOfNumber(its_number)), memory(gpu) {
     control.reaches = reaches;
     node.emplace(cluster, name, kDramExtents, PeerNode::Patient(), reads,
                  GpuTier{&gpu, kHbmExtents, EmulatedGpuUcx::Surroundings(control)});
@@ -63,7 +63,7 @@ struct GpuNode {
     node->Publish(PeerNode::kOnGpu, plan, memory.Source(plan, text));
   }
   std::vector<TierKind> Where(const ObjectHeader& plan) {
-    return node->OnLoop([&] { return node->cache.Where(0, plan.key, plan.shard); });
+    return node->OnLoop([&] { return node->cache.upkeep().inventory().Where(0, plan.key, plan.shard); });
   }
   uint64_t Used(const storage::MemoryTier& tier) {
     return node->OnLoop([&] { return tier.Usage(0).used_bytes / limits::kExtentBytes; });
@@ -88,7 +88,7 @@ struct GpuNode {
              node->OnLoop([&] { return node->hbm->Usage().held_bytes + node->tier->Usage().held_bytes; });
     });
   }
-  // Nothing of a fetch is left.
+  // Waits until no lease of a fetch is left.
   void AwaitNothingLeased() {
     Await([&] {
       const PeersStats stats = node->OnLoop([&] { return node->peers.stats(); });
@@ -115,7 +115,7 @@ struct GpuNode {
 
 class GpuPeersTest : public ::testing::Test {
  protected:
-  // Looks up at a node's engine in the processor's memory, lands and checks every byte.
+  // Looks up at a node for an engine in CPU memory, lands, and checks every byte.
   static MissReason Land(PeerNode& node, const ObjectHeader& plan, uint64_t text) {
     const Query query = Ask(plan);
     const storage::Match match = node.Lookup({&query, 1});
@@ -139,7 +139,7 @@ TEST_F(GpuPeersTest, SendsGpuOnlyObjectsFromGpu) {
   EXPECT_EQ(a.control.gpu_sent, BehindHeader(plan_));
   EXPECT_THAT(a.Where(plan_), ElementsAre(TierKind::kHbm)) << "no copy was made in dram";
   a.AwaitNothingLeased();
-  a->OnLoop([&] { a->cache.Evict(0, plan_.key); });
+  a->OnLoop([&] { a->cache.retention().Evict(0, plan_.key); });
   EXPECT_EQ(a.Used(*a->hbm), 0u);
 }
 
@@ -167,7 +167,7 @@ TEST_F(GpuPeersTest, FallsBackToDramWithoutGpuAccess) {
   a.AwaitNothingLeased();
 }
 
-// The reader's network stands still meanwhile. The copy stays where it is, whoever wants its room.
+// The reader's network is frozen meanwhile. The copy stays in place, even if others need its space.
 TEST_F(GpuPeersTest, AnEvictedObjectIsSentFromTheGpuToItsEnd) {
   GpuNode a(cluster_, "a", 0), b(cluster_, "b", 1);
   a.FillDram();
@@ -180,7 +180,7 @@ TEST_F(GpuPeersTest, AnEvictedObjectIsSentFromTheGpuToItsEnd) {
   const Query query = Ask(plan_);
   const storage::Match match = b->Lookup({&query, 1});
   ASSERT_EQ(match.found[0].tier, TierKind::kRemote);
-  a->OnLoop([&] { a->cache.Evict(0, plan_.key); });
+  a->OnLoop([&] { a->cache.retention().Evict(0, plan_.key); });
   for (uint64_t text = 10; text < 15; ++text) a.Publish(TestPlan(text, 64), text);
   EXPECT_GT(a.Used(*a->hbm), kHbmExtents - extents) << "all room was wanted";
   b.control.stands = false;
@@ -190,8 +190,8 @@ TEST_F(GpuPeersTest, AnEvictedObjectIsSentFromTheGpuToItsEnd) {
   EXPECT_LE(a.Used(*a->hbm), kHbmExtents - extents) << "its room is free again";
 }
 
-// Each shard lies on a GPU alone; one look-up finds them all.
-TEST_F(GpuPeersTest, ABundleIsSentFromWhereItsShardsLie) {
+// Each shard is only on a GPU; one lookup finds all of them.
+TEST_F(GpuPeersTest, ABundleIsSentFromItsShardsGpus) {
   GpuNode a(cluster_, "a", 0);
   PeerNode b(cluster_, "b", 256, PeerNode::Patient());
   a.FillDram();
@@ -205,13 +205,13 @@ TEST_F(GpuPeersTest, ABundleIsSentFromWhereItsShardsLie) {
   a.AwaitNothingLeased();
 }
 
-// By remote reads the reader's card takes it out of the GPU's memory.
-TEST_F(GpuPeersTest, AReaderReadsItWhereItLies) {
+// By RDMA reads, the reader's card reads from the GPU's memory.
+TEST_F(GpuPeersTest, AReaderReadsItInPlace) {
   GpuNode a(cluster_, "a", 0, true, RemoteReads::kBySoftware), b(cluster_, "b", 1, true, RemoteReads::kBySoftware);
   a.FillDram();
   const ObjectHeader first = TestPlan(2, 64);
   a.Publish(first, 2);
-  ASSERT_EQ(Land(*b.node, first, 2), MissReason::kNone);  // a first fetch goes by messages
+  ASSERT_EQ(Land(*b.node, first, 2), MissReason::kNone);  // a first fetch uses messages
   const uint64_t by_messages = a.control.gpu_sent;
   a.Publish(plan_, 1);
   a.AwaitRegistered();
@@ -221,7 +221,7 @@ TEST_F(GpuPeersTest, AReaderReadsItWhereItLies) {
   a.AwaitNothingLeased();
 }
 
-TEST_F(GpuPeersTest, AHolderThatDiesMeanwhileIsAMiss) {
+TEST_F(GpuPeersTest, AHolderThatDiesDuringTheFetchIsAMiss) {
   std::optional<GpuNode> a(std::in_place, cluster_, "a", 0);
   GpuNode b(cluster_, "b", 1);
   a->FillDram();
@@ -275,7 +275,7 @@ class GpuReadersTest : public GpuPeersTest {
   static constexpr std::pair<TierKind, TierKind> kStraight{TierKind::kRemote, TierKind::kHbm};
 };
 
-TEST_F(GpuReadersTest, AnObjectComesStraightToTheGpuThatAsks) {
+TEST_F(GpuReadersTest, AnObjectIsReceivedDirectlyOnTheRequestingGpu) {
   PeerNode a(cluster_, "a");
   GpuNode b(cluster_, "b", 1);
   b.FillDram();
@@ -284,11 +284,11 @@ TEST_F(GpuReadersTest, AnObjectComesStraightToTheGpuThatAsks) {
   EXPECT_THAT(Copied(b), ElementsAre(kStraight));
   EXPECT_THAT(b.Where(plan_), ElementsAre(TierKind::kHbm));
   b.AwaitNothingLeased();
-  b->OnLoop([&] { b->cache.Evict(0, plan_.key); });
+  b->OnLoop([&] { b->cache.retention().Evict(0, plan_.key); });
   EXPECT_EQ(b.Used(*b->hbm), 0u);
 }
 
-TEST_F(GpuReadersTest, DramGetsItsCopyBehindThat) {
+TEST_F(GpuReadersTest, DramGetsItsCopyAfterwards) {
   PeerNode a(cluster_, "a");
   GpuNode b(cluster_, "b", 1);
   a.Publish(plan_, 1);
@@ -307,14 +307,14 @@ TEST_F(GpuReadersTest, FallsBackToDramWithoutGpuAccess) {
   b.AwaitNothingLeased();
 }
 
-// From GPU to GPU, with both drams full; a card reads there and writes here.
+// From GPU to GPU, with both drams full: a card reads there and writes here.
 TEST_F(GpuReadersTest, ACardReadsFromGpuToGpu) {
   GpuNode a(cluster_, "a", 0, true, RemoteReads::kBySoftware), b(cluster_, "b", 1, true, RemoteReads::kBySoftware);
   a.FillDram();
   b.FillDram();
   const ObjectHeader first = TestPlan(2, 64);
   a.Publish(first, 2);
-  ASSERT_EQ(LandThere(b, first, 2), MissReason::kNone);  // a first fetch goes by messages
+  ASSERT_EQ(LandThere(b, first, 2), MissReason::kNone);  // a first fetch uses messages
   EXPECT_EQ(b.control.gpu_got, 0u);
   a.Publish(plan_, 1);
   a.AwaitRegistered();
@@ -326,7 +326,7 @@ TEST_F(GpuReadersTest, ACardReadsFromGpuToGpu) {
   b.AwaitNothingLeased();
 }
 
-TEST_F(GpuReadersTest, AHolderThatDiesMeanwhileIsAMissAndLeavesNothing) {
+TEST_F(GpuReadersTest, AHolderThatDiesDuringTheFetchLeavesNothing) {
   std::optional<GpuNode> a(std::in_place, cluster_, "a", 0);
   GpuNode b(cluster_, "b", 1);
   a->FillDram();
@@ -343,8 +343,8 @@ TEST_F(GpuReadersTest, AHolderThatDiesMeanwhileIsAMissAndLeavesNothing) {
   EXPECT_EQ(b.Used(*b->hbm), 0u);
 }
 
-// An engine that goes away in the middle of a fetch.
-TEST_F(GpuReadersTest, AnEngineThatLeavesMeanwhileLeavesNothing) {
+// An engine that disconnects in the middle of a fetch.
+TEST_F(GpuReadersTest, AnEngineThatLeavesDuringTheFetchLeavesNothing) {
   PeerNode a(cluster_, "a");
   GpuNode b(cluster_, "b", 1);
   a.Publish(plan_, 1);
@@ -353,7 +353,7 @@ TEST_F(GpuReadersTest, AnEngineThatLeavesMeanwhileLeavesNothing) {
   const storage::Match match = b->Lookup({&query, 1}, nullptr, PeerNode::kOnGpu);
   ASSERT_EQ(match.found[0].tier, TierKind::kRemote);
   b->OnLoop([&] { b->cache.CloseSession(PeerNode::kOnGpu, [] {}); });
-  b->OnLoop([&] { b->cache.Evict(0, plan_.key); });
+  b->OnLoop([&] { b->cache.retention().Evict(0, plan_.key); });
   b.control.stands = false;
   b.AwaitNothingLeased();
   Await([&] { return b.Used(*b->hbm) == 0; });

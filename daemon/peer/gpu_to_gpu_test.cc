@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From a GPU of one node to a GPU of another: emulated ones, or those of the machine with the UCX that is there.
+// Transfers from a GPU of one node to a GPU of another: emulated GPUs, or the machine's GPUs with the installed UCX.
 #include "kernels/gpu.h"
 
 #include <gtest/gtest.h>
@@ -41,22 +41,22 @@ std::vector<std::byte> Bytes(const kernels::Gpu& gpu, const storage::Tier& tier,
   return bytes;
 }
 
-// No dram has room for the object.
-TEST(GpuToGpuTest, AnObjectComesFromTierToTier) {
+// No dram has space for the object.
+TEST(GpuToGpuTest, AnObjectMovesFromTierToTier) {
   std::string why;
   const kernels::Gpu* const from = kernels::FindGpu(0, &why);
   if (from == nullptr) GTEST_SKIP() << why;
   const kernels::Gpu* const second = kernels::FindGpu(1, &why);
   const kernels::Gpu* const to = second == nullptr ? from : second;
   TestCluster cluster;
-  constexpr uint64_t kDramExtents = 3, kHbmExtents = 16;
-  PeerNode a(cluster, "a", kDramExtents, PeerNode::Patient(), RemoteReads::kNever,
-             {from, kHbmExtents, SurroundingsHere()});
-  PeerNode b(cluster, "b", kDramExtents, PeerNode::Patient(), RemoteReads::kNever,
-             {to, kHbmExtents, SurroundingsHere()});
+  constexpr uint64_t kNodeDramExtents = 3, kNodeHbmExtents = 16;
+  PeerNode a(cluster, "a", kNodeDramExtents, PeerNode::Patient(), RemoteReads::kNever,
+             {from, kNodeHbmExtents, SurroundingsHere()});
+  PeerNode b(cluster, "b", kNodeDramExtents, PeerNode::Patient(), RemoteReads::kNever,
+             {to, kNodeHbmExtents, SurroundingsHere()});
   if (!a.transport->Reaches(MemoryType::kCuda)) GTEST_SKIP() << "this UCX does not reach GPUs' memory";
   const ObjectHeader plan = storage::TestPlan(1, 1000);
-  ASSERT_GT(plan.Extents(), kDramExtents);
+  ASSERT_GT(plan.Extents(), kNodeDramExtents);
   storage::OnGpu there(*from), here(*to);
   a.Publish(PeerNode::kOnGpu, plan, there.Source(plan, 1));
   const storage::Query query{

@@ -107,7 +107,7 @@ MissReason Holder::OpenOne(Node& node, storage::TenantId tenant, const storage::
   if (node.leases.size() >= options_.leases_of_a_node) return MissReason::kBusy;
   if (options_.gives && !options_.gives()) return MissReason::kDaemonUnavailable;
   // An object that only another node has is not forwarded: the requester knows that node too.
-  if (cache_.Where(tenant, query.key, query.shard).empty()) return MissReason::kNeverSeen;
+  if (cache_.upkeep().inventory().Where(tenant, query.key, query.shard).empty()) return MissReason::kNeverSeen;
   std::shared_ptr<Session>& session = node.sessions[tenant];
   if (session == nullptr) {
     session = std::make_shared<Session>(Session{.id = next_session_++});

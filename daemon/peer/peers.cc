@@ -11,7 +11,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// A restarted daemon is as fast as before.
+// How long a departed node's measured rates are kept: a restarted daemon does not begin without them.
 constexpr storage::Nanos kRemembered = storage::Nanos{600} * 1'000'000'000;
 
 constexpr char kGone[] = "the requesting node has disconnected";
@@ -83,8 +83,9 @@ void Peers::Flush() {
   hand_off_->Tick();
   replicas_->Tick();
   prefill_.Tick();
-  announcer_.Flush(
-      [this](storage::Telling& telling, storage::Slice& slice) { return cache_->TellAll(telling, slice); });
+  announcer_.Flush([this](storage::Telling& telling, storage::Slice& slice) {
+    return cache_->residences().TellAll(telling, slice);
+  });
 }
 
 void Peers::EndOffers() {
@@ -294,6 +295,17 @@ void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill
     router_->PrefillFor(ReaderOf(peer), asked->worker, work, storage::Nanos{1'000'000} * asked->patience_ms, ended);
   });
   if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
+}
+
+void Peers::Probe(const PeerHello&, storage::TenantId tenant, PeerProbe probe, Done<v1::NodeProbe> done) {
+  PromptProber* const prober = router_ == nullptr ? nullptr : router_->prober();
+  if (prober == nullptr) return done(absl::NotFoundError("ns: no engine on this node has opened the model"));
+  const ProbedModel model{.ns = std::string(probe.ns.bytes.begin(), probe.ns.bytes.end()), .model_id = ""};
+  prober->ProbeHere(tenant, model, std::move(probe.prompt),
+                    [done = std::move(done)](absl::StatusOr<PromptProber::Here> here) {
+                      if (!here.ok()) return done(here.status());
+                      done(std::move(here->node));
+                    });
 }
 
 }  // namespace ashlar::daemon

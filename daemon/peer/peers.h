@@ -114,6 +114,7 @@ class Peers final : public PeerCalls {
   void Workers(const PeerHello& peer, storage::TenantId tenant, const NamespaceId& ns,
                Done<std::vector<PeerWorker>> done) override;
   void Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill prefill, Done<PeerOpened> done) override;
+  void Probe(const PeerHello& peer, storage::TenantId tenant, PeerProbe probe, Done<v1::NodeProbe> done) override;
 
  private:
   void PostGone(const std::string& name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes that fetch from one another, over a real transport: what one publishes lands at the others, whoever fails.
+// Nodes that fetch from one another over a real transport: published objects land on other nodes, whichever node fails.
 #include "daemon/peer/peers.h"
 
 #include <gmock/gmock.h>
@@ -37,7 +37,7 @@ void Await(const std::function<bool()>& condition) {
 
 class PeersTest : public ::testing::Test {
  protected:
-  // Looks up, lands and checks every byte; the tier where it was found, or the reason of the miss.
+  // Looks up, lands and checks every byte. Returns the tier of the hit, or the reason of the miss.
   MissReason Land(PeerNode& node, const ObjectHeader& plan, uint64_t text) {
     const Query query = Ask(plan);
     const storage::Match match = node.Lookup({&query, 1});
@@ -45,7 +45,7 @@ class PeersTest : public ::testing::Test {
     if (match.found[0].reason != MissReason::kNone) return match.found[0].reason;
     return LandUnder(node, match, plan, text);
   }
-  // Nothing of a fetch is left anywhere.
+  // Waits until no lease of a fetch is left.
   static void AwaitNothingLeased(PeerNode& node) {
     Await([&] {
       const PeersStats stats = node.OnLoop([&] { return node.peers.stats(); });
@@ -69,7 +69,7 @@ TEST_F(PeersTest, ObjectOfOneNodeLandsAtAnother) {
   AwaitNothingLeased(b);
 }
 
-TEST_F(PeersTest, EachNodeSaysWhatItHasWithEachOther) {
+TEST_F(PeersTest, EachNodeReportsItsPeers) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
   const ObjectHeader plan = Plan(1, 8000);
   a.Publish(plan, 1);
@@ -91,7 +91,7 @@ TEST_F(PeersTest, EachNodeSaysWhatItHasWithEachOther) {
   EXPECT_GT(from_a.rtt_seconds, 0);
   EXPECT_EQ(from_a.given_bytes, 0u);
   EXPECT_EQ(from_a.failed_calls + from_a.lost_connections + from_a.stalls, 0u);
-  // The header comes with the answer to the look-up.
+  // The header is part of the lookup's answer.
   EXPECT_GT(to_b.given_bytes, plan.bytes - 64 * 1024);
   EXPECT_LE(to_b.given_bytes, plan.bytes);
   EXPECT_EQ(to_b.fetched_bytes, 0u);
@@ -100,7 +100,7 @@ TEST_F(PeersTest, EachNodeSaysWhatItHasWithEachOther) {
   EXPECT_EQ(none.fetched_bytes, 0u);
 }
 
-TEST_F(PeersTest, TheAddressOfANodeThatHasGoneIsErased) {
+TEST_F(PeersTest, TheAddressOfADepartedNodeIsErased) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   a.Publish(Plan(1), 1);
   EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
@@ -110,7 +110,7 @@ TEST_F(PeersTest, TheAddressOfANodeThatHasGoneIsErased) {
   EXPECT_GE(b.transport->stats().bytes_received, Plan(1).bytes / 2) << "what it has sent stays counted";
 }
 
-TEST_F(PeersTest, ALongObjectComesInPieces) {
+TEST_F(PeersTest, ALongObjectIsFetchedInPieces) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const ObjectHeader plan = Plan(1, 8000);
   ASSERT_GT(plan.Extents(), 32u);
@@ -121,7 +121,7 @@ TEST_F(PeersTest, ALongObjectComesInPieces) {
   EXPECT_GT(stats.objects.pieces, 8u);
 }
 
-TEST_F(PeersTest, ACopyIsACopyForOthersToo) {
+TEST_F(PeersTest, AFetchedCopyServesOtherNodes) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
   a.Publish(Plan(1), 1);
   EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
@@ -130,20 +130,20 @@ TEST_F(PeersTest, ACopyIsACopyForOthersToo) {
   EXPECT_EQ(tier_, TierKind::kRemote);
 }
 
-TEST_F(PeersTest, ANodeThatCannotBeReachedIsAMiss) {
+TEST_F(PeersTest, AnUnreachableNodeIsAMiss) {
   PeerNode b(cluster_, "b");
   {
     PeerNode a(cluster_, "a");
     a.Publish(Plan(1), 1);
     MutexLock lock(cluster_.mutex);
-    cluster_.nodes.erase("a");  // what it told is still believed
+    cluster_.nodes.erase("a");  // its announcements are still believed
   }
   EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNeverSeen);
   AwaitNothingLeased(b);
 }
 
-// The node is there, and stands still.
-TEST_F(PeersTest, ANodeThatDoesNotAnswerIsAMissInTime) {
+// The node is connected but frozen.
+TEST_F(PeersTest, AnUnresponsiveNodeIsAMissInTime) {
   PeersOptions options = PeerNode::All();
   options.lookup.deadline = 100'000'000;
   PeerNode a(cluster_, "a"), b(cluster_, "b", 256, options);
@@ -159,7 +159,7 @@ TEST_F(PeersTest, ANodeThatDoesNotAnswerIsAMissInTime) {
   AwaitNothingLeased(b);
 }
 
-// The directory is out of date: the node has the object no more.
+// The directory is out of date: the node no longer has the object.
 TEST_F(PeersTest, AStaleEntryIsAMissAndTheNextHolderIsAsked) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
   for (PeerNode* node : {&a, &c}) node->Publish(Plan(1), 1);
@@ -168,7 +168,7 @@ TEST_F(PeersTest, AStaleEntryIsAMissAndTheNextHolderIsAsked) {
     MutexLock lock(cluster_.mutex);
     told = cluster_.told;
   }
-  a.OnLoop([&] { a.cache.Evict(0, Plan(1).key); });
+  a.OnLoop([&] { a.cache.retention().Evict(0, Plan(1).key); });
   {
     MutexLock lock(cluster_.mutex);
     cluster_.told = told;
@@ -180,11 +180,11 @@ TEST_F(PeersTest, AStaleEntryIsAMissAndTheNextHolderIsAsked) {
   EXPECT_EQ(stats.opened, 1u);
 }
 
-// Nothing is known of either node's rate: the one that has it in dram is asked.
+// Neither node's rate is known: the holder with the object in dram is asked.
 TEST_F(PeersTest, PrefersDramCopies) {
   for (const TierKind farther : {TierKind::kHbm, TierKind::kSsd}) {
     PeersOptions unhedged = PeerNode::All();
-    unhedged.objects.hedge = 0;  // a slow machine would ask the other holder, too
+    unhedged.objects.hedge = 0;  // on a slow machine the other holder would be asked too
     PeerNode a(cluster_, "a"), b(cluster_, "b", 256, unhedged), c(cluster_, "c");
     for (PeerNode* node : {&a, &c}) node->Publish(Plan(1), 1);
     {
@@ -219,7 +219,7 @@ TEST_F(PeersTest, AHolderThatDiesInMidFetchIsReplaced) {
   AwaitNothingLeased(c);
 }
 
-TEST_F(PeersTest, AHolderThatDiesAloneIsAMiss) {
+TEST_F(PeersTest, TheDeathOfTheOnlyHolderIsAMiss) {
   auto a = std::make_unique<PeerNode>(cluster_, "a");
   PeerNode b(cluster_, "b");
   const ObjectHeader plan = Plan(1, 8000);
@@ -235,14 +235,14 @@ TEST_F(PeersTest, AHolderThatDiesAloneIsAMiss) {
   AwaitNothingLeased(b);
 }
 
-// An object that is being fetched stays at its holder, whoever wants its room there.
+// An object that is being fetched stays at its holder, even if others need its space.
 TEST_F(PeersTest, AnEvictedObjectIsSentToItsEnd) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const ObjectHeader plan = Plan(1, 8000);
   a.Publish(plan, 1);
   const Query query = Ask(plan);
   const storage::Match match = b.Lookup({&query, 1});
-  a.OnLoop([&] { a.cache.Evict(0, plan.key); });
+  a.OnLoop([&] { a.cache.retention().Evict(0, plan.key); });
   const TestPages pages(TestPages::Holding(plan.tokens + 100));
   EXPECT_THAT(b.Land(match.lease, TestTarget(pages, {{0, 100}})), ElementsAre(MissReason::kNone));
   EXPECT_LT(LandingError(pages, plan, 1, 100), 1e-4);
@@ -252,7 +252,7 @@ TEST_F(PeersTest, AnEvictedObjectIsSentToItsEnd) {
 }
 
 // A reader that dies holds nothing at its holder.
-TEST_F(PeersTest, AReaderThatHasGoneIsErased) {
+TEST_F(PeersTest, ADepartedReaderIsErased) {
   PeerNode a(cluster_, "a");
   const ObjectHeader plan = Plan(1, 8000);
   a.Publish(plan, 1);
@@ -261,16 +261,16 @@ TEST_F(PeersTest, AReaderThatHasGoneIsErased) {
     const Query query = Ask(plan);
     ASSERT_EQ(b.Lookup({&query, 1}).found[0].tier, TierKind::kRemote);
     MutexLock lock(cluster_.mutex);
-    cluster_.nodes.erase("a");  // it can say no more
+    cluster_.nodes.erase("a");  // it can no longer announce anything
   }
   a.peers.PeerGone("b");
   AwaitNothingLeased(a);
-  a.OnLoop([&] { a.cache.Evict(0, plan.key); });
+  a.OnLoop([&] { a.cache.retention().Evict(0, plan.key); });
   Await([&] { return a.OnLoop([&] { return a.tier->Usage(0).used_bytes; }) == 0; });
 }
 
-// Its requests that come to their turn when it has gone leave nothing behind, whether they had begun or not.
-TEST_F(PeersTest, RequestsOfAReaderThatHasGoneLeaveNothing) {
+// Requests that are served after their reader has disconnected hold no leases, whether or not they had started.
+TEST_F(PeersTest, RequestsOfADepartedReaderLeaveNothing) {
   PeerNode a(cluster_, "a");
   PeerOpen open{.lease_ms = 3'600'000};
   for (uint64_t text = 1; text <= 64; ++text) {
@@ -291,7 +291,7 @@ TEST_F(PeersTest, RequestsOfAReaderThatHasGoneLeaveNothing) {
   EXPECT_EQ(nodes(), 0u);
   AwaitNothingLeased(a);
 
-  // While its calls wait, it goes, and another incarnation of it comes.
+  // While its calls wait, it disconnects, and another incarnation connects.
   for (uint8_t round = 1; round <= 50; ++round) {
     reader.incarnation.fill(round);
     std::promise<void> opened, prefilled;
@@ -311,8 +311,8 @@ TEST_F(PeersTest, RequestsOfAReaderThatHasGoneLeaveNothing) {
   AwaitNothingLeased(a);
 }
 
-// The nearest holder has wrong bytes: a miss, and then another one's hit.
-TEST_F(PeersTest, AHolderOfDamagedBytesIsPassedOver) {
+// The nearest holder has wrong bytes: a miss, and then a hit from another holder.
+TEST_F(PeersTest, AHolderOfDamagedBytesIsSkipped) {
   PeersOptions unhedged = PeerNode::All();
   unhedged.objects.hedge = 0;
   PeerNode a(cluster_, "a"), b(cluster_, "b", 256, unhedged), c(cluster_, "c");
@@ -353,7 +353,7 @@ TEST_F(PeersTest, APromptResumesFromAnotherNodesPrefix) {
   b.Release(match.lease);
 }
 
-TEST_F(PeersTest, ManyAskAtOnceAndOneFetchServesAll) {
+TEST_F(PeersTest, OneFetchServesConcurrentLookups) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const ObjectHeader plan = Plan(1, 4000);
   a.Publish(plan, 1);

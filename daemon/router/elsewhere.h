@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "absl/status/status.h"
+#include "ashlar/v1/prompt.pb.h"
 #include "daemon/peer/directory/directory.h"
 #include "daemon/router/prefill_workers.h"
 #include "storage/executor.h"
@@ -35,6 +36,10 @@ class PrefillElsewhere {
   // returns, and later only if it is in use. Any other status: it did not arrive within `patience`.
   virtual void Prefill(const RemoteWorker& worker, const PrefillWork& work, storage::Nanos patience,
                        std::function<void(absl::Status)> done) = 0;
+  // Asks all nodes that share the tenant what they would save of a prompt. Nodes without an engine of the model, and
+  // nodes that do not answer soon, are left out.
+  virtual void Probe(storage::TenantId tenant, const NamespaceId& ns, std::shared_ptr<const v1::Prompt> prompt,
+                     std::function<void(std::vector<v1::NodeProbe>)> done) = 0;
   // Returns the measured time for `bytes` from that node; 0 if unknown.
   virtual storage::Nanos Estimate(const RemoteWorker& worker, uint64_t bytes) const = 0;
 };

@@ -15,6 +15,9 @@ namespace ashlar::daemon {
 // times cannot overflow.
 constexpr storage::Nanos kLongestCompute = 1'000'000'000'000'000;  // eleven days
 
+// For engines without any measurement: all are assumed equally fast.
+constexpr double kUnknownRate = 1000;  // tokens per second
+
 // Returns the time to compute `tokens`. The rate is declared by an engine, and may be absurd, but is positive.
 storage::Nanos ComputeTime(uint64_t tokens, double tokens_per_second);
 

@@ -16,7 +16,7 @@ std::vector<LptWorker> Equal(size_t count, double rate = 1000) {
   return std::vector<LptWorker>(count, {.tokens_per_second = rate});
 }
 
-// The shortest possible time of all assignments, by trying each.
+// The shortest possible time over all assignments, found by trying each.
 storage::Nanos Optimum(const std::vector<uint64_t>& tokens, size_t workers, double rate) {
   double best = 1e300;
   std::vector<size_t> chosen(tokens.size(), 0);
@@ -33,19 +33,19 @@ storage::Nanos Optimum(const std::vector<uint64_t>& tokens, size_t workers, doub
 TEST(PlanLpt, AssignsLongestFirst) {
   const std::vector<uint64_t> tokens = {1000, 4000, 3000, 2000};
   const LptPlan plan = PlanLpt(tokens, Equal(2));
-  // 4000 | 3000, then 2000 to the second, 1000 to the first.
+  // 4000 | 3000, then 2000 to the second worker and 1000 to the first.
   EXPECT_EQ(plan.worker, (std::vector<size_t>{0, 0, 1, 1}));
   EXPECT_EQ(plan.ends, (std::vector<storage::Nanos>{5 * kLptSecond, 4 * kLptSecond, 3 * kLptSecond, 5 * kLptSecond}));
   EXPECT_EQ(plan.ends_at, 5 * kLptSecond);
 }
 
-TEST(PlanLpt, TheAskerKeepsAllWhereItAloneIsAsFast) {
+TEST(PlanLpt, TheRequesterKeepsAllIfItIsAsFastAlone) {
   const std::vector<uint64_t> tokens = {1000, 1000};
-  // The other one is busy for longer than both take.
+  // The other worker is busy for longer than both segments take.
   std::vector<LptWorker> workers = Equal(2);
   workers[1].ready_in = 2 * kLptSecond;
   EXPECT_EQ(PlanLpt(tokens, workers).worker, (std::vector<size_t>{0, 0}));
-  // Its results take as long as the asker's second segment.
+  // Its results take as long as the requester's second segment.
   workers[1] = {.tokens_per_second = 1000, .delay = kLptSecond};
   EXPECT_EQ(PlanLpt(tokens, workers).worker, (std::vector<size_t>{0, 0}));
   workers[1].delay = kLptSecond / 2;
@@ -62,7 +62,7 @@ TEST(PlanLpt, RatesLoadsAndRoomCount) {
   EXPECT_EQ(std::ranges::count(PlanLpt(tokens, workers).worker, 1u), 0);
 }
 
-TEST(PlanLpt, TheRoomOfANodeIsThatOfAllItsWorkers) {
+TEST(PlanLpt, ANodesRoomIsSharedByItsWorkers) {
   const std::vector<uint64_t> tokens(10, 1000);
   std::vector<LptWorker> workers = Equal(5, 4000);
   workers[0].tokens_per_second = 0;
@@ -74,7 +74,7 @@ TEST(PlanLpt, TheRoomOfANodeIsThatOfAllItsWorkers) {
   EXPECT_EQ(std::ranges::count(plan.worker, LptPlan::kNobody), 4);
 }
 
-TEST(PlanLpt, AWorkerOfAnAbsurdRateGetsNothing) {
+TEST(PlanLpt, AWorkerWithAnAbsurdRateGetsNothing) {
   const std::vector<uint64_t> tokens(8, 1000);
   const std::vector<LptWorker> workers = {{.tokens_per_second = 1000},
                                           {.tokens_per_second = 1e-300},
@@ -83,7 +83,7 @@ TEST(PlanLpt, AWorkerOfAnAbsurdRateGetsNothing) {
   EXPECT_EQ(ComputeTime(1000, 1e-300), kLongestCompute);
   EXPECT_EQ(ComputeTime(UINT64_MAX, 1e300), 0);
   EXPECT_EQ(ComputeTime(500, 1000), kLptSecond / 2);
-  // Whom nobody helps has all, and it ends some day.
+  // A requester without helpers gets all segments, and finishes eventually.
   const LptPlan slow = PlanLpt(tokens, std::vector<LptWorker>(1, {.tokens_per_second = 1e-300}));
   EXPECT_THAT(slow.ends, testing::Each(kLongestCompute));
 }
@@ -94,7 +94,7 @@ TEST(PlanLpt, WarmUpWithoutWorkersAssignsNothing) {
   const LptPlan plan = PlanLpt(tokens, none);
   EXPECT_THAT(plan.worker, testing::Each(LptPlan::kNobody));
   EXPECT_EQ(plan.ends_at, 0);
-  // One that takes something gets everything that it has room for.
+  // A worker that takes any segment gets as many as it has space for.
   const std::vector<LptWorker> one = {{.tokens_per_second = 0}, {.tokens_per_second = 10, .room = 1}};
   EXPECT_EQ(PlanLpt(tokens, one).worker, (std::vector<size_t>{LptPlan::kNobody, 1}));
 }
@@ -122,7 +122,7 @@ TEST(PlanLpt, IsDeterministic) {
   const std::vector<uint64_t> tokens(11, 2400);
   const LptPlan first = PlanLpt(tokens, Equal(8)), second = PlanLpt(tokens, Equal(8));
   EXPECT_EQ(first.worker, second.worker);
-  EXPECT_EQ(first.ends_at, 4'800'000'000);  // two rounds
+  EXPECT_EQ(first.ends_at, 4'800'000'000);  // two rounds of segments
 }
 
 }  // namespace

@@ -195,7 +195,7 @@ void PrefillWorkers::Tick() {
     Worker& worker = entry->second;
     if (worker.running.has_value() && worker.running->deadline <= now) {
       ++stats_.overdue;
-      worker.stalled = true;  // what it also has would wait as long
+      worker.stalled = true;  // its queued segments would time out as well
       Fail(worker, absl::DeadlineExceededError("the worker did not finish in time"), ended);
     }
     for (auto queued = worker.queue.begin(); queued != worker.queue.end();) {

@@ -19,7 +19,7 @@ constexpr NamespaceId kNs{};
 
 class PrefillWorkersTest : public testing::Test {
  protected:
-  // What an engine was answered; nothing while it waits.
+  // An engine's answer; nothing while it waits.
   using Answered = std::shared_ptr<std::optional<absl::StatusOr<PrefillWorkers::Given>>>;
   Answered Serve(storage::SessionId session, std::vector<PrefillWorkers::Result> results = {},
                  storage::Nanos wait = kWorkerSecond, double rate = 1000) {
@@ -31,7 +31,7 @@ class PrefillWorkersTest : public testing::Test {
   PrefillWork Work(uint64_t tokens = 1000, storage::TenantId tenant = 0) const {
     return {.tenant = tenant, .ns = kNs, .tokens = tokens};
   }
-  // What a segment's giver was told; nothing while it is pending.
+  // The result reported to the segment's requester; nothing while it is pending.
   using Told = std::shared_ptr<std::optional<absl::Status>>;
   std::pair<uint64_t, Told> Assign(uint64_t worker, PrefillWork work, storage::Nanos within = 10 * kWorkerSecond) {
     const auto told = std::make_shared<std::optional<absl::Status>>();
@@ -87,7 +87,7 @@ TEST_F(PrefillWorkersTest, ASecondRequestEndsTheFirst) {
   EXPECT_THAT(workers_.Offers(0, kNs), SizeIs(1));
 }
 
-TEST_F(PrefillWorkersTest, ALateWorkerLosesAllAndItsResultIsFenced) {
+TEST_F(PrefillWorkersTest, ALateWorkersSegmentsAreReassignedAndItsResultIsFenced) {
   const Answered first = Serve(1);
   const auto [one, told_one] = Assign(OnlyWorker(), Work(), 2 * kWorkerSecond);
   const auto [two, told_two] = Assign(OnlyWorker(), Work(), 60 * kWorkerSecond);
@@ -141,7 +141,7 @@ TEST_F(PrefillWorkersTest, WithdrawnAssignmentCallsNothing) {
   EXPECT_EQ(workers_.stats().late, 1u);
 }
 
-TEST_F(PrefillWorkersTest, OthersWorkIsRefusedAndSoIsTooMuch) {
+TEST_F(PrefillWorkersTest, RefusesOtherTenantsWorkAndTooMuchWork) {
   Serve(1);
   const uint64_t worker = OnlyWorker();
   EXPECT_EQ(Assign(worker, Work(10, /*tenant=*/1)).first, 0u);
@@ -185,7 +185,7 @@ TEST_F(PrefillWorkersTest, WorkersPerTenantAreBounded) {
   EXPECT_THAT(workers.Offers(1, kNs), SizeIs(1));
 }
 
-TEST_F(PrefillWorkersTest, WorkersThatWaitKeepTheirPlaces) {
+TEST_F(PrefillWorkersTest, WaitingWorkersKeepTheirOrder) {
   PrefillWorkers workers(clock_, /*tenants=*/1000);
   const auto answers = std::make_shared<std::vector<absl::Status>>();
   const auto serve = [&](uint64_t model) {
@@ -213,7 +213,7 @@ TEST_F(PrefillWorkersTest, AClosedModelOffersNothing) {
   EXPECT_TRUE(absl::IsUnavailable(**told)) << "its segment goes to another one at once";
 }
 
-TEST_F(PrefillWorkersTest, AfterTheStopNobodyWaits) {
+TEST_F(PrefillWorkersTest, NoCallWaitsAfterTheStop) {
   const Answered waits = Serve(1);
   const auto [one, told] = Assign(OnlyWorker(), Work());
   const Answered second = Serve(2);

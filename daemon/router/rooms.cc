@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// Room in memory for segments that others compute. It is reserved before they start, so that no result is lost for lack
-// of room.
+// Reserves memory for segments that other engines compute, before they start, so that no result is lost for lack of
+// space.
 #include <utility>
 
 #include "daemon/router/router.h"
 
 namespace ashlar::daemon {
 
-// The room is a reservation under a name that no text has, so an engine of this node can still publish the segment
-// under its own name. It is as large as the segment, and the adoption of the segment takes the same room in the same
-// turn of the metadata thread. An operator's warm-up does not know the sizes of its segments, so it reserves no room.
+// Space is reserved under a name that no text has, so an engine of this node can still publish the segment under its
+// own name. It is as large as the segment, and the adoption of the segment takes the same space in the same turn of the
+// metadata thread. An operator's warm-up does not know the sizes of its segments, so it reserves no space.
 bool Router::TakeRoom(Task& task) {
   if (task.cold.bytes == 0) return true;
   const storage::SessionId session = SessionOf(task.cold.work.tenant);

@@ -5,13 +5,12 @@
 #include <future>
 #include <utility>
 
+#include "ashlar/v1/cache.pb.h"
 #include "ashlar/v1/config.pb.h"
 
 namespace ashlar::daemon {
 namespace {
 
-// For engines without any measurement: all are assumed equally fast.
-constexpr double kUnknownRate = 1000;
 constexpr storage::Nanos kTickEvery = 5'000'000;
 
 storage::Query QueryOf(const Router::Cold& cold) {
@@ -30,7 +29,8 @@ Router::Options Router::Options::From(const v1::Config& config) {
           .least_patience = storage::Nanos{1'000'000} * prefill.min_patience_milliseconds(),
           .tries = prefill.tries(),
           .given_to_a_node = prefill.segments_per_node(),
-          .tenants = static_cast<size_t>(config.tenants_size())};
+          .tenants = static_cast<size_t>(config.tenants_size()),
+          .node = config.cluster().node()};
 }
 
 storage::SessionId Router::SessionOf(storage::TenantId tenant) {
@@ -99,7 +99,7 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
     }
     remote_.clear();
     std::map<std::string, size_t> nodes;
-    std::vector<size_t> rooms;  // of the nodes; assigned segments already count
+    std::vector<size_t> rooms;  // free slots of the nodes; assigned segments already count
     for (const RemoteWorker& worker : remote) {
       const auto [node, fresh] = nodes.emplace(worker.member->node, rooms.size());
       if (fresh) {
@@ -255,7 +255,7 @@ void Router::Withdraw(Task& task) {
 // get some.
 void Router::Retry() {
   if (retrying_) return;
-  std::map<uint64_t, Tasks> waiting;  // by one of the plans that want it
+  std::map<uint64_t, Tasks> waiting;  // waiting tasks, by one of the plans that want them
   Tasks given_up;
   for (const auto& [key, task] : tasks_) {
     if (task->assigned) continue;
@@ -368,7 +368,7 @@ void Router::End(storage::SessionId session, uint64_t id) {
 void Router::PrefillFor(const std::string& node, uint64_t worker, PrefillWork work, storage::Nanos patience,
                         std::function<void(absl::Status)> done) {
   if (stopped_) return done(absl::UnavailableError("the daemon is stopping"));
-  if (!cache_.Where(work.tenant, work.key).empty()) return done(absl::OkStatus());
+  if (!cache_.upkeep().inventory().Where(work.tenant, work.key).empty()) return done(absl::OkStatus());
   const auto number = std::make_shared<uint64_t>(0);
   const auto ended = [this, node, number, done](const absl::Status& status) {
     if (const auto of_node = for_nodes_.find(node); of_node != for_nodes_.end()) {
@@ -393,6 +393,7 @@ void Router::NodeGone(const std::string& node) {
 void Router::SessionEnded(storage::SessionId session) {
   workers_.SessionEnded(session);
   choosing_.erase(session);
+  backlog_.SessionEnded(session);
   std::vector<uint64_t> ended;
   for (const auto& [id, plan] : plans_) {
     if (plan.asker.session == session) ended.push_back(id);
@@ -413,11 +414,29 @@ void Router::Tick() {
   std::vector<std::pair<storage::SessionId, uint64_t>> erased;
   for (auto& [id, plan] : plans_) {
     if (plan.waiting && plan.waits_until <= now) Tell(plan, /*over=*/true);
-    // A warm-up has no requester: it ends with its segments.
+    // A warm-up has no requester; it ends with its segments.
     if (plan.asker.session == kNobody) continue;
     if (!plan.waiting && now - plan.asked_at > options_.drop_after) erased.emplace_back(plan.asker.session, id);
   }
   for (const auto& [session, id] : erased) End(session, id);
+}
+
+void Router::Probe(storage::TenantId tenant, const ProbedModel& model, std::shared_ptr<const v1::Prompt> prompt,
+                   bool cluster, std::function<void(absl::StatusOr<v1::ProbeReply>)> done) {
+  if (prober_ == nullptr) return done(absl::UnavailableError("the daemon is starting"));
+  prober_->ProbeHere(tenant, model, prompt, [=, this](absl::StatusOr<PromptProber::Here> here) {
+    if (!here.ok()) return done(here.status());
+    v1::ProbeReply reply;
+    *reply.add_nodes() = std::move(here->node);
+    reply.mutable_nodes(0)->set_node(options_.node);
+    reply.set_ns(here->ns.bytes.data(), here->ns.bytes.size());
+    if (!cluster || elsewhere_ == nullptr || stopped_) return done(std::move(reply));
+    elsewhere_->Probe(tenant, here->ns, prompt, [reply, done](std::vector<v1::NodeProbe> nodes) mutable {
+      for (v1::NodeProbe& node : nodes) *reply.add_nodes() = std::move(node);
+      reply.set_cheapest(CheapestOf(reply));
+      done(std::move(reply));
+    });
+  });
 }
 
 void Router::RunOn(EventLoop& loop) {

@@ -21,7 +21,9 @@
 #include "daemon/observe/router_metrics.h"
 #include "daemon/router/elsewhere.h"
 #include "daemon/router/lpt.h"
+#include "daemon/router/prefill_backlog.h"
 #include "daemon/router/prefill_workers.h"
+#include "daemon/router/prompt_probe.h"
 #include "daemon/runtime/event_loop.h"
 #include "storage/cache.h"
 
@@ -50,6 +52,7 @@ class Router {
     size_t given_to_a_node = 24;
     storage::Nanos drop_after = 120'000'000'000;  // plans that no engine has asked about for this long are dropped
     size_t tenants = 1;                           // tenants of this node, which share the worker table
+    std::string node;                             // its name in the cluster; empty without one
 
     static Options From(const v1::Config& config);  // `config` must come from ParseConfig
   };
@@ -73,9 +76,11 @@ class Router {
 
   // All must outlive the object.
   Router(const storage::Clock& clock, storage::Cache& cache, const Options& options)
-      : clock_(clock), cache_(cache), options_(options), workers_(clock, options.tenants) {}
+      : clock_(clock), cache_(cache), options_(options), workers_(clock, options.tenants), backlog_(clock) {}
   // Call once, before any plan. Null outside a cluster.
   void Attach(PrefillElsewhere* elsewhere) { elsewhere_ = elsewhere; }
+  // Call once, before the loop runs. `prober` must outlive the object.
+  void Attach(PromptProber* prober) { prober_ = prober; }
 
   // All of `cold` must be of one namespace. RESOURCE_EXHAUSTED if the session has too many plans.
   void Plan(const Asker& asker, std::vector<Cold> cold, std::function<void(absl::StatusOr<Planned>)> done);
@@ -94,7 +99,14 @@ class Router {
   // An engine of this node is about to reserve the key: releases the space reserved for the segment.
   void YieldRoom(storage::TenantId tenant, const Key& key);
 
+  // Estimates what this node, and with `cluster` other nodes that answer soon, would save of a prompt. No plan, no
+  // lease, no other effect. Errors as of PromptProber::ProbeHere. Any thread, like prober().
+  void Probe(storage::TenantId tenant, const ProbedModel& model, std::shared_ptr<const v1::Prompt> prompt, bool cluster,
+             std::function<void(absl::StatusOr<v1::ProbeReply>)> done);
+  PromptProber* prober() const { return prober_; }  // null in tests without engines
+
   PrefillWorkers& workers() { return workers_; }
+  PrefillBacklog& backlog() { return backlog_; }
   // Computes a segment here for another node. OK: it is in this node's cache.
   void PrefillFor(const std::string& node, uint64_t worker, PrefillWork work, storage::Nanos patience,
                   std::function<void(absl::Status)> done);
@@ -164,11 +176,13 @@ class Router {
   storage::Cache& cache_;
   const Options options_;
   PrefillWorkers workers_;
+  PrefillBacklog backlog_;
+  PromptProber* prober_ = nullptr;
   PrefillElsewhere* elsewhere_ = nullptr;
   std::map<uint64_t, OpenPlan> plans_;
   std::multiset<storage::SessionId> choosing_;  // sessions of plans whose workers are being chosen
   std::map<std::pair<storage::TenantId, Key>, std::shared_ptr<Task>> tasks_;  // pending tasks
-  std::map<Place, RemoteWorker> remote_;                                      // as offered at the last choice
+  std::map<Place, RemoteWorker> remote_;                                      // workers as offered at the last choice
   std::map<std::string, size_t> given_to_;                                    // segments assigned to each node
   std::map<std::string, std::set<uint64_t>> for_nodes_;                       // local assignments for other nodes
   std::map<storage::TenantId, storage::SessionId> sessions_;

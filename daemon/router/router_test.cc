@@ -23,7 +23,7 @@ constexpr storage::SessionId kAsker = 1, kHelper = 2;
 constexpr storage::TenantId kTenant = 1;
 constexpr uint64_t kDram = 128;  // extents
 
-// Another node's workers, which do what the test says.
+// Another node's workers, controlled by the test.
 class FakeElsewhere final : public PrefillElsewhere {
  public:
   struct Asked {
@@ -44,8 +44,14 @@ class FakeElsewhere final : public PrefillElsewhere {
     asked.push_back({worker, work, patience, std::move(done)});
   }
   storage::Nanos Estimate(const RemoteWorker&, uint64_t) const override { return 0; }
+  void Probe(storage::TenantId, const NamespaceId&, std::shared_ptr<const v1::Prompt>,
+             std::function<void(std::vector<v1::NodeProbe>)> done) override {
+    done(nodes);
+  }
 
-  bool holds = false;  // answers when it is told to
+  std::vector<v1::NodeProbe> nodes;
+
+  bool holds = false;  // answers when the test says so
   std::vector<RemoteWorker> workers;
   std::vector<Asked> asked;
   std::vector<std::function<void(std::vector<RemoteWorker>)>> waiting;
@@ -88,7 +94,7 @@ class RouterTest : public testing::Test {
     EXPECT_TRUE(planned.ok()) << planned.status();
     return planned.ok() ? *std::move(planned) : Router::Planned{};
   }
-  // What an asker was answered; nothing while it waits.
+  // A requester's answer; nothing while it waits.
   using Answered = std::shared_ptr<std::optional<absl::StatusOr<Router::States>>>;
   Answered Await(uint64_t plan, storage::Nanos wait = 3600 * kSecond, storage::SessionId session = kAsker) {
     const auto answered = std::make_shared<std::optional<absl::StatusOr<Router::States>>>();
@@ -100,7 +106,7 @@ class RouterTest : public testing::Test {
     return answered->has_value() && (*answered)->ok() ? ***answered : Router::States{};
   }
 
-  // The other node computes what it was asked for, and this one is told.
+  // The other node computes the requested segment, and this node is told.
   void Complete(size_t asked, uint64_t text) {
     const ObjectHeader plan = TestPlan(text, 64);
     ASSERT_TRUE(other_.rig.Publish(OtherNode::kItself, plan, text));
@@ -109,15 +115,15 @@ class RouterTest : public testing::Test {
     ASSERT_TRUE(other_.Offer(*rig_.cache, query));
     const auto done = std::move(elsewhere_.asked.at(asked).done);
     done(absl::OkStatus());
-    rig_.cache->SettleRemote(kTenant, plan.key, plan.shard);
+    rig_.cache->adoption().SettleRemote(kTenant, plan.key, plan.shard);
   }
-  // Fills what is free in this node's memory with objects that an engine leases.
+  // Fills the free space of this node's memory with objects that an engine leases.
   void FillAll() {
     for (uint64_t text = 1000; rig_.Publish(kHelper, TestPlan(text, 64), text); ++text) {
       ASSERT_EQ(rig_.Lookup(kHelper, TestPlan(text, 64)).found[0].reason, MissReason::kNone);
     }
   }
-  bool Has(uint64_t text) { return !rig_.cache->Where(kTenant, TestPlan(text, 64).key).empty(); }
+  bool Has(uint64_t text) { return !rig_.cache->upkeep().inventory().Where(kTenant, TestPlan(text, 64).key).empty(); }
 
   OtherNode other_;
   storage::TieredRig rig_{{.hbm = 0, .dram = kDram, .ssd = 0, .remote = &other_}};
@@ -139,7 +145,7 @@ TEST_F(RouterTest, RemoteResultIsLoadedAndKept) {
   EXPECT_THAT(planned.elsewhere, ElementsAre(false, true));
   ASSERT_THAT(elsewhere_.asked, SizeIs(1));
   EXPECT_EQ(elsewhere_.asked[0].work.key, TestPlan(2, 64).key);
-  // 64 tokens at 1000 a second, twice, and a second.
+  // 64 tokens at 1000 per second, twice, plus a second.
   EXPECT_EQ(elsewhere_.asked[0].patience, kSecond + 2 * 64'000'000);
   const Answered waits = Await(planned.plan);
   EXPECT_FALSE(waits->has_value());
@@ -154,7 +160,7 @@ TEST_F(RouterTest, RemoteResultIsLoadedAndKept) {
   EXPECT_EQ(rig_.cache->stats().leases, 0u);
 }
 
-TEST_F(RouterTest, AnEngineOfThisNodeComputesToo) {
+TEST_F(RouterTest, AnEngineOfThisNodeComputesAsWell) {
   std::vector<uint64_t> given;
   const PrefillWorkers::Engine engine{.session = kHelper, .model = 1, .tenant = kTenant, .ns = TestPlan(1, 64).ns};
   const auto answer = [&](absl::StatusOr<PrefillWorkers::Given> work) {
@@ -173,7 +179,7 @@ TEST_F(RouterTest, AnEngineOfThisNodeComputesToo) {
   router_.End(kAsker, planned.plan);
 }
 
-TEST_F(RouterTest, ALostWorkersSegmentGoesToAnotherAndThenToTheAsker) {
+TEST_F(RouterTest, ALostWorkersSegmentGoesToAnotherThenToTheRequester) {
   OfferRemote({"b", "c"}, 100'000);
   const Router::Planned planned = Plan({Cold(1)});
   EXPECT_THAT(planned.elsewhere, ElementsAre(true));
@@ -207,7 +213,7 @@ TEST_F(RouterTest, AStalledWorkersResultIsFenced) {
   router_.End(kAsker, planned.plan);
 }
 
-TEST_F(RouterTest, AHolderThatDiesInMidJourneyIsALostWorker) {
+TEST_F(RouterTest, AHolderThatDiesDuringTheFetchIsALostWorker) {
   OfferRemote({"b"}, 100'000);
   const Router::Planned planned = Plan({Cold(1)});
   Complete(0, 1);
@@ -219,7 +225,7 @@ TEST_F(RouterTest, AHolderThatDiesInMidJourneyIsALostWorker) {
   router_.End(kAsker, planned.plan);
 }
 
-TEST_F(RouterTest, TwoAskersShareASegment) {
+TEST_F(RouterTest, TwoRequestersShareASegment) {
   OfferRemote({"b"}, 100'000);
   const Router::Planned first = Plan({Cold(1)});
   const Router::Planned second = Plan({Cold(1)}, true, kHelper);
@@ -234,7 +240,7 @@ TEST_F(RouterTest, TwoAskersShareASegment) {
   router_.SessionEnded(kHelper);
 }
 
-TEST_F(RouterTest, AnAskerThatDiesKeepsNothing) {
+TEST_F(RouterTest, ARequesterThatDiesKeepsNothing) {
   OfferRemote({"b"}, 100'000);
   const Router::Planned planned = Plan({Cold(1)});
   const Answered waits = Await(planned.plan);
@@ -245,7 +251,7 @@ TEST_F(RouterTest, AnAskerThatDiesKeepsNothing) {
   EXPECT_TRUE(absl::IsNotFound((*Await(planned.plan))->status()));
 }
 
-TEST_F(RouterTest, PlansAreASessionsOwnBoundedAndErased) {
+TEST_F(RouterTest, PlansBelongToASessionAndAreBounded) {
   OfferRemote({"b"}, 1e9);
   const Router::Planned planned = Plan({Cold(1)});
   EXPECT_TRUE(absl::IsNotFound((*Await(planned.plan, 0, kHelper))->status()));
@@ -256,14 +262,14 @@ TEST_F(RouterTest, PlansAreASessionsOwnBoundedAndErased) {
   rig_.clock.Advance(61 * kSecond);
   router_.Tick();
   EXPECT_EQ(router_.figures().plans, 0u);
-  // What a node has been given is bounded; the asker computes the rest.
+  // The segments assigned to a node are bounded; the requester computes the rest.
   uint64_t open = 0;
   for (uint64_t text = 2; text < 66; ++text) open += Plan({Cold(text)}).plan != 0 ? 1 : 0;
   EXPECT_EQ(open, 24u);
   router_.SessionEnded(kAsker);
 }
 
-TEST_F(RouterTest, AWarmUpIsNobodysWithoutWorkers) {
+TEST_F(RouterTest, AWarmUpWithoutWorkersIsNotComputed) {
   EXPECT_EQ(Plan({Cold(1)}, /*computes=*/false).plan, 0u);
   OfferRemote({"b"}, 1);
   const Router::Planned planned = Plan({Cold(1), Cold(2)}, /*computes=*/false);
@@ -276,7 +282,7 @@ TEST_F(RouterTest, AWarmUpIsNobodysWithoutWorkers) {
   router_.End(kAsker, planned.plan);
 }
 
-TEST_F(RouterTest, AnOperatorsWarmUpEndsByItself) {
+TEST_F(RouterTest, AnOperatorsWarmUpEndsWithItsSegments) {
   OfferRemote({"b"});
   const auto warm = [this] {
     Router::States states;
@@ -298,7 +304,7 @@ TEST_F(RouterTest, AnOperatorsWarmUpEndsByItself) {
   EXPECT_THAT(warm(), ElementsAre(kPresent, kLeftToAsker));
 }
 
-TEST_F(RouterTest, ANodeIsGivenNoMoreThanItsShareHoweverManyWorkersItHas) {
+TEST_F(RouterTest, ANodeGetsItsShareForAnyNumberOfWorkers) {
   const auto member = std::make_shared<const Member>(Member{.node = "b"});
   for (uint64_t worker = 1; worker <= 8; ++worker) {
     elsewhere_.workers.push_back({.member = member, .worker = worker, .tokens_per_second = 1e5, .room = 8});
@@ -311,9 +317,9 @@ TEST_F(RouterTest, ANodeIsGivenNoMoreThanItsShareHoweverManyWorkersItHas) {
   for (const FakeElsewhere::Asked& asked : elsewhere_.asked) asked.done(absl::CancelledError("it is late"));
 }
 
-// Nobody asks how it stands with it, however long it takes.
+// No engine polls the plan, however long it takes.
 TEST_F(RouterTest, AWarmUpIsNotErasedWhileItIsComputed) {
-  OfferRemote({"b"}, 1);  // a token a second
+  OfferRemote({"b"}, 1);  // one token per second
   const auto warm = [this] {
     Router::States states;
     router_.Warm(kTenant, {Cold(1, 600)}, [&](absl::StatusOr<Router::States> answer) { states = *answer; });
@@ -328,7 +334,7 @@ TEST_F(RouterTest, AWarmUpIsNotErasedWhileItIsComputed) {
   EXPECT_EQ(router_.figures().failed, 0u);
 }
 
-TEST_F(RouterTest, RoomIsTakenBeforeAnybodyComputes) {
+TEST_F(RouterTest, RoomIsReservedBeforeTheComputation) {
   OfferRemote({"b"}, 100'000);
   const Router::Planned planned = Plan({Cold(1)});
   EXPECT_EQ(rig_.cache->stats().reservations, 1u);
@@ -342,7 +348,7 @@ TEST_F(RouterTest, RoomIsTakenBeforeAnybodyComputes) {
   router_.End(kAsker, planned.plan);
 }
 
-TEST_F(RouterTest, RoomGoesToAnEngineThatPublishesTheSegmentHere) {
+TEST_F(RouterTest, RoomIsGivenToALocalPublisher) {
   const PrefillWorkers::Engine engine{.session = kHelper, .model = 1, .tenant = kTenant, .ns = TestPlan(1, 64).ns};
   uint64_t given = 0;
   const auto answer = [&](absl::StatusOr<PrefillWorkers::Given> work) {
@@ -361,7 +367,7 @@ TEST_F(RouterTest, RoomGoesToAnEngineThatPublishesTheSegmentHere) {
   router_.End(kAsker, planned.plan);
 }
 
-TEST_F(RouterTest, RoomIsGivenBackWithThePlanAndLeavesNoTrace) {
+TEST_F(RouterTest, RoomIsReleasedWithThePlan) {
   OfferRemote({"b", "c"}, 100'000);
   const Router::Planned planned = Plan({Cold(1), Cold(2)});
   const Key key = TestPlan(1, 64).key;
@@ -373,10 +379,10 @@ TEST_F(RouterTest, RoomIsGivenBackWithThePlanAndLeavesNoTrace) {
   router_.End(kAsker, planned.plan);
   EXPECT_EQ(rig_.cache->stats().reservations, 0u);
   EXPECT_EQ(rig_.Lookup(kHelper, TestPlan(1, 64)).found[0].reason, MissReason::kNeverSeen);
-  EXPECT_FALSE(rig_.cache->Knows(kTenant, key));
+  EXPECT_FALSE(rig_.cache->adoption().Knows(kTenant, key));
 }
 
-TEST_F(RouterTest, ASessionThatEndsWhileWorkersAreLookedForHasNoPlan) {
+TEST_F(RouterTest, ASessionThatEndsDuringTheSearchHasNoPlan) {
   OfferRemote({"b"}, 100'000);
   elsewhere_.holds = true;
   std::optional<absl::Status> answered;
@@ -390,7 +396,7 @@ TEST_F(RouterTest, ASessionThatEndsWhileWorkersAreLookedForHasNoPlan) {
   EXPECT_EQ(router_.figures().plans, 0u);
 }
 
-TEST_F(RouterTest, ASegmentThatEndsWhileWorkersAreLookedForIsPlannedAgain) {
+TEST_F(RouterTest, ASegmentThatEndsDuringTheSearchIsPlannedAgain) {
   OfferRemote({"b"}, 100'000);
   const Router::Planned first = Plan({Cold(1)});
   elsewhere_.holds = true;
@@ -408,7 +414,7 @@ TEST_F(RouterTest, ASegmentThatEndsWhileWorkersAreLookedForIsPlannedAgain) {
   router_.End(kHelper, second->plan);
 }
 
-TEST_F(RouterTest, AnotherNodesWorkEndsWithThatNode) {
+TEST_F(RouterTest, WorkForAnotherNodeEndsWithThatNode) {
   const PrefillWorkers::Engine engine{.session = kHelper, .model = 1, .tenant = kTenant, .ns = TestPlan(1, 64).ns};
   std::optional<PrefillWorkers::Given> given;
   const auto answer = [&](absl::StatusOr<PrefillWorkers::Given> work) {
@@ -428,7 +434,7 @@ TEST_F(RouterTest, AnotherNodesWorkEndsWithThatNode) {
   router_.NodeGone("b");
   ASSERT_THAT(told, SizeIs(3));
   EXPECT_EQ(router_.figures().given, 0u);
-  // What is here already need not be computed.
+  // A segment that is here already need not be computed.
   ASSERT_TRUE(rig_.Publish(kHelper, TestPlan(4, 64), 4));
   router_.PrefillFor("b", worker, Cold(4).work, 10 * kSecond, done);
   EXPECT_EQ(told.back(), absl::OkStatus());

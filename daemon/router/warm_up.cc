@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Plans without a waiting requester: texts that engines compute ahead of need.
+// Plans without a waiting requester: texts that engines compute in advance.
 #include <algorithm>
 #include <memory>
 #include <utility>
@@ -14,7 +14,7 @@ void Router::Warm(storage::TenantId tenant, std::vector<Cold> cold, std::functio
   const auto places = std::make_shared<std::vector<size_t>>();
   std::vector<Cold> missing;
   for (Cold& one : cold) {
-    const bool here = !cache_.Where(tenant, one.work.key, one.shard).empty();
+    const bool here = !cache_.upkeep().inventory().Where(tenant, one.work.key, one.shard).empty();
     states->push_back(here ? PlannedSegmentState::kPresent : PlannedSegmentState::kPending);
     if (here) continue;
     if (tasks_.contains({tenant, one.work.key})) continue;

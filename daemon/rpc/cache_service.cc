@@ -105,7 +105,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, publ
   LandStream(EngineService& service, CallMemory& memory, CallTimer timer, bool awaits_match)
       : service_(service), memory_(memory), timer_(timer), awaits_match_(awaits_match) {}
 
-  // Call before Begin: charges so many bytes until the lookup has ended.
+  // Call before Begin: charges this number of bytes until the lookup has ended.
   absl::Status Hold(size_t bytes) {
     if (!memory_.HoldRequest(bytes)) return absl::ResourceExhaustedError(kHeld);
     MutexLock lock(mutex_);
@@ -233,7 +233,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, publ
   std::optional<absl::StatusOr<std::vector<MissReason>>> end_ ABSL_GUARDED_BY(mutex_);
   grpc::ByteBuffer event_ ABSL_GUARDED_BY(mutex_);  // read by gRPC while writing_
   bool writing_ ABSL_GUARDED_BY(mutex_) = false;
-  bool broken_ ABSL_GUARDED_BY(mutex_) = false;       // the reader has gone
+  bool broken_ ABSL_GUARDED_BY(mutex_) = false;       // the reader has disconnected
   bool unread_full_ ABSL_GUARDED_BY(mutex_) = false;  // the tenant's engines leave too much unread
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
 };
@@ -242,7 +242,7 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, publ
 class UnaryCall final : public grpc::ServerUnaryReactor {
  public:
   explicit UnaryCall(CallMemory& memory) : memory_(memory) {}
-  // Call before Answer: charges so many bytes.
+  // Call before Answer: charges this number of bytes.
   absl::Status Hold(CacheCall call, size_t bytes) {
     if (!memory_.HoldRequest(bytes)) return NoRoom(call, kHeld);
     request_bytes_ = bytes;
@@ -405,6 +405,10 @@ class CacheService final : public RawCache {
   Reactor* HandOff(Context* context, const Bytes* bytes, Bytes* answer) override {
     return Unary<v1::HandOffRequest, v1::HandOffReply>(context, CacheCall::kHandOff, &EngineService::HandOff, *bytes,
                                                        answer);
+  }
+
+  Reactor* Probe(Context* context, const Bytes* bytes, Bytes* answer) override {
+    return Unary<v1::ProbeRequest, v1::ProbeReply>(context, CacheCall::kProbe, &EngineService::Probe, *bytes, answer);
   }
 
   // Reads here, or on the tenant's own thread if it may take long.

@@ -39,7 +39,7 @@ class CallMemory {
     answers_ -= bytes;
     return false;
   }
-  void EndAnswer(size_t bytes) { answers_ -= bytes; }  // read, or no longer waited for
+  void EndAnswer(size_t bytes) { answers_ -= bytes; }  // the answer was read, or no client waits for it
 
  private:
   const Bounds bounds_ = {};

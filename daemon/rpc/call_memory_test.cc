@@ -36,7 +36,7 @@ TEST(CallMemory, UnreadAnswersStopCallsFirstAndAnswersLater) {
   EXPECT_TRUE(memory.MayBegin());
 }
 
-TEST(CallMemory, RequestsAndAnswersDoNotCrowdEachOther) {
+TEST(CallMemory, RequestsAndAnswersHaveSeparateBudgets) {
   CallMemory memory(kBounds);
   EXPECT_TRUE(memory.HoldRequest(100));
   EXPECT_TRUE(memory.MayBegin());

@@ -19,7 +19,7 @@ using google::protobuf::Descriptor;
 using google::protobuf::FieldDescriptor;
 using ::testing::HasSubstr;
 
-// In small blocks, so that everything straddles some.
+// In small blocks, so that every item straddles some.
 absl::Status Check(const google::protobuf::Message& message, const std::string& bytes) {
   google::protobuf::io::ArrayInputStream stream(bytes.data(), static_cast<int>(bytes.size()), 7);
   return CheckCounts(*message.GetDescriptor(), stream);
@@ -86,8 +86,8 @@ TEST(RequestGate, EnforcesLimits) {
   EXPECT_THAT(Check(table).message(), HasSubstr("page_table: too many; expected at most"));
 }
 
-// The parser takes both ways of writing repeated numbers, in any number of pieces.
-TEST(RequestGate, CountsWhatComesInPieces) {
+// The parser accepts both encodings of repeated numbers, in any number of pieces.
+TEST(RequestGate, CountsItemsOfSplitFields) {
   std::string bytes;
   v1::AbandonRequest packed;
   packed.mutable_reservations()->Resize(limits::kMaxObjectsPerCall / 2, 300);
@@ -99,7 +99,7 @@ TEST(RequestGate, CountsWhatComesInPieces) {
   EXPECT_EQ(parsed.reservations_size(), static_cast<int>(limits::kMaxObjectsPerCall) + 1);
   EXPECT_THAT(Check(packed, bytes + unpacked).message(), HasSubstr("reservations: too many; expected at most 64"));
 
-  // A message that is given twice is merged into one: neither half shows how large that will be.
+  // A message that is given twice is merged: neither half shows the size of the result.
   v1::AdvanceRequest twice;
   twice.mutable_state();
   EXPECT_TRUE(Check(twice).ok());
@@ -107,7 +107,7 @@ TEST(RequestGate, CountsWhatComesInPieces) {
               HasSubstr("state: too many"));
 }
 
-TEST(RequestGate, BoundsWhatItDoesNotKnow) {
+TEST(RequestGate, BoundsUnknownFields) {
   const std::string unknown("\xf8\x07\x01", 3);  // number 127, a varint
   const std::string mistyped("\x30\x01", 2);     // `segments` as a number: unknown to the parser as well
   v1::LandRequest land;
@@ -120,7 +120,7 @@ TEST(RequestGate, BoundsWhatItDoesNotKnow) {
   EXPECT_EQ(Check(land, group).code(), absl::StatusCode::kInvalidArgument);
 }
 
-TEST(RequestGate, FindsTheSession) {
+TEST(RequestGate, FindsTheSessionSecret) {
   v1::LandRequest land;
   land.mutable_page_table()->Resize(100, 3);
   EXPECT_EQ(Session(land.SerializeAsString()), "");

@@ -14,7 +14,7 @@ namespace {
 
 using testing::ElementsAre;
 
-TEST(RequestReader, ReadsInOrderOnAThreadOfItsOwn) {
+TEST(RequestReader, ReadsInOrderOnItsOwnThread) {
   std::vector<int> read;
   std::thread::id thread;
   {

@@ -35,7 +35,7 @@ UniqueFd Connect(const std::string& path) {
   return socket;
 }
 
-// As another user; only root may. The system call itself changes the calling thread alone.
+// Connects as another user, which only root can do. The system call itself changes only the calling thread.
 UniqueFd ConnectAs(uid_t uid, const std::string& path) {
   UniqueFd socket;
   std::thread([&] {
@@ -91,7 +91,7 @@ class RpcListenerTest : public ::testing::Test {
   std::unique_ptr<RpcListener> listener_;
 };
 
-TEST_F(RpcListenerTest, AUserHasSoManyConnectionsAtATime) {
+TEST_F(RpcListenerTest, ConnectionsPerUserAreBounded) {
   Listen({{geteuid(), kTenant}}, 2);
   UniqueFd first = Connect(path_), second = Connect(path_);
   ASSERT_TRUE(Admits(2));
@@ -114,7 +114,7 @@ TEST_F(RpcListenerTest, AUserHasSoManyConnectionsAtATime) {
     });
   };
   EXPECT_TRUE(enters());
-  // and gRPC, which shuts down what it closes.
+  // like gRPC, which shuts down sockets before it closes them
   {
     MutexLock lock(mutex_);
     admitted = admitted_.size();
@@ -127,7 +127,7 @@ TEST_F(RpcListenerTest, AUserHasSoManyConnectionsAtATime) {
   EXPECT_THAT(users_, ::testing::Each(geteuid()));
 }
 
-TEST_F(RpcListenerTest, StrangersHaveFewOfTheirOwn) {
+TEST_F(RpcListenerTest, ConnectionsOfUnknownUsersAreBounded) {
   Listen({{geteuid() + 1, kTenant}}, 100);
   std::vector<UniqueFd> held;
   for (size_t i = 0; i < RpcListener::kOfAStranger; ++i) held.push_back(Connect(path_));
@@ -138,7 +138,7 @@ TEST_F(RpcListenerTest, StrangersHaveFewOfTheirOwn) {
   EXPECT_THAT(users_, ::testing::Each(geteuid()));
 }
 
-TEST_F(RpcListenerTest, TheNewestOfManyStrangersComesIn) {
+TEST_F(RpcListenerTest, TheNewestUnknownUserReplacesTheOldest) {
   if (getuid() != 0) GTEST_SKIP() << "only root can be several users";
   Listen({{geteuid(), kTenant}}, 100);
   const UniqueFd engine = Connect(path_);
@@ -154,8 +154,8 @@ TEST_F(RpcListenerTest, TheNewestOfManyStrangersComesIn) {
   EXPECT_FALSE(Closed(engine)) << "an engine does not";
 }
 
-// Health is for everybody, the cache for tenants.
-TEST(RpcServer, StrangersMayAskForHealthAndNothingElse) {
+// All users may query health; only tenants may use the cache.
+TEST(RpcServer, UnknownUsersMayOnlyCheckHealth) {
   TestNode node(absl::StrCat("tenants: [{name: other, uids: [", geteuid() + 1, "], dram_bytes: 16MiB}]"));
   EXPECT_EQ(Health(node.rpc_socket(), "ashlar.v1.Cache"), kServing);
   EXPECT_EQ(Health(node.rpc_socket(), ""), kServing);

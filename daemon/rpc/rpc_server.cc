@@ -121,7 +121,7 @@ struct RpcServer::Impl {
   bool serving ABSL_GUARDED_BY(mutex) = true;
   std::map<std::string, bool> services ABSL_GUARDED_BY(mutex);  // besides the daemon's own
   Front strangers ABSL_GUARDED_BY(mutex);
-  std::map<uid_t, Front> fronts ABSL_GUARDED_BY(mutex);  // of tenants' users
+  std::map<uid_t, Front> fronts ABSL_GUARDED_BY(mutex);  // fronts of tenants' users
 
   std::unique_ptr<RpcListener> listener;
 };

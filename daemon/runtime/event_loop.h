@@ -129,7 +129,7 @@ class EventLoop {
   std::map<storage::TenantId, size_t> requests_
       ABSL_GUARDED_BY(mutex_);  // queued items of kRequest, per tenant with any
   std::deque<Timer> timers_ ABSL_GUARDED_BY(mutex_);
-  storage::Nanos next_due_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;  // of timers that are not queued
+  storage::Nanos next_due_ ABSL_GUARDED_BY(mutex_) = INT64_MAX;  // earliest due time of timers that are not queued
   TurnTimes times_ ABSL_GUARDED_BY(mutex_);
   bool started_ ABSL_GUARDED_BY(mutex_) = false;
   bool stopping_ ABSL_GUARDED_BY(mutex_) = false;

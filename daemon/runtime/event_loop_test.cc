@@ -58,7 +58,7 @@ TEST_F(EventLoopTest, ThreadHasName) {
   EXPECT_STREQ(name, "mappings");
 }
 
-TEST_F(EventLoopTest, RefusesAtOnceWhenFullButTakesReleasesAndCompletions) {
+TEST_F(EventLoopTest, RefusesAtOnceIfFullButAcceptsReleasesAndCompletions) {
   int releases = 0, completions = 0;
   for (size_t i = 0; i < kDepth; ++i) ASSERT_TRUE(loop_.Post(kTenant, [] {}));
   EXPECT_FALSE(loop_.Post(kTenant, [] { FAIL() << "a refused closure ran"; }));
@@ -74,7 +74,7 @@ TEST_F(EventLoopTest, RefusesAtOnceWhenFullButTakesReleasesAndCompletions) {
   EXPECT_EQ(loop_.depth(), 0u);
 }
 
-TEST_F(EventLoopTest, CompletionsDoNotTakeTheRoomOfRequests) {
+TEST_F(EventLoopTest, CompletionsHaveTheirOwnSpace) {
   for (size_t i = 0; i < 10 * kDepth; ++i) loop_.PostCompletion(kTenant, [] {});
   EXPECT_TRUE(loop_.Post(kTenant, [] {}));
   loop_.Start();
@@ -86,7 +86,7 @@ TEST_F(EventLoopTest, RefusesAfterStop) {
   EXPECT_FALSE(loop_.Post(kTenant, [] {}));
 }
 
-TEST_F(EventLoopTest, TimersRunAgainAndAgainAlsoUnderLoad) {
+TEST_F(EventLoopTest, TimersRepeatEvenUnderLoad) {
   std::atomic<int> ticks{0};
   std::atomic<bool> busy{true};
   loop_.Every(1'000'000, [&] { ++ticks; });
@@ -103,7 +103,7 @@ TEST_F(EventLoopTest, TimersRunAgainAndAgainAlsoUnderLoad) {
   EXPECT_GE(ticks, 6);
 }
 
-TEST_F(EventLoopTest, RunsOnTheCallingThreadWhenThereIsNothingElseToDo) {
+TEST_F(EventLoopTest, RunsOnTheCallingThreadIfIdle) {
   const auto where = [&](EventLoop::On on) {
     std::promise<std::thread::id> thread;
     EXPECT_TRUE(loop_.Post(
@@ -116,7 +116,7 @@ TEST_F(EventLoopTest, RunsOnTheCallingThreadWhenThereIsNothingElseToDo) {
   EXPECT_FALSE(early) << "before Start nothing runs";
   loop_.Start();
   EXPECT_NE(where(EventLoop::On::kThread), std::this_thread::get_id());
-  // The thread may still be on its way back from that closure: then it takes this one, too.
+  // The thread may still be returning from that closure: then it also takes this one.
   while (where(EventLoop::On::kAnyThread) != std::this_thread::get_id()) {
   }
   EXPECT_NE(where(EventLoop::On::kThread), std::this_thread::get_id());
@@ -134,7 +134,7 @@ TEST_F(EventLoopTest, WaitsItsTurnOnAnyThread) {
   ASSERT_TRUE(loop_.Post(kTenant, [&] {
     started.set_value();
     gate.Pass();
-    // From inside a closure, too, what is posted comes later.
+    // Closures posted from inside a closure also run later.
     loop_.PostCompletion(
         kTenant, [&] { order.push_back(3); }, EventLoop::On::kAnyThread);
     order.push_back(1);
@@ -161,7 +161,7 @@ TEST_F(EventLoopTest, KeepsClosuresPostedDuringCallerRun) {
           ran_here = std::this_thread::get_id() == caller;
           if (!ran_here) return;
           loop_.PostCompletion(kTenant, [&] { ++completions; });
-          // Long enough for the timer to come due, and for its thread to find that it is not its turn.
+          // Long enough for the timer to become due, and for its thread to find that it is not its turn.
           std::this_thread::sleep_for(std::chrono::milliseconds(20));
         },
         EventLoop::On::kAnyThread));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants' turns on the event loop, by the time that their closures take.
+// Tenants take turns on the event loop, by the time that their closures take.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -13,7 +13,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// Time that closures spend as they say, on whichever thread.
+// Time that advances by the cost of each closure, on any thread.
 class SteppedClock final : public storage::Clock {
  public:
   storage::Nanos Now() const override { return now_; }
@@ -23,7 +23,7 @@ class SteppedClock final : public storage::Clock {
   std::atomic<storage::Nanos> now_ = 1'000'000'000;
 };
 
-// The loop's thread is held by a first closure until all is posted, so that nothing depends on threads' pace.
+// A first closure blocks the loop's thread until everything is posted, so that nothing depends on the speed of threads.
 class EventLoopTurns : public ::testing::Test {
  protected:
   static constexpr storage::Nanos kCost = EventLoop::kQuantum / 4;
@@ -36,7 +36,7 @@ class EventLoopTurns : public ::testing::Test {
       served_ += name;
     };
   }
-  // So much time was spent before the first `name` had run.
+  // Time spent before the first `name` ran.
   storage::Nanos Before(char name, storage::Nanos cost) const {
     return static_cast<storage::Nanos>(served_.find(name)) * cost;
   }
@@ -50,7 +50,7 @@ class EventLoopTurns : public ::testing::Test {
   std::string served_;
 };
 
-TEST_F(EventLoopTurns, AThousandClosuresOfOneTenantStandBeforeAnothersForAQuantum) {
+TEST_F(EventLoopTurns, AThousandClosuresOfATenantDelayAnotherByOneQuantum) {
   for (int i = 0; i < 1000; ++i) ASSERT_TRUE(loop_.Post(kHeavy, Costing(kCost, 'h')));
   ASSERT_TRUE(loop_.Post(kLight, Costing(kCost, 'l')));
   Run();
@@ -58,8 +58,8 @@ TEST_F(EventLoopTurns, AThousandClosuresOfOneTenantStandBeforeAnothersForAQuantu
   EXPECT_LE(Before('l', kCost), EventLoop::kQuantum + kCost);
 }
 
-// Completions are never refused, whatever they follow from, and take their tenant's turns.
-TEST_F(EventLoopTurns, AFloodOfCompletionsStandsBeforeNobodyElse) {
+// Completions are never refused, and take turns with their tenant's other work.
+TEST_F(EventLoopTurns, AFloodOfCompletionsDelaysNoOtherTenant) {
   for (int i = 0; i < 10'000; ++i) loop_.PostCompletion(kHeavy, Costing(kCost, 'h'));
   loop_.PostCompletion(kLight, Costing(kCost, 'l'));
   loop_.PostCompletion(storage::kNoTenant, Costing(kCost, 'd'));
@@ -87,7 +87,7 @@ TEST_F(EventLoopTurns, TenantClosuresKeepOrder) {
   EXPECT_EQ(order, "abcd");
 }
 
-TEST_F(EventLoopTurns, CutWorkLetsOthersInBetweenAndStaysAheadOfItsTenant) {
+TEST_F(EventLoopTurns, SlicedWorkYieldsToOthersAndStaysFirstForItsTenant) {
   int slices = 0;
   ASSERT_TRUE(loop_.Post(kHeavy, [&](storage::Slice&) {
     clock_.Advance(EventLoop::kQuantum);
@@ -102,7 +102,7 @@ TEST_F(EventLoopTurns, CutWorkLetsOthersInBetweenAndStaysAheadOfItsTenant) {
   EXPECT_LT(served_.find_last_of('l'), 8u) << "between them: " << served_;
 }
 
-TEST_F(EventLoopTurns, ASliceIsOverWhenItsTimeIs) {
+TEST_F(EventLoopTurns, ASliceEndsWithItsTime) {
   std::vector<int> steps;
   ASSERT_TRUE(loop_.Post(kHeavy, [&](storage::Slice& slice) {
     steps.push_back(0);
@@ -117,7 +117,7 @@ TEST_F(EventLoopTurns, ASliceIsOverWhenItsTimeIs) {
   for (const int taken : steps) EXPECT_NEAR(taken, 100, 10);
 }
 
-// Half of the room is everybody's own; the other half is for whoever comes first, and one tenant may have all of it.
+// Half of the space is divided among the tenants; the other half is shared, and one tenant may use all of it.
 TEST_F(EventLoopTurns, TenantCannotFillSpaceOfOthers) {
   size_t taken = 0;
   while (loop_.Post(kHeavy, [] {})) ++taken;
@@ -131,8 +131,8 @@ TEST_F(EventLoopTurns, TenantCannotFillSpaceOfOthers) {
   Run();
 }
 
-// One caller after another that finds the loop free would keep its thread, which sleeps, from what is due.
-TEST_F(EventLoopTurns, CallersDoNotGoAheadOfATimerThatIsDue) {
+// A sequence of callers that each find the loop idle would keep its sleeping thread from running due timers.
+TEST_F(EventLoopTurns, CallersDoNotDelayADueTimer) {
   std::atomic<bool> ticked{false};
   loop_.Every(1'000'000'000, [&] { ticked = true; });
   loop_.Start();
@@ -162,7 +162,7 @@ TEST_F(EventLoopTurns, CallersDoNotGoAheadOfATimerThatIsDue) {
   loop_.Stop();
 }
 
-TEST_F(EventLoopTurns, ACallerRunsOneSliceAndLeavesTheRestToTheThread) {
+TEST_F(EventLoopTurns, ACallerRunsOneSliceTheThreadRunsTheRest) {
   loop_.Start();
   std::vector<std::thread::id> threads;
   while (threads.empty() || threads.front() != std::this_thread::get_id()) {

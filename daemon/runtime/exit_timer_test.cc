@@ -13,7 +13,7 @@ namespace {
 
 constexpr std::chrono::milliseconds kSoon(20);
 
-TEST(ExitTimerDeathTest, EndsAProcessThatHangs) {
+TEST(ExitTimerDeathTest, EndsAHungProcess) {
   EXPECT_EXIT(
       {
         ExitTimer::Start(kSoon, 3, "too slow\n");
@@ -22,7 +22,7 @@ TEST(ExitTimerDeathTest, EndsAProcessThatHangs) {
       ::testing::ExitedWithCode(3), "too slow");
 }
 
-TEST(ExitTimerDeathTest, AFullPipeDoesNotKeepTheProcess) {
+TEST(ExitTimerDeathTest, AFullPipeDoesNotDelayTheExit) {
   EXPECT_EXIT(
       {
         int ends[2];

@@ -172,7 +172,8 @@ std::string Text(absl::string_view text) {
 // Protobuf writes its own line to stderr for every text that is not UTF-8, as often as a sender likes and between lines
 // of JSON.
 void TakeProtobufsWords(google::protobuf::LogLevel level, const char*, int, const std::string& words) {
-  Log(level == google::protobuf::LOGLEVEL_FATAL ? LogLevel::kError : LogLevel::kDebug, "protobuf", {{"says", words}});
+  Log(level == google::protobuf::LOGLEVEL_FATAL ? LogLevel::kError : LogLevel::kDebug, "message from protobuf",
+      {{"text", words}});
 }
 
 // gRPC would also write to stderr, and its threads would block there.
@@ -180,7 +181,7 @@ void TakeGrpcsWords(gpr_log_func_args* words) {
   const LogLevel level = words->severity == GPR_LOG_SEVERITY_ERROR  ? LogLevel::kWarning
                          : words->severity == GPR_LOG_SEVERITY_INFO ? LogLevel::kInfo
                                                                     : LogLevel::kDebug;
-  Log(level, "gRPC", {{"says", words->message}, {"file", words->file}, {"line", words->line}});
+  Log(level, "message from gRPC", {{"text", words->message}, {"file", words->file}, {"line", words->line}});
 }
 
 }  // namespace

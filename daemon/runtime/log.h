@@ -23,10 +23,11 @@ enum class LogLevel : uint8_t { kTrace, kDebug, kInfo, kWarning, kError };
 
 // A field of a log line. Numbers stay numbers in JSON.
 struct LogField {
-  LogField(absl::string_view name, std::integral auto number) : name(name), value(static_cast<int64_t>(number)) {}
-  LogField(absl::string_view name, absl::string_view text) : name(name), value(std::string(text)) {}
-  LogField(absl::string_view name, const std::string& text) : name(name), value(text) {}
-  LogField(absl::string_view name, const char* text) : name(name), value(std::string(text)) {}
+  LogField(absl::string_view its_name, std::integral auto number)
+      : name(its_name), value(static_cast<int64_t>(number)) {}
+  LogField(absl::string_view its_name, absl::string_view text) : name(its_name), value(std::string(text)) {}
+  LogField(absl::string_view its_name, const std::string& text) : name(its_name), value(text) {}
+  LogField(absl::string_view its_name, const char* text) : name(its_name), value(std::string(text)) {}
 
   absl::string_view name;
   std::variant<int64_t, std::string> value;

@@ -17,7 +17,7 @@
 namespace ashlar::daemon {
 namespace {
 
-TEST(Log, TextIsOneLineWhateverAnEngineSends) {
+TEST(Log, TextStaysOnOneLine) {
   EXPECT_EQ(FormatLogLine(false, "session opened", {{"pid", 12}, {"client", "libashlar/1"}}),
             "session opened pid=12 client=libashlar/1");
   EXPECT_EQ(FormatLogLine(false, "m", {{"client", "a b\n\"c\" x=1"}}), "m client=\"a b\\n\\\"c\\\" x=1\"");
@@ -36,7 +36,7 @@ TEST(Log, JsonParsesAndKeepsNumbers) {
   EXPECT_EQ(parsed["client"].get<std::string>().substr(0, 3), "a\nb");
 }
 
-TEST(Log, ASendersTextThatIsNoUtf8LeavesNoLine) {
+TEST(Log, InvalidUtf8DropsNoLine) {
   ConfigureLog("info", "json");
   testing::internal::CaptureStderr();
   v1::PeerGreeting greeting;
@@ -45,11 +45,11 @@ TEST(Log, ASendersTextThatIsNoUtf8LeavesNoLine) {
   ConfigureLog("debug", "text");
   testing::internal::CaptureStderr();
   EXPECT_FALSE(greeting.ParseFromString("\x1a\x01\xff"));
-  EXPECT_NE(testing::internal::GetCapturedStderr().find(" debug protobuf says="), std::string::npos);
+  EXPECT_NE(testing::internal::GetCapturedStderr().find(" debug message from protobuf text="), std::string::npos);
   ConfigureLog("info", "text");
 }
 
-TEST(LogLimiter, AMessageOfATenantHasSoManyLinesInAWindow) {
+TEST(LogLimiter, LinesPerMessageAndTenantAreBounded) {
   LogLimiter limiter;
   const LogLimiter::Time begin = std::chrono::steady_clock::now();
   EXPECT_TRUE(limiter.EndWindow(begin).empty());
@@ -78,8 +78,8 @@ TEST(LogLimiter, ManyMessagesShareOneBound) {
   EXPECT_EQ(admitted, LogLimiter::kMaxKeys + LogLimiter::kLines);
 }
 
-// In a process of its own, whose stderr is a pipe that the test reads when it likes.
-TEST(Log, APipeThatNobodyReadsBlocksNoCaller) {
+// In a separate process, whose stderr is a pipe that the test reads at any time.
+TEST(Log, AnUnreadPipeBlocksNoCaller) {
   int pipe_ends[2], go[2];
   ASSERT_EQ(pipe2(pipe_ends, O_CLOEXEC), 0);
   ASSERT_EQ(pipe2(go, O_CLOEXEC), 0);
@@ -96,7 +96,7 @@ TEST(Log, APipeThatNobodyReadsBlocksNoCaller) {
     if (CountLogLines().dropped == 0) _exit(3);
     char byte = 'r';
     if (write(go[1], &byte, 1) != 1) _exit(4);
-    // While the reader catches up.
+    // While the reader is still reading earlier lines.
     Log(LogLevel::kInfo, "last");
     FlushLog(std::chrono::seconds(10));
     _exit(0);

@@ -52,7 +52,7 @@ TEST(TcpSocket, AddressesAreReadOrRefused) {
   }
 }
 
-TEST(TcpSocket, ListensWhereItIsTold) {
+TEST(TcpSocket, ListensOnTheGivenAddress) {
   const auto first = ListenTcp({"127.0.0.1", 0});
   ASSERT_TRUE(first.ok()) << first.status();
   const uint16_t port = PortOf(first->fd.get());
@@ -69,7 +69,7 @@ TEST(TcpSocket, ListensWhereItIsTold) {
   EXPECT_THAT(ListenTcp({"no such host", 0}).status().message(), HasSubstr("cannot resolve no such host"));
 }
 
-// Without it an answer of several segments takes 40 ms more, where the other end delays its acknowledgements.
+// Without it, a reply of several segments takes 40 ms more if the other end delays its acknowledgements.
 TEST(TcpSocket, AcceptedSocketsSendWithoutDelay) {
   auto listener = ListenTcp({"127.0.0.1", 0});
   ASSERT_TRUE(listener.ok()) << listener.status();
@@ -85,7 +85,7 @@ TEST(TcpSocket, AcceptedSocketsSendWithoutDelay) {
   EXPECT_TRUE(accepted);
 }
 
-TEST(TcpSocket, APortThatIsBeingReleasedIsWaitedFor) {
+TEST(TcpSocket, WaitsForAPortThatIsBeingReleased) {
   auto first = ListenTcp({"127.0.0.1", 0});
   ASSERT_TRUE(first.ok()) << first.status();
   const HostPort at{"127.0.0.1", PortOf(first->fd.get())};
@@ -97,7 +97,7 @@ TEST(TcpSocket, APortThatIsBeingReleasedIsWaitedFor) {
   release.join();
 }
 
-TEST(TcpSocket, IPv6IsServedWhereThereIsAny) {
+TEST(TcpSocket, ServesIPv6IfAvailable) {
   const auto listener = ListenTcp({"::1", 0});
   if (!listener.ok()) GTEST_SKIP() << "no IPv6 here: " << listener.status();
   EXPECT_GT(PortOf(listener->fd.get()), 0);

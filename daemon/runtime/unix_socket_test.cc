@@ -56,7 +56,8 @@ TEST(SocketPaths, AStaleSocketIsRemovedALiveOneIsNot) {
   unlink(path.c_str());
 }
 
-// In a process of its own, of a user whom the kernel holds to its limit: 0, or the step that went wrong.
+// In a separate process, of a user to whom the kernel applies its limit. Returns 0, or the number of the step that
+// failed.
 int SendDescriptorsUntilRefused() {
   constexpr rlim_t kFiles = 32;
   const rlimit files{kFiles, kFiles};
@@ -68,7 +69,7 @@ int SendDescriptorsUntilRefused() {
   rlim_t unread = 0;
   while (unread < 4 * kFiles && (sent = Send(ends[0], "a reply", ends[0])).ok()) ++unread;
   if (!absl::IsResourceExhausted(sent) || unread < kFiles) return 3;
-  if (!Send(ends[0], "another").ok()) return 4;  // the connection is what it was
+  if (!Send(ends[0], "another").ok()) return 4;  // the connection is unaffected
   if (!absl::IsResourceExhausted(Send(ends[0], "a reply", ends[0]))) return 5;
   for (rlim_t i = 0; i < unread; ++i) {
     const absl::StatusOr<Datagram> read = Receive(ends[1]);
@@ -77,7 +78,7 @@ int SendDescriptorsUntilRefused() {
   return Send(ends[0], "a reply", ends[0]).ok() ? 0 : 7;
 }
 
-TEST(Descriptors, BeyondTheUsersLimitAreRefusedUntilTheReceiverReads) {
+TEST(Descriptors, AreRefusedBeyondTheUsersLimitUntilRead) {
   const pid_t child = fork();
   if (child == 0) _exit(SendDescriptorsUntilRefused());
   int status = 0;
@@ -96,7 +97,7 @@ class SocketLock : public ::testing::Test {
   std::string folder_ = "/tmp/ashlard_locked_XXXXXX";
 };
 
-TEST_F(SocketLock, AnotherDaemonsIsWaitedForWithinBounds) {
+TEST_F(SocketLock, WaitsBoundedlyForAnotherDaemonsLock) {
   UniqueFd lock(open(lock_path().c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
   ASSERT_EQ(flock(lock.get(), LOCK_EX), 0);
   const absl::Status locked = Listen(path(), SOCK_SEQPACKET).status();
@@ -112,7 +113,7 @@ TEST_F(SocketLock, AnotherDaemonsIsWaitedForWithinBounds) {
   EXPECT_FALSE(std::filesystem::exists(lock_path())) << "the claim leaves no file behind";
 }
 
-// A user who can read a folder can lock it: that must not keep a daemon from starting.
+// A user who can read a folder can lock it. That must not keep a daemon from starting.
 TEST_F(SocketLock, AnotherUsersLockOnTheFolderDelaysNoOther) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can become another user";
   ASSERT_EQ(chmod(folder_.c_str(), 0755), 0);
@@ -133,7 +134,7 @@ TEST_F(SocketLock, AnotherUsersLockOnTheFolderDelaysNoOther) {
   for (const int fd : ready) close(fd);
 }
 
-TEST_F(SocketLock, AFileThatIsNotThisUsersIsRefused) {
+TEST_F(SocketLock, RefusesAnotherUsersFile) {
   const auto refused = [&] {
     const absl::Status status = Listen(path(), SOCK_SEQPACKET).status();
     EXPECT_FALSE(status.ok());

@@ -62,7 +62,7 @@ class WorkerPool final : public storage::Executor {
   using Count = std::shared_ptr<std::atomic<size_t>>;
   struct Job {
     std::function<void()> work, done;
-    Count jobs;  // of its tenant
+    Count jobs;  // count of its tenant
   };
   struct Running {
     storage::TenantId tenant;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants side by side: none waits for what another one has asked for.
+// Work of different tenants: no tenant waits for all work of another one.
 #include "daemon/runtime/worker_pool.h"
 
 #include <gtest/gtest.h>
@@ -39,7 +39,7 @@ class TenantsAtWork : public ::testing::Test {
   }
   void Release() { release_.set_value(); }
 
-  // The end of a job that does nothing.
+  // Starts a job that does nothing; the future becomes ready when the job has ended.
   static std::future<void> Ask(WorkerPool& pool, TenantId tenant) {
     auto done = std::make_shared<std::promise<void>>();
     EXPECT_TRUE(pool.Run(
@@ -81,7 +81,7 @@ TEST_F(TenantsAtWork, JobDoesNotWaitForThousandJobsOfOtherTenant) {
   EXPECT_LE(before, WorkerPool::kTurn / kMillisecond + 1);
 }
 
-TEST_F(TenantsAtWork, AFullQueueIsItsTenantsOwn) {
+TEST_F(TenantsAtWork, EachTenantHasItsOwnQueue) {
   WorkerPool pool(1, 5, loop_);
   Hold(pool, kNoTenant);
   for (int i = 0; i < 5; ++i) Ask(pool, kEve);
@@ -95,7 +95,7 @@ TEST_F(TenantsAtWork, AFullQueueIsItsTenantsOwn) {
   pool.Stop();
 }
 
-// Work that is cut asks for the rest of its time where all the tenant's room is taken.
+// Work that is cut into jobs queues its next job from `done`, even while the tenant's queue is full.
 TEST_F(TenantsAtWork, AJobThatEndsLeavesSpaceForTheNext) {
   WorkerPool pool(1, 2, loop_);
   std::promise<void> ended;
@@ -115,7 +115,7 @@ TEST_F(TenantsAtWork, AJobThatEndsLeavesSpaceForTheNext) {
   pool.Stop();
 }
 
-TEST_F(TenantsAtWork, AStopDoesNotWaitForAJobThatHangs) {
+TEST_F(TenantsAtWork, AStopDoesNotWaitForAHungJob) {
   WorkerPool pool(2, 5, loop_);
   EXPECT_EQ(pool.LongestRun(), 0);
   Hold(pool, kEve);
@@ -132,7 +132,7 @@ TEST_F(TenantsAtWork, AStopDoesNotWaitForAJobThatHangs) {
   EXPECT_EQ(pool.LongestRun(), 0);
 }
 
-TEST_F(TenantsAtWork, JobsThatDoNotEndKeepNobodyElseWaiting) {
+TEST_F(TenantsAtWork, EndlessJobsDelayNoOtherTenant) {
   WorkerPool pool(2, 100, loop_, /*spare_threads=*/2);
   Hold(pool, kEve);
   Hold(pool, kEve);
@@ -149,12 +149,12 @@ TEST_F(TenantsAtWork, JobsThatDoNotEndKeepNobodyElseWaiting) {
   pool.Stop();
 }
 
-// While the two of one tenant overrun: three others, each with more jobs than it waits for, and two run at a time.
+// While two jobs of one tenant overrun: three other tenants, each with several jobs, and two run at a time.
 TEST_F(TenantsAtWork, SpareThreadsServeInTurn) {
   WorkerPool pool(2, 1000, loop_, /*spare_threads=*/3);
   Hold(pool, kEve);
   Hold(pool, kEve);
-  const auto ended = std::make_shared<std::atomic<int>>(0);  // the loop may call back behind the end of this test
+  const auto ended = std::make_shared<std::atomic<int>>(0);  // the loop may call back after the end of this test
   std::atomic<bool> stop = false;
   for (const TenantId tenant : {TenantId{10}, TenantId{11}, TenantId{12}}) {
     for (int i = 0; i < 1000; ++i) {
@@ -173,7 +173,7 @@ TEST_F(TenantsAtWork, SpareThreadsServeInTurn) {
   pool.Stop();
 }
 
-TEST_F(TenantsAtWork, LongWorkIsToYieldOnceOthersWait) {
+TEST_F(TenantsAtWork, LongWorkYieldsOnceOthersWait) {
   WorkerPool pool(1, 10, loop_);
   std::promise<void> alone;
   std::atomic<bool> yielded = false;

@@ -65,7 +65,7 @@ absl::StatusOr<std::vector<Certificate>> ReadCertificates(absl::string_view pem,
   const unsigned long error = ERR_peek_last_error();
   ERR_clear_error();
   if (ERR_GET_LIB(error) != ERR_LIB_PEM || ERR_GET_REASON(error) != PEM_R_NO_START_LINE) {
-    return Invalid("certificate ", read.size(), " cannot be read");
+    return Invalid("certificate ", read.size(), ": cannot be read as PEM");
   }
   return read;
 }

@@ -21,14 +21,14 @@ class CertificateTest : public ::testing::Test {
   CertificateVerdict verdict_;
 };
 
-TEST_F(CertificateTest, AGoodOneNamesItsNode) {
+TEST_F(CertificateTest, NamesItsNode) {
   for (const TlsRole role : {TlsRole::kServer, TlsRole::kClient}) {
     EXPECT_EQ(Judge(authority_.Sign({.name = "node-1.a"}), role), std::nullopt) << verdict_.why;
     EXPECT_EQ(verdict_.node, "node-1.a");
   }
 }
 
-TEST_F(CertificateTest, OthersAreRefusedByReason) {
+TEST_F(CertificateTest, InvalidOnesAreRefusedByReason) {
   EXPECT_EQ(Judge({}), Refusal::kNoCertificate);
   EXPECT_EQ(Judge({.cert = "nonsense"}), Refusal::kBadCertificate);
   EXPECT_EQ(Judge(TestAuthority::SelfSigned({.name = "a"})), Refusal::kUntrusted);
@@ -67,13 +67,13 @@ TEST_F(CertificateTest, AuthoritiesAreReadWholeOrNotAtAll) {
   ASSERT_TRUE(Trust::Parse(both).ok());
   EXPECT_EQ((*Trust::Parse(both))->Check(second.Sign({.name = "b"}).cert, "", TlsRole::kClient, "").node, "b");
   EXPECT_FALSE(Trust::Parse("").ok());
-  // Cut off inside the second: a file that is being written.
+  // Truncated inside the second certificate: the file is being written.
   for (size_t cut = authority_.pem().size() + 30; cut + 2 < both.size(); cut += 40) {
     EXPECT_FALSE(Trust::Parse(both.substr(0, cut)).ok()) << cut;
   }
 }
 
-TEST_F(CertificateTest, TheFirstOfAChainToEndIsTheEnd) {
+TEST_F(CertificateTest, TheChainEndsWithItsFirstExpiry) {
   const int64_t now = time(nullptr);
   const std::string own = authority_.Sign({.name = "a", .to_seconds = 5000}).cert;
   const std::string between = authority_.Sign({.name = "b", .from_seconds = -86400, .to_seconds = 1000}).cert;
@@ -84,7 +84,7 @@ TEST_F(CertificateTest, TheFirstOfAChainToEndIsTheEnd) {
   EXPECT_EQ(TermOf("nonsense").ends, 0);
 }
 
-TEST_F(CertificateTest, APairBelongsTogether) {
+TEST_F(CertificateTest, RequiresAMatchingPair) {
   const TestPair one = authority_.Sign({.name = "a"}), other = authority_.Sign({.name = "a"});
   EXPECT_TRUE(CheckPair(one.cert, one.key).ok());
   EXPECT_EQ(CheckPair(one.cert, other.key).message(), "key_file: does not match cert_file");

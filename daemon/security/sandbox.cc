@@ -36,7 +36,7 @@ constexpr uint64_t kWriteRights = kReadRights | LANDLOCK_ACCESS_FS_WRITE_FILE | 
                                   LANDLOCK_ACCESS_FS_REFER | kTruncate;
 constexpr uint64_t kOtherRights = LANDLOCK_ACCESS_FS_EXECUTE | LANDLOCK_ACCESS_FS_MAKE_CHAR |
                                   LANDLOCK_ACCESS_FS_MAKE_FIFO | LANDLOCK_ACCESS_FS_MAKE_BLOCK |
-                                  LANDLOCK_ACCESS_FS_MAKE_SYM;  // granted nowhere
+                                  LANDLOCK_ACCESS_FS_MAKE_SYM;  // never granted
 
 // Returns the rights that this version of the kernel's interface knows.
 uint64_t Known(long abi) {
@@ -65,7 +65,7 @@ std::string FolderOf(const std::string& path) {
 }
 
 #ifdef ASHLAR_SECCOMP
-// By name: a processor architecture without the call needs no rule.
+// By name: a CPU architecture without the call needs no rule.
 constexpr const char* kRefused[] = {
     // programs and processes
     "execve", "execveat", "fork", "vfork",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A sandboxed process does what a daemon does, and nothing else. Each test gives its rights up in a process of its own.
+// A sandboxed process can do what a daemon does, and nothing else. Each test drops rights in a separate process.
 #include "daemon/security/sandbox.h"
 
 #include <fcntl.h>
@@ -41,7 +41,7 @@ class SandboxTest : public ::testing::Test {
   }
   ~SandboxTest() override { std::filesystem::remove_all(folder_); }
 
-  // Runs it in a child; 0: all is as it should be, else the line of what is not.
+  // Runs `body` in a child. Returns 0 if all is right, otherwise the line of the failure.
   static int InChild(const std::function<int()>& body) {
     const pid_t child = fork();
     if (child == 0) _exit(body());
@@ -84,7 +84,7 @@ TEST_F(SandboxTest, FilesOutsideItsFoldersAreRefused) {
               ASHLAR_EXPECT(openat(open_before, "file", O_CREAT | O_RDWR | O_CLOEXEC, 0600) < 0 && errno == EACCES);
               ASHLAR_EXPECT(symlink("/etc/passwd", (folder_ + "/mine/link").c_str()) < 0 && errno == EACCES);
               ASHLAR_EXPECT(execl("/bin/true", "true", nullptr) < 0 && errno == EACCES);
-              // Memory is no file of a folder: engines' regions are opened through /proc.
+              // Memory files are in no folder: engines' regions are opened through /proc.
               const int memory = memfd_create("region", MFD_CLOEXEC);
               const std::string again = "/proc/self/fd/" + std::to_string(memory);
               ASHLAR_EXPECT(memory >= 0 && open(again.c_str(), O_RDWR | O_CLOEXEC) >= 0);
@@ -129,12 +129,12 @@ TEST_F(SandboxTest, CallsThatADaemonNeverMakesAreRefusedOnAllThreads) {
               ASHLAR_EXPECT(setresuid(1, 1, 1) < 0 && errno == EPERM);
               ASHLAR_EXPECT(socket(AF_PACKET, SOCK_RAW, 0) < 0 && errno == EPERM);
               ASHLAR_EXPECT(socket(AF_VSOCK, SOCK_STREAM, 0) < 0 && errno == EPERM);
-              // The kernel reads the lower half of the register alone.
+              // The kernel reads only the lower half of the register.
               constexpr long kUpper = long{1} << 32;
               ASHLAR_EXPECT(syscall(SYS_socket, kUpper | AF_PACKET, SOCK_RAW, 0) < 0 && errno == EPERM);
               ASHLAR_EXPECT(syscall(SYS_socket, kUpper | AF_ALG, SOCK_SEQPACKET, 0) < 0 && errno == EPERM);
               ASHLAR_EXPECT(syscall(SYS_clone, kUpper | SIGCHLD, nullptr, nullptr, nullptr, 0) < 0 && errno == EPERM);
-              // What it does go on with.
+              // Calls that the daemon continues to make.
               ASHLAR_EXPECT(syscall(SYS_socket, kUpper | AF_UNIX, SOCK_STREAM, 0) >= 0);
               ASHLAR_EXPECT(socket(AF_UNIX, SOCK_STREAM, 0) >= 0);
               ASHLAR_EXPECT(socket(AF_INET, SOCK_STREAM, 0) >= 0);

@@ -218,7 +218,7 @@ struct Tls::Impl {
   Options options;
   std::shared_ptr<Judge> judge;
   std::atomic<uint64_t> reloads{0};
-  std::atomic<int64_t> term_ends{0}, term_seconds{0};  // of the pair in use
+  std::atomic<int64_t> term_ends{0}, term_seconds{0};  // term of the pair in use
 
   Files taken, last_read;  // used only by the thread once it runs; so are the fields below
   PairFile pair;

@@ -52,7 +52,7 @@ class Tls {
 
   uint64_t clients_refused() const;  // handshakes refused because of the client's certificate, since the start
   uint64_t reloads() const;          // applied changes since Open
-  CertificateTerm term() const;      // of the pair in use
+  CertificateTerm term() const;      // term of the pair in use
 
  private:
   struct Impl;

@@ -71,14 +71,14 @@ TEST_F(TlsTest, ADaemonDoesNotStartWithFilesThatAreWrong) {
   EXPECT_TRUE(Open().ok());
 }
 
-TEST_F(TlsTest, HalfOfAPairIsNotTakenAndTheOtherHalfCompletesIt) {
+TEST_F(TlsTest, AHalfReplacedPairIsLoadedOnceComplete) {
   ReplaceFile(folder_ + "/ca", authority_.pem());
   Put(authority_.Sign({.name = "a"}));
   const auto tls = Open();
   ASSERT_TRUE(tls.ok()) << tls.status();
   const TestPair next = authority_.Sign({.name = "a"});
   ReplaceFile(folder_ + "/cert", next.cert);
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // several looks
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // several checks
   EXPECT_EQ((*tls)->reloads(), 0u);
   ReplaceFile(folder_ + "/key", next.key);
   EXPECT_TRUE(Await([&] { return (*tls)->reloads() == 1; }));
@@ -96,7 +96,7 @@ TEST_F(TlsTest, TermIsThatOfCertificateInUse) {
   EXPECT_TRUE(Await([&] { return (*tls)->term().seconds == 100'000 + 3600; }));
 }
 
-TEST_F(TlsTest, AuthoritiesThatAreReplacedJudgeAtOnce) {
+TEST_F(TlsTest, ReplacedAuthoritiesApplyAtOnce) {
   ReplaceFile(folder_ + "/ca", authority_.pem());
   Put(authority_.Sign({.name = "a"}));
   const auto tls = Open();

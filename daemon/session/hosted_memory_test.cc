@@ -54,7 +54,7 @@ class HostedMemoryTest : public ::testing::Test {
     EXPECT_TRUE(StatusOf(session.Hello()).ok());
     return session;
   }
-  // The region's handle; 0 where there is no room.
+  // The region's handle; 0 if there is no space.
   static uint64_t Host(RawSession& session, UniqueFd* memfd = nullptr) {
     const auto reply = session.Ask(HostRequest(), {}, memfd);
     return StatusOf(reply).ok() ? reply->region().region() : 0;
@@ -79,7 +79,7 @@ class HostedMemoryTest : public ::testing::Test {
       absl::StrCat("tenants: [{name: a, uids: [", geteuid(), "], dram_bytes: 4MiB, region_bytes: ", kBudget, "}]")};
 };
 
-TEST_F(HostedMemoryTest, DroppedIsEmptiedThoughItsDescriptorIsKept) {
+TEST_F(HostedMemoryTest, ADroppedRegionIsEmptiedEvenIfItsDescriptorIsKept) {
   RawSession session = Greeted();
   std::vector<UniqueFd> kept(20);
   uint64_t held = 0;
@@ -93,7 +93,7 @@ TEST_F(HostedMemoryTest, DroppedIsEmptiedThoughItsDescriptorIsKept) {
   EXPECT_EQ(held, 0u);
 }
 
-// However the session ended: by a hang-up or by a broken protocol. The engine lives on and works in its memory.
+// However the session ended: by a hang-up or by a protocol error. The engine lives on and works in its memory.
 TEST_F(HostedMemoryTest, EndedSessionStaysChargedWhileHeld) {
   RawSession other = Greeted();
   for (const bool hang_up : {true, false}) {
@@ -144,7 +144,7 @@ TEST_F(HostedMemoryTest, ReregistersWithNextSessionWithoutExtraBudget) {
   munmap(memory.data(), memory.size());
 }
 
-TEST_F(HostedMemoryTest, ADropOfOneSessionLeavesItToAnother) {
+TEST_F(HostedMemoryTest, DroppingInOneSessionKeepsItForAnother) {
   UniqueFd memfd;
   RawSession first = Greeted(), second = Greeted();
   const uint64_t hosted = Host(first, &memfd), registered = Register(second, memfd);
@@ -155,8 +155,8 @@ TEST_F(HostedMemoryTest, ADropOfOneSessionLeavesItToAnother) {
   EXPECT_EQ(BytesHeldBy(memfd), 0u);
 }
 
-// A descriptor for reading alone, which the engine has opened itself: whether the kernel counts it or not, what is no
-// longer charged is no longer there.
+// A read-only descriptor that the engine has opened itself: whether or not the kernel counts it, memory that is no
+// longer charged is empty.
 TEST_F(HostedMemoryTest, IsAlwaysCharged) {
   RawSession other = Greeted();
   UniqueFd memfd;
@@ -177,7 +177,7 @@ TEST_F(HostedMemoryTest, KilledEngineFreesMemory) {
   ASSERT_NE(Host(session, &memfd), 0u);
   int ready[2];
   ASSERT_EQ(pipe(ready), 0);
-  const pid_t engine = fork();  // has the memory, as an engine of several processes would
+  const pid_t engine = fork();  // holds the memory, like an engine of several processes
   if (engine == 0) {
     close(session.fd());
     if (write(ready[1], "r", 1) == 1) pause();
@@ -196,7 +196,7 @@ TEST_F(HostedMemoryTest, KilledEngineFreesMemory) {
   close(ready[1]);
 }
 
-// An engine's own memfd without pages: the daemon takes them at its charge.
+// An engine's own memfd without pages: the daemon allocates them at its charge.
 TEST_F(HostedMemoryTest, AdoptedMemoryIsChargedWhileHeld) {
   RawSession session = Greeted();
   UniqueFd memfd = MakeMemfd(kBytes, F_SEAL_SHRINK);
@@ -231,7 +231,7 @@ TEST_F(HostedMemoryTest, AdoptedMemoryIsAlwaysCharged) {
   EXPECT_EQ(BytesHeldBy(reading), charged ? kBytes : 0);
 }
 
-TEST_F(HostedMemoryTest, PagesThatAnEngineTookItselfAreNoMatterOfTheDaemons) {
+TEST_F(HostedMemoryTest, PagesAllocatedByTheEngineAreNotCharged) {
   RawSession session = Greeted();
   const UniqueFd memfd = MakeMemfd(kBytes, F_SEAL_SHRINK);
   ASSERT_EQ(fallocate(memfd.get(), 0, 0, kBytes), 0);
@@ -241,7 +241,7 @@ TEST_F(HostedMemoryTest, PagesThatAnEngineTookItselfAreNoMatterOfTheDaemons) {
   EXPECT_EQ(BytesHeldBy(memfd), kBytes);
 }
 
-// Each keeps a descriptor of the daemon's, as a region does.
+// Each keeps a descriptor of the daemon, like a region.
 TEST(HostedBlocks, DroppedButHeldBlocksCountAsRegions) {
   const TestNode node(absl::StrCat("tenants: [{name: a, uids: [", geteuid(), "], dram_bytes: 4MiB, max_regions: 2}]"));
   RawSession session(node);
@@ -271,7 +271,7 @@ TEST(HostedBlocks, DroppedButHeldBlocksCountAsRegions) {
   EXPECT_TRUE(Eventually([&] { return StatusOf(register_one(next)).ok(); }));
 }
 
-// Small ones, too: each keeps a descriptor of the daemon's.
+// Small ones also count: each keeps a descriptor of the daemon.
 TEST(HostedBlocks, NumberIsBounded) {
   const TestNode node("sessions: {max_sessions: 2}");
   RawSession session(node);

@@ -31,7 +31,7 @@ class ModelRegistry {
   explicit ModelRegistry(Events events = {}) : events_(std::move(events)) {}
 
   static constexpr size_t kModels = 64;                                 // per tenant
-  static constexpr size_t kLayoutBytes = limits::kMaxLayoutTableBytes;  // of a tenant's models together
+  static constexpr size_t kLayoutBytes = limits::kMaxLayoutTableBytes;  // limit for all models of a tenant
 
   void Remember(storage::TenantId tenant, std::shared_ptr<const Model> model);
   // Drops all models of a tenant.

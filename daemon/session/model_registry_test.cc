@@ -39,7 +39,7 @@ TEST(ModelRegistry, ModelsAndLayoutsAreBounded) {
   EXPECT_EQ(registry.List(1).size(), ModelRegistry::kModels);
   EXPECT_EQ(registry.Find(1, MakeModel(0)->ns), nullptr) << "the one that was opened longest ago";
   EXPECT_NE(registry.Find(1, MakeModel(1)->ns), nullptr);
-  constexpr size_t kRest = 64 << 10;  // of the layouts, beside their tables
+  constexpr size_t kRest = 64 << 10;  // bytes of the layouts besides their tables
   const size_t half = (ModelRegistry::kLayoutBytes - 64 * kRest) / sizeof(double) / 2;
   registry.Remember(1, MakeModel(100, half));
   registry.Remember(1, MakeModel(101, half));

@@ -73,7 +73,7 @@ TEST(OpenLayouts, ChargesTablesOncePerModel) {
   EXPECT_EQ(budget->taken(), 0u);
 }
 
-// Others' models are theirs, though they are alike.
+// Tenants do not share models, even equal ones.
 TEST(OpenLayouts, AreNotSharedBetweenTenants) {
   OpenLayouts layouts;
   const v1::OpenModelRequest request = RequestOf(SmallLayout());
@@ -86,7 +86,7 @@ TEST(OpenLayouts, AreNotSharedBetweenTenants) {
 TEST(OpenLayouts, BeyondTheBudgetAreRefusedAndChargeNothing) {
   OpenLayouts layouts;
   const v1::OpenModelRequest request = RequestOf(WithTables(4));
-  for (const uint64_t bytes : {uint64_t{1} << 20, uint64_t{5} << 19}) {  // not to be read; read, and not to be kept
+  for (const uint64_t bytes : {uint64_t{1} << 20, uint64_t{5} << 19}) {  // not to be read; read, but not to be kept
     const auto budget = BudgetOf(bytes);
     const absl::Status refused = Model::Open("t", request, layouts, budget).status();
     EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
@@ -111,7 +111,9 @@ TEST(OpenLayouts, AreCharged) {
       requests[i].set_identity(EncodeIdentity(identity));
     }
     models.reserve(requests.size());
-    { const auto first = Model::Open("t", requests[0], layouts, budget); }  // libraries make their tables then
+    {
+      const auto first = Model::Open("t", requests[0], layouts, budget);
+    }  // the libraries build their tables on first use
     const struct mallinfo2 before = mallinfo2();
     for (const v1::OpenModelRequest& request : requests) models.push_back(*Model::Open("t", request, layouts, budget));
     const struct mallinfo2 after = mallinfo2();

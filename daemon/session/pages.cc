@@ -55,7 +55,7 @@ kernels::Rotation RotationOf(const AttentionLayer& layer) {
 
 // One layer's keys, values, or scales of either, as declared by the engine.
 struct Plane {
-  std::string field;  // of the layer
+  std::string field;  // field name of the layer
   uint32_t group;
   const char* offset;
   const char* head_stride;  // names of the fields with its strides
@@ -63,7 +63,7 @@ struct Plane {
   RowArray rows;
 };
 
-// Keys and values; with scales also those of keys and of values.
+// Keys and values; with scales, also the scales of both.
 absl::StatusOr<std::vector<Plane>> PlanesOf(const std::string& field, const v1::PagedLayer& paged,
                                             const AttentionLayer& layer, const Pages::Group& group) {
   const auto array = [&](uint64_t offset, uint64_t row_bytes, uint64_t page, uint64_t token, uint64_t head) {
@@ -344,7 +344,8 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
   if (request.allocate() && request.pages() > limits::kMaxAllocatedPages) {
     return Invalid("pages: too many; expected at most ", limits::kMaxAllocatedPages, " to be allocated");
   }
-  // An engine's own memory is its own: only memory created by the daemon stays while a process holds its pages.
+  // Not in memory that the engine created, because only memory that the daemon created stays while a process holds its
+  // pages.
   if (request.allocate() && region->block() == 0) return Invalid("allocate: requires a hosted region");
   std::shared_ptr<Pages> pages(new Pages(std::move(model), std::move(region)));
   if (absl::Status status = pages->ReadGroups(request); !status.ok()) return status;

@@ -23,7 +23,7 @@ using ::testing::StartsWith;
 class PagesTest : public ::testing::Test {
  protected:
   static constexpr uint32_t kPages = 64, kPageTokens = 4;
-  static constexpr uint64_t kKeys = 2 * 32, kToken = 2 * (32 + 24);  // of one layer, all heads
+  static constexpr uint64_t kKeys = 2 * 32, kToken = 2 * (32 + 24);  // sizes of one layer, all heads
 
   void SetUp() override {
     region_ = *Region::Register(MakeMemfd(1 << 20, F_SEAL_SHRINK), 1 << 20);
@@ -58,7 +58,7 @@ class PagesTest : public ::testing::Test {
   std::shared_ptr<const Model> model_;
 };
 
-TEST_F(PagesTest, LayersMayLieOneBehindTheOtherOrInterleave) {
+TEST_F(PagesTest, LayersMayBeConsecutiveOrInterleaved) {
   constexpr uint64_t kPage = kPageTokens * kToken;
   EXPECT_EQ(Declare(Layer(1, 0, kPage, kToken), Layer(2, kPages * kPage, kPage, kToken)), absl::OkStatus());
   EXPECT_EQ(Declare(Layer(1, 0, 2 * kPage, kToken), Layer(2, kPage, 2 * kPage, kToken)), absl::OkStatus());
@@ -84,7 +84,7 @@ TEST_F(PagesTest, PlanesThatShareMemoryAreRefusedByName) {
          "layers[0].value_offset: rows overlap those of layers[0].key_offset");
 }
 
-// The same layers, each in a group of its own.
+// The same layers, each in its own group.
 class GroupedPagesTest : public PagesTest {
  protected:
   static constexpr uint64_t kPage = kPageTokens * kToken;
@@ -118,7 +118,7 @@ TEST_F(GroupedPagesTest, CommonPagesMayShareMemoryPageByPage) {
   v1::DeclarePagesRequest request = Request(true, 0);
   request.mutable_layers(1)->set_page_stride(2 * kPage);
   ExpectRefused(request, "layers[1].key_offset: rows of two groups overlap");
-  // Rows of one group lie apart whatever the other one does.
+  // Rows of one group must not overlap, whatever the other group does.
   request = Request(true, 0);
   request.mutable_layers(0)->set_value_offset(0);
   ExpectRefused(request, "layers[0].value_offset: rows overlap those of layers[0].key_offset");
@@ -149,7 +149,8 @@ TEST_F(GroupedPagesTest, RefusesInvalidGroups) {
   ExpectRefused(plain, "common_pages: requires groups");
 }
 
-// A daemon that knows no groups refuses such a request: no field of a request without groups is there.
+// A daemon without support for groups refuses such a request, because all fields of a request without groups are
+// missing.
 TEST_F(GroupedPagesTest, RefusesMissingFields) {
   v1::DeclarePagesRequest request = Request(true, 0);
   request.clear_groups();
@@ -185,11 +186,11 @@ TEST_F(GroupedPagesTest, DivideAPageTable) {
   EXPECT_EQ((*pages)->Divide(0, {}).value(), std::vector<size_t>(3)) << "nothing is to be written";
 }
 
-// Two attention layers of fp8 keys and values, with scales behind all rows.
+// Two attention layers of fp8 keys and values, with scales after all rows.
 class ScaledPagesTest : public PagesTest {
  protected:
-  static constexpr uint64_t kRow = 2 * (8 + 6), kRows = kPages * kPageTokens * kRow;  // of one layer
-  static constexpr uint64_t kScales = kPages * kPageTokens * 2 * sizeof(float);       // of one plane
+  static constexpr uint64_t kRow = 2 * (8 + 6), kRows = kPages * kPageTokens * kRow;  // sizes of one layer
+  static constexpr uint64_t kScales = kPages * kPageTokens * 2 * sizeof(float);       // scales of one plane
 
   void SetUp() override {
     PagesTest::SetUp();
@@ -217,7 +218,7 @@ class ScaledPagesTest : public PagesTest {
   }
 };
 
-TEST_F(ScaledPagesTest, SayWhereRowsAndScalesLie) {
+TEST_F(ScaledPagesTest, LocateRowsAndScales) {
   v1::DeclarePagesRequest request;
   request.set_page_tokens(kPageTokens);
   request.set_pages(kPages);

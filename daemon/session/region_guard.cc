@@ -94,12 +94,12 @@ void RegionGuard::GiveUp(std::byte* page) {
   MutexLock lock(mutex_);
   const auto next = guarded_.upper_bound(page);
   Guarded* const region = next == guarded_.begin() ? nullptr : std::prev(next)->second;
-  if (region == nullptr || page >= region->data_ + region->bytes_) return;  // the faulting threads have gone
+  if (region == nullptr || page >= region->data_ + region->bytes_) return;  // the faulting threads have ended
   if (!region->lost_.exchange(true)) {
     region->replaced_ = mmap(region->data_, region->bytes_, PROT_READ | PROT_WRITE,
                              MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) != MAP_FAILED;
   }
-  // If so much memory cannot even be reserved, each call in flight gets the pages that it touches.
+  // If that much memory cannot even be reserved, each call in flight gets only the pages that it touches.
   uffdio_zeropage zero{};
   zero.range = RangeOf(page, kPageBytes);
   if (!region->replaced_ && ioctl(faults_.get(), UFFDIO_ZEROPAGE, &zero) == 0) return;

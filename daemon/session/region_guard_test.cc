@@ -44,7 +44,7 @@ class RegionGuardTest : public testing::Test {
     UniqueFd memfd;
     std::shared_ptr<Region> region;
   };
-  // Of an engine that has touched it all.
+  // Of an engine that has touched all of it.
   Memory Make() {
     Memory made{MakeMemfd(kGuardedBytes, F_SEAL_SHRINK), nullptr};
     EXPECT_EQ(fallocate(made.memfd.get(), 0, 0, kGuardedBytes), 0);
@@ -64,7 +64,7 @@ class RegionGuardTest : public testing::Test {
     EXPECT_EQ(fstat(memory.memfd.get(), &file), 0);
     return static_cast<uint64_t>(file.st_blocks) * 512;
   }
-  // Pages of the daemon's mapping that take memory.
+  // Pages of the daemon's mapping that use memory.
   static size_t Resident(const Region& region) {
     std::vector<unsigned char> pages(kGuardedBytes / kGuardedPage);
     EXPECT_EQ(mincore(region.data(), kGuardedBytes, pages.data()), 0);
@@ -76,7 +76,7 @@ class RegionGuardTest : public testing::Test {
   const std::shared_ptr<RegionGuard> guard_ = RegionGuard::Make();
 };
 
-TEST_F(RegionGuardTest, MemoryThatIsThereIsTheEngines) {
+TEST_F(RegionGuardTest, PresentMemoryIsTheEngines) {
   const Memory memory = Make();
   std::memset(memory.region->data(), 7, kGuardedBytes);
   char byte = 0;
@@ -90,11 +90,11 @@ TEST_F(RegionGuardTest, MemoryThatIsThereIsTheEngines) {
   EXPECT_TRUE(memory.region->CheckWhole("field").ok());
 }
 
-TEST_F(RegionGuardTest, APageThatWasFreedIsNotAllocatedByTheDaemon) {
+TEST_F(RegionGuardTest, AFreedPageIsNotAllocatedByTheDaemon) {
   const Memory memory = Make(), other = Make();
   Write(*memory.region, 0, kGuardedBytes, 7);
   Free(memory, 0, kGuardedBytes / 2);
-  EXPECT_EQ(FirstByte(*memory.region), std::byte{0});  // reading would allocate, too
+  EXPECT_EQ(FirstByte(*memory.region), std::byte{0});  // reading would also allocate
   Write(*memory.region, 0, kGuardedBytes, 8);
   EXPECT_EQ(BytesThere(memory), kGuardedBytes / 2);
   EXPECT_TRUE(memory.region->lost());
@@ -109,7 +109,7 @@ TEST_F(RegionGuardTest, APageThatWasFreedIsNotAllocatedByTheDaemon) {
   EXPECT_TRUE((*again)->CheckWhole("field").ok());
 }
 
-// Four threads write as landings do, while the engine frees what they write, and regions end.
+// Four threads write like landings, while the engine frees the pages, and regions end.
 TEST_F(RegionGuardTest, FreedDuringWriteIsNotCharged) {
   for (int round = 0; round < 20; ++round) {
     const Memory memory = Make();
@@ -128,7 +128,7 @@ TEST_F(RegionGuardTest, FreedDuringWriteIsNotCharged) {
   }
 }
 
-TEST_F(RegionGuardTest, PagesBehindTheEndStandForNoneInside) {
+TEST_F(RegionGuardTest, PagesBeyondTheEndDoNotReplaceMissingOnes) {
   const UniqueFd memfd = MakeMemfd(kGuardedBytes, F_SEAL_SHRINK);
   ASSERT_EQ(fallocate(memfd.get(), FALLOC_FL_KEEP_SIZE, kGuardedBytes, kGuardedBytes), 0);
   const auto region = Region::Register(memfd, kGuardedBytes);
@@ -139,7 +139,7 @@ TEST_F(RegionGuardTest, PagesBehindTheEndStandForNoneInside) {
   EXPECT_NE(ftruncate(memfd.get(), 2 * kGuardedBytes), 0);
 }
 
-TEST_F(RegionGuardTest, AMemfdThatCouldGrowIsNotRegistered) {
+TEST_F(RegionGuardTest, AGrowableMemfdIsNotRegistered) {
   const UniqueFd memfd = MakeMemfd(kGuardedBytes, F_SEAL_SHRINK | F_SEAL_SEAL);
   const absl::Status refused = Region::Register(memfd, kGuardedBytes).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bounds on the daemon's mappings, descriptors and memory that engines take by their regions.
+// Limits on the mappings, descriptors and memory of the daemon that engines use by their regions.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -64,7 +64,7 @@ size_t MappingsOfMemfds() {
   return count;
 }
 
-TEST(RegionLimits, EachIsAMappingAndTheyAreCountedBySessionAndTenant) {
+TEST(RegionLimits, AreCountedAsMappingsBySessionAndTenant) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be several users";
   const TestNode node(
       "sessions: {max_regions: 3}\n"
@@ -98,7 +98,7 @@ TEST(RegionLimits, EachIsAMappingAndTheyAreCountedBySessionAndTenant) {
   EXPECT_TRUE(Eventually([] { return MappingsOfMemfds() == 1; }));
 }
 
-TEST(RegionLimits, SmallOnesAreChargedALeastSize) {
+TEST(RegionLimits, SmallRegionsAreChargedAMinimum) {
   const TestNode node(absl::StrCat("sessions: {region_bytes: ", 2 * kLeastRegionBytes, "}"));
   RawSession session(node);
   ASSERT_TRUE(StatusOf(session.Hello()).ok());
@@ -109,19 +109,19 @@ TEST(RegionLimits, SmallOnesAreChargedALeastSize) {
               StartsWith("register_region.bytes: a session has at most"));
 }
 
-TEST(RegionLimits, MemoryThatWasNeverTouchedIsThereWhenTheReplyComes) {
-  constexpr uint64_t kBytes = 8 << 20;
+TEST(RegionLimits, UntouchedMemoryIsAllocatedBeforeTheReply) {
+  constexpr uint64_t kFileBytes = 8 << 20;
   const TestNode node;
   RawSession session(node);
   ASSERT_TRUE(StatusOf(session.Hello()).ok());
-  const UniqueFd sparse = MakeMemfd(kBytes, F_SEAL_SHRINK);
+  const UniqueFd sparse = MakeMemfd(kFileBytes, F_SEAL_SHRINK);
   ASSERT_EQ(fallocate(sparse.get(), 0, kPage, kPage), 0);
-  ASSERT_TRUE(StatusOf(Register(session, sparse, kBytes / 2)).ok());
-  EXPECT_EQ(BytesThere(sparse), kBytes) << "all of the file: its holes are counted, not found";
-  const TestNode small(absl::StrCat("sessions: {region_bytes: ", kBytes - 1, "}"));
+  ASSERT_TRUE(StatusOf(Register(session, sparse, kFileBytes / 2)).ok());
+  EXPECT_EQ(BytesThere(sparse), kFileBytes) << "all of the file: its holes are counted, not found";
+  const TestNode small(absl::StrCat("sessions: {region_bytes: ", kFileBytes - 1, "}"));
   RawSession other(small);
   ASSERT_TRUE(StatusOf(other.Hello()).ok());
-  const UniqueFd more = MakeMemfd(kBytes, F_SEAL_SHRINK);
+  const UniqueFd more = MakeMemfd(kFileBytes, F_SEAL_SHRINK);
   EXPECT_THAT(std::string(StatusOf(Register(other, more, kPage)).message()),
               StartsWith("register_region.bytes: a session has at most"))
       << "and all of it is charged";
@@ -129,33 +129,33 @@ TEST(RegionLimits, MemoryThatWasNeverTouchedIsThereWhenTheReplyComes) {
   EXPECT_TRUE(StatusOf(Register(other, sparse, kPage)).ok()) << "what is there already is not";
 }
 
-TEST(RegionLimits, MemoryThatTheMachineLacksIsNotRegistered) {
-  constexpr uint64_t kBytes = uint64_t{1} << 45;
+TEST(RegionLimits, MemoryBeyondTheMachinesIsNotRegistered) {
+  constexpr uint64_t kFileBytes = uint64_t{1} << 45;
   const TestNode node("sessions: {region_bytes: 1024TiB}");
   RawSession session(node);
   ASSERT_TRUE(StatusOf(session.Hello()).ok());
-  const UniqueFd sparse = MakeMemfd(kBytes, F_SEAL_SHRINK);
-  const absl::Status refused = StatusOf(Register(session, sparse, kBytes));
+  const UniqueFd sparse = MakeMemfd(kFileBytes, F_SEAL_SHRINK);
+  const absl::Status refused = StatusOf(Register(session, sparse, kFileBytes));
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted);
   EXPECT_THAT(std::string(refused.message()), StartsWith("register_region.bytes: "));
   EXPECT_EQ(BytesThere(sparse), 0u);
   EXPECT_TRUE(StatusOf(session.Ask(RegionRequest(kPage))).ok()) << "the session goes on";
 }
 
-// Arenas are made as they are needed: what they may take is not given to engines' memory that was never touched.
-TEST(RegionLimits, MemoryThatArenasMayNeedIsNotGivenToEngines) {
-  constexpr uint64_t kBytes = 16 << 20;
+// Arenas are created on demand: the memory that they may take is not given to engines' untouched memory.
+TEST(RegionLimits, MemoryReservedForArenasIsNotGivenToEngines) {
+  constexpr uint64_t kFileBytes = 16 << 20;
   const uint64_t too_much = uint64_t{1} << 45;
-  const UniqueFd sparse = MakeMemfd(kBytes, F_SEAL_SHRINK);
-  auto region = Region::Register(sparse, kBytes);
+  const UniqueFd sparse = MakeMemfd(kFileBytes, F_SEAL_SHRINK);
+  auto region = Region::Register(sparse, kFileBytes);
   ASSERT_TRUE(region.ok());
   EXPECT_EQ((*region)->TakePages(too_much).code(), absl::StatusCode::kResourceExhausted);
   EXPECT_EQ(BytesThere(sparse), 0u);
   EXPECT_TRUE((*region)->TakePages(0).ok());
-  EXPECT_EQ(BytesThere(sparse), kBytes);
+  EXPECT_EQ(BytesThere(sparse), kFileBytes);
 }
 
-// Pages that an engine frees of its region would be allocated anew by the daemon, and at the daemon's charge.
+// Pages that an engine frees in its region would be allocated again by the daemon, at the daemon's charge.
 TEST(RegionLimits, MissingPagesAreNotAccessed) {
   const TestNode node;
   TestEngine engine(node);
@@ -176,12 +176,12 @@ TEST(RegionLimits, MissingPagesAreNotAccessed) {
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(std::string(refused.message()), HasSubstr("were freed"));
 
-  engine.memory()[0] = std::byte{1};  // its own page again
+  engine.memory()[0] = std::byte{1};  // allocates the page again
   EXPECT_THAT(*engine.Land(engine.LandRequest(match->lease(), {At(0, 0)})), Each(MissReason::kNone));
 }
 
-// An engine that asks and does not read has one descriptor on its way, and what it asked for later comes when it reads.
-TEST(UnreadReplies, CarryOneDescriptorASession) {
+// An engine that sends requests but does not read has one descriptor in flight; later replies arrive when it reads.
+TEST(UnreadReplies, CarryOneDescriptorPerSession) {
   constexpr int kAsked = 40;
   const TestNode node;
   RawSession session(node);
@@ -206,7 +206,7 @@ TEST(UnreadReplies, CarryOneDescriptorASession) {
   }
 }
 
-// Those without a descriptor do not wait: an engine may drop regions and read the answers later.
+// Replies without a descriptor do not wait: an engine may drop regions and read the replies later.
 TEST(UnreadReplies, RepliesWithoutDescriptorsBlockNothing) {
   const TestNode node;
   RawSession session(node);
@@ -222,13 +222,13 @@ TEST(UnreadReplies, RepliesWithoutDescriptorsBlockNothing) {
   EXPECT_TRUE(Eventually([&] { return OpenDescriptors() <= before - 2 * regions.size(); })) << "dropped, unread";
 }
 
-// A tenant whose ended sessions hold its share is told to try again; a reply that it never gets leaves nothing behind.
+// A tenant whose ended sessions hold its share is told to retry; a reply that it never gets leaks nothing.
 TEST(UnreadReplies, EndedSessionsUseOnlyTheirTenantsShare) {
   if (geteuid() != 0) GTEST_SKIP() << "only root can be several users";
   const TestNode node(
       "sessions: {max_sessions: 4}\n"
       "tenants: [{name: a, uids: [0], dram_bytes: 4MiB, max_sessions: 1}, {name: b, uids: [65531], dram_bytes: 4MiB}]");
-  std::vector<UniqueFd> kept;  // as another process could keep them
+  std::vector<UniqueFd> kept;  // another process could keep them
   for (int i = 0; i < 2; ++i) {
     RawSession session(node);
     v1::SessionRequest hello;

@@ -61,7 +61,8 @@ bool Overlap(Nest a, Nest b) {
   }
   first = std::max(first, FloorDivide(a.begin - b.end(), stride) + 1);
   last = std::min(last, FloorDivide(a.end() - 1 - b.begin, stride));
-  // If everything fits in one stride, at most two neighbours can overlap. More means that the planes step differently.
+  // If everything fits in one stride, only two neighbours can overlap. More means that the planes have different
+  // strides.
   if (last - first > 1) return true;
   for (int64_t step = first; step <= last; ++step) {
     if (Overlap(a, Nest{b.begin + step * stride, b.row_bytes, b.steps})) return true;

@@ -13,7 +13,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// Byte by byte.
+// Compares byte by byte.
 bool ReallyOverlap(const RowArray& a, const RowArray& b) {
   std::vector<bool> taken(static_cast<size_t>(std::max(a.End(), b.End())));
   const auto each_byte = [](const RowArray& array, auto visit) {
@@ -34,7 +34,7 @@ class RowArrays : public ::testing::Test {
  protected:
   uint64_t Draw(uint64_t first, uint64_t last) { return std::uniform_int_distribution<uint64_t>(first, last)(random_); }
 
-  // Holds FindOverlap to Overlap of every two, and counts the arrays that overlap.
+  // Compares FindOverlap with Overlap of every pair, and counts the arrays that overlap.
   static void SearchAsTwoByTwo(const std::vector<RowArray>& arrays, int& overlapping) {
     bool expected = false;
     for (size_t i = 0; i < arrays.size(); ++i) {
@@ -52,7 +52,7 @@ class RowArrays : public ::testing::Test {
   std::mt19937_64 random_{seed_};
 };
 
-TEST_F(RowArrays, PlanesThatStepAlikeAreToldApartExactly) {
+TEST_F(RowArrays, PlanesWithEqualStridesAreComparedExactly) {
   SCOPED_TRACE(seed_);
   int overlapping = 0;
   constexpr int kRounds = 4000;
@@ -73,7 +73,7 @@ TEST_F(RowArrays, PlanesThatStepAlikeAreToldApartExactly) {
   EXPECT_LT(overlapping, kRounds * 19 / 20);
 }
 
-TEST_F(RowArrays, AnOverlapIsFoundAmongManyIfThereIsOne) {
+TEST_F(RowArrays, FindsAnOverlapAmongMany) {
   SCOPED_TRACE(seed_);
   int overlapping = 0;
   for (int round = 0; round < 2000; ++round) {
@@ -87,8 +87,8 @@ TEST_F(RowArrays, AnOverlapIsFoundAmongManyIfThereIsOne) {
   EXPECT_LT(overlapping, 1900);
 }
 
-// Steps of all sorts, equal ones and others, in ranges that meet, lie apart, or begin strides later.
-TEST_F(RowArrays, ManyAreSearchedAsTwoByTwo) {
+// Steps of all kinds, equal ones and others, in ranges that are adjacent, disjoint, or begin some strides later.
+TEST_F(RowArrays, SearchingManyMatchesComparingPairs) {
   SCOPED_TRACE(seed_);
   int overlapping = 0;
   constexpr int kRounds = 20000;
@@ -108,13 +108,13 @@ TEST_F(RowArrays, ManyAreSearchedAsTwoByTwo) {
   EXPECT_LT(overlapping, kRounds * 19 / 20);
 }
 
-// All keys and values of each token side by side: every plane's range meets every other's.
+// All keys and values of each token are adjacent: every plane's range meets every other's.
 std::vector<RowArray> Interleaved(uint64_t planes) {
   constexpr uint64_t kRow = 256, kHeads = 4, kTokens = 16, kPages = 1 << 12;
   const uint64_t token = planes * kHeads * kRow, page = kTokens * token;
   std::vector<RowArray> arrays;
   for (uint64_t plane = 0; plane < planes; ++plane) {
-    // Heads of a plane side by side, or the planes' heads in turn.
+    // Heads of a plane side by side, or the planes' heads alternating.
     const bool turns = plane % 2 == 1;
     const uint64_t offset = (plane - (turns ? 1 : 0)) * kHeads * kRow + (turns ? kRow : 0);
     arrays.push_back({offset, kRow, {{{page, kPages}, {token, kTokens}, {2 * kRow, kHeads}}}});
@@ -135,8 +135,8 @@ TEST_F(RowArrays, FindsOverlapAmongThousands) {
   EXPECT_TRUE(Overlap(arrays[found->first], arrays[found->second]));
 }
 
-// A request is checked on a thread that others need, too.
-TEST_F(RowArrays, SixteenTimesAsManyTakeNotTheSquareOfThatLonger) {
+// A request is checked on a thread that others need as well.
+TEST_F(RowArrays, TimeGrowsLessThanQuadratically) {
   const auto time = [](uint64_t planes) {
     const std::vector<RowArray> arrays = Interleaved(planes);
     int64_t least = INT64_MAX;
@@ -149,12 +149,12 @@ TEST_F(RowArrays, SixteenTimesAsManyTakeNotTheSquareOfThatLonger) {
     }
     return least;
   };
-  EXPECT_LT(time(8192), 80 * time(512));  // 256 times, were it the square
+  EXPECT_LT(time(8192), 80 * time(512));  // it would be 256 times if the cost were quadratic
 }
 
-// Each stride is a little larger than the one before: only comparing pairs tells the planes apart, and comparing is
+// Each stride is a little larger than the previous one: only pairwise comparison separates the planes, and that is
 // bounded.
-TEST_F(RowArrays, ComparingTwoByTwoIsBounded) {
+TEST_F(RowArrays, PairwiseComparisonsAreBounded) {
   constexpr uint64_t kMany = 4096;
   std::vector<RowArray> arrays;
   for (uint64_t i = 0; i < kMany; ++i) {
@@ -164,7 +164,7 @@ TEST_F(RowArrays, ComparingTwoByTwoIsBounded) {
   EXPECT_TRUE(FindOverlap(arrays).has_value());
 }
 
-TEST_F(RowArrays, NoOverlapGoesUnnoticedHoweverThePlanesStep) {
+TEST_F(RowArrays, FindsOverlapsForAnyStrides) {
   SCOPED_TRACE(seed_);
   int apart = 0;
   for (int round = 0; round < 20000; ++round) {
@@ -187,7 +187,7 @@ TEST_F(RowArrays, NoOverlapGoesUnnoticedHoweverThePlanesStep) {
 
 TEST_F(RowArrays, PlanesWithinATokenWithinAPageAndBesideEachOther) {
   constexpr uint64_t kRow = 512, kHeads = 8, kTokens = 16, kPages = 1 << 20;
-  constexpr uint64_t kToken = 2 * kHeads * kRow, kPage = 3 * kTokens * kToken;  // three layers a page
+  constexpr uint64_t kToken = 2 * kHeads * kRow, kPage = 3 * kTokens * kToken;  // three layers per page
   const auto plane = [](uint64_t offset, uint64_t row) {
     return RowArray{offset, row, {{{kPage, kPages}, {kToken, kTokens}, {kRow, kHeads}}}};
   };

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/session/session.h"
 
+#include <algorithm>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -101,6 +102,11 @@ Session::Memory Session::memory() const {
   return memory;
 }
 
+bool Session::HasOpened(const NamespaceId& ns) const {
+  MutexLock lock(mutex_);
+  return std::ranges::any_of(models_, [&](const auto& opened) { return opened.second.model->ns == ns; });
+}
+
 size_t Session::models() const {
   MutexLock lock(mutex_);
   return models_.size();
@@ -115,6 +121,6 @@ void Session::Clear() {
   regions.swap(regions_);
   pages.swap(pages_);
   models.swap(models_);
-}  // the maps go after the lock
+}  // the maps are destroyed after the lock is released
 
 }  // namespace ashlar::daemon

@@ -71,6 +71,7 @@ class Session {
   Far far() const;
   void SetGpu(const kernels::Gpu* gpu, bool all);
   size_t models() const;  // opened models
+  bool HasOpened(const NamespaceId& ns) const;
   // Releases everything, and refuses further additions.
   void Clear();
 

@@ -36,8 +36,8 @@ namespace ashlar::daemon {
 struct TenantUser {
   storage::TenantId id = 0;
   std::string name;
-  RegionBudgets regions;           // of all its sessions
-  std::shared_ptr<Budget> models;  // of all its sessions
+  RegionBudgets regions;           // budget of all sessions of the tenant
+  std::shared_ptr<Budget> models;  // budget of all sessions of the tenant
   uint32_t max_sessions = 0;
   std::shared_ptr<std::atomic<uint64_t>> unsent;  // replies whose descriptor could not be sent
 };

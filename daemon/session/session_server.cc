@@ -96,7 +96,7 @@ struct SessionServer::Impl {
   static uint64_t SocketTag(ConnectionId id) { return id << 1; }
   static uint64_t PidfdTag(ConnectionId id) { return id << 1 | 1; }
 
-  explicit Impl(SessionServices& services) : services(services) {}
+  explicit Impl(SessionServices& its_services) : services(its_services) {}
 
   bool Watch(int fd, uint64_t tag, uint32_t events, int operation = EPOLL_CTL_ADD) {
     epoll_event event{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The session socket, spoken to without the client library.
+// The session socket, without the client library.
 #include "daemon/session/session_server.h"
 
 #include <fcntl.h>
@@ -46,7 +46,7 @@ v1::SessionRequest DropRequest(uint64_t region) {
 
 class SessionServerTest : public ::testing::Test {
  protected:
-  // A session that has said Hello.
+  // A session that has sent Hello.
   RawSession Greeted() {
     RawSession session(node_);
     EXPECT_TRUE(StatusOf(session.Hello()).ok());
@@ -79,7 +79,7 @@ TEST_F(SessionServerTest, HelloIsWelcomed) {
   EXPECT_EQ(reply->welcome().daemon_epoch(), second->welcome().daemon_epoch());
   EXPECT_NE(reply->welcome().daemon_epoch(), RawSession(TestNode()).Hello()->welcome().daemon_epoch());
 
-  // The daemon is this very process, and alive.
+  // The daemon is this process, and alive.
   siginfo_t unused;
   EXPECT_EQ(waitid(P_PIDFD, static_cast<id_t>(daemon.get()), &unused, WEXITED | WNOHANG), -1);
   EXPECT_EQ(errno, ECHILD) << "a process, not a child of this one";
@@ -163,14 +163,14 @@ TEST_F(SessionServerTest, DescriptorsNeverLeak) {
   const std::vector<int> eight(8, memfd.get()), many(100, memfd.get());
   const size_t before = OpenDescriptors();
   for (int round = 0; round < 3; ++round) {
-    // Refused, and the session continues: a shrinkable file; too many descriptors; one where none belongs.
+    // Refused without ending the session: a shrinkable file; too many descriptors; a descriptor where none belongs.
     RawSession session = Greeted();
     EXPECT_THAT(StatusOf(session.Ask(RegisterRequest(4096), std::vector<int>{memfd.get()})).ToString(),
                 HasSubstr("F_SEAL_SHRINK"));
     EXPECT_THAT(StatusOf(session.Ask(RegisterRequest(4096), eight)).ToString(), HasSubstr("expected exactly one"));
     EXPECT_THAT(StatusOf(session.Ask(HostRequest(4096), eight)).ToString(),
                 HasSubstr("this request takes no descriptor"));
-    // Refused with the session: more than a message may carry; with noise; before Hello.
+    // Refused, ending the session: more than a message may carry; noise; a message before Hello.
     EXPECT_EQ(StatusOf(session.Ask(RegisterRequest(4096), many)).code(), absl::StatusCode::kInvalidArgument);
     EXPECT_TRUE(session.Closed());
     RawSession noise = Greeted();
@@ -215,7 +215,7 @@ TEST_F(SessionServerTest, OnlySealedMemfdsOfTheRightSizeAreRegistered) {
     EXPECT_THAT(std::string(status.message()), StartsWith(c.error));
   }
   EXPECT_THAT(StatusOf(session.Ask(RegisterRequest(8192))).ToString(), HasSubstr("register_region.descriptor"));
-  // After all that the session still works.
+  // The session still works afterwards.
   const auto reply = session.Ask(RegisterRequest(8192), std::vector<int>{sealed.get()});
   ASSERT_TRUE(StatusOf(reply).ok()) << StatusOf(reply);
   const auto dropped = session.Ask(DropRequest(reply->region().region()));
@@ -275,7 +275,7 @@ TEST(SessionLimits, RegionsOfOneTenantAreBounded) {
   EXPECT_TRUE(Eventually([&] { return StatusOf(second.Ask(HostRequest(1 << 20))).ok(); }));
 }
 
-TEST(SessionLimits, MemoryThatTheMachineLacksIsNotHosted) {
+TEST(SessionLimits, MemoryBeyondTheMachinesIsNotHosted) {
   const TestNode node("sessions: {region_bytes: 1024TiB}");
   RawSession session(node);
   ASSERT_TRUE(StatusOf(session.Hello()).ok());
@@ -289,7 +289,7 @@ TEST(SessionLimits, MemoryThatTheMachineLacksIsNotHosted) {
   EXPECT_GE(file.st_blocks * 512, 1 << 20) << "its pages are there";
 }
 
-TEST(SessionLimits, MoreSessionsThanAllowedAreTurnedAway) {
+TEST(SessionLimits, SessionsBeyondTheLimitAreRefused) {
   const TestNode node("sessions: {max_sessions: 2}");
   RawSession first(node), second(node), third(node);
   ASSERT_TRUE(StatusOf(first.Hello()).ok());
@@ -320,7 +320,7 @@ TEST(SessionLimits, TenantCannotTakeAllSessions) {
   EXPECT_TRUE(Eventually([&] { return StatusOf(RawSession(node).Hello()).ok(); }));
 }
 
-TEST(SessionLimits, SilentConnectionsTakeNoSessionsPlace) {
+TEST(SessionLimits, SilentConnectionsDoNotCountAsSessions) {
   const TestNode node("sessions: {max_sessions: 1}");
   RawSession oldest(node);
   std::vector<RawSession> silent;
@@ -348,7 +348,7 @@ TEST(SessionTenants, UsersOfNoTenantAreRefused) {
   EXPECT_TRUE(session.Closed());
 }
 
-TEST_F(SessionServerTest, TheEndOfTheSocketFreesWhatTheEngineHeld) {
+TEST_F(SessionServerTest, ClosingTheSocketFreesTheEnginesHoldings) {
   TestEngine watcher(node_);
   const std::vector<int32_t> tokens(32, 5);
   {
@@ -362,7 +362,7 @@ TEST_F(SessionServerTest, TheEndOfTheSocketFreesWhatTheEngineHeld) {
   }));
 }
 
-// A forked child keeps the socket open; the death of the process that said Hello still ends the session.
+// A forked child keeps the socket open; the death of the process that sent Hello still ends the session.
 TEST(SessionDeath, IsNoticedWhileChildKeepsSocket) {
   int to_engine[2], to_test[2];
   ASSERT_EQ(pipe(to_engine), 0);

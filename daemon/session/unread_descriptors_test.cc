@@ -53,7 +53,7 @@ TEST(UnreadDescriptors, AreBoundedPerTenant) {
   EXPECT_TRUE(unread.MaySend(kTenant, 2).ok());
 }
 
-// A session's end does not take back what it was sent: another process may hold its socket.
+// A session's end does not take back the descriptors it was sent, because another process may hold its socket.
 TEST(UnreadDescriptors, CountForEndedSessionUntilSocketIsClosed) {
   const size_t before = OpenDescriptors();
   {

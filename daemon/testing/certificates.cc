@@ -45,7 +45,7 @@ void Extend(X509* certificate, X509* issuer, int nid, const std::string& value) 
   X509_EXTENSION_free(extension);
 }
 
-// Null `issuer`: it is its own. The caller owns what is returned.
+// Null `issuer`: self-signed. The caller owns the result.
 X509* Make(const TestSubject& subject, EVP_PKEY* key, X509* issuer, EVP_PKEY* issuer_key, bool authority) {
   static std::atomic<long> serial{1};
   X509* const certificate = X509_new();

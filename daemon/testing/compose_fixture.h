@@ -34,7 +34,7 @@ inline Layout WideLayout(uint32_t head, uint32_t tail) {
   linear.value_heads = 4;
   linear.d_k = 16;
   linear.d_v = 40;
-  if (head == 0) linear.conv_channels = linear.conv_kernel = 0;  // a seam would have to cover the convolution
+  if (head == 0) linear.conv_channels = linear.conv_kernel = 0;  // otherwise a seam would have to cover the convolution
   layout.head = head;
   layout.tail = tail;
   return layout;

@@ -21,7 +21,7 @@ namespace {
 constexpr std::chrono::seconds kPatience{60};  // generous for a loaded machine's disk
 constexpr uint16_t kUsualPort = 2379, kUsualPeerPort = 2380;
 
-// Two different ports of 127.0.0.1 that nobody has at this moment.
+// Two different ports of 127.0.0.1 that are free at this moment.
 void FreePorts(uint16_t* first, uint16_t* second) {
   int sockets[2];
   uint16_t* const ports[] = {first, second};
@@ -56,7 +56,7 @@ std::string EtcdProcess::WhyNot() {
 EtcdProcess::EtcdProcess(const EtcdOptions& options) : options_(options) {
   std::string pattern = testing::TempDir() + "ashlar-etcd-XXXXXX";
   directory_ = ::mkdtemp(pattern.data());
-  // A namespace of its own has no other servers: its ports are the usual ones, and free.
+  // A separate namespace has no other servers, so the usual ports are free.
   uint16_t port = kUsualPort;
   peer_port_ = kUsualPeerPort;
   if (options_.network_namespace < 0) FreePorts(&port, &peer_port_);
@@ -73,7 +73,7 @@ EtcdProcess::~EtcdProcess() {
 void EtcdProcess::Start() {
   const std::string clients = (options_.certificate.empty() ? "http://" : "https://") + endpoint();
   const std::string peers = "http://127.0.0.1:" + std::to_string(peer_port_);
-  // Its promise to survive a loss of power is not tested here, and a shared disk's fsync takes long.
+  // etcd's durability after a power loss is not tested here, and fsync on a shared disk takes long.
   std::vector<std::string> command = {"etcd", "--name=test", "--data-dir=" + directory_ + "/data", "--unsafe-no-fsync"};
   command.insert(command.end(), {"--listen-client-urls=" + clients, "--advertise-client-urls=" + clients});
   command.insert(command.end(), {"--listen-peer-urls=" + peers, "--initial-advertise-peer-urls=" + peers});

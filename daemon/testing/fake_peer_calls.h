@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "absl/strings/str_cat.h"
+#include "ashlar/v1/prompt.pb.h"
 #include "daemon/peer/control/peer_calls.h"
 #include "kernels/mutex.h"
 
@@ -47,6 +48,13 @@ class FakePeerCalls final : public PeerCalls {
   void Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill, Done<PeerOpened> done) override {
     Note(absl::StrCat("prefill ", peer.node, " ", tenant));
     done(PeerOpened{.miss = MissReason::kEvicted});
+  }
+  void Probe(const PeerHello& peer, storage::TenantId tenant, PeerProbe probe, Done<v1::NodeProbe> done) override {
+    Note(absl::StrCat("probe ", peer.node, " ", tenant));
+    v1::NodeProbe answer;
+    answer.set_prompt_tokens(probe.prompt->tokens().size() / sizeof(int32_t));
+    answer.set_prefix_tokens(2);
+    done(answer);
   }
 
   size_t Count(const std::string& what) {

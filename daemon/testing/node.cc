@@ -82,7 +82,7 @@ bool Eventually(const std::function<bool()>& condition) {
 
 void AsUser(uid_t uid, const std::function<void()>& body) {
   std::thread([&] {
-    // The system call changes this thread alone; glibc's function would change the process.
+    // The system call changes only this thread; glibc's function would change the process.
     Require(syscall(SYS_setresuid, -1, uid, -1) == 0, "setresuid");
     body();
   }).join();
@@ -92,7 +92,7 @@ std::string Scrape(int port) {
   return HttpPeer(port).Ask("/metrics");
 }
 
-// By its bytes: Debian ships the service without its .proto.
+// Encoded by hand, because Debian ships the service without its .proto.
 int Health(const std::string& rpc_socket, const std::string& service) {
   grpc::GenericStub health(grpc::CreateChannel(absl::StrCat("unix:", rpc_socket), grpc::InsecureChannelCredentials()));
   // HealthCheckRequest { string service = 1; }

@@ -169,6 +169,10 @@ absl::Status TestEngine::Call(const v1::HandOffRequest& request, v1::HandOffRepl
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->HandOff(&context, request, reply));
 }
+absl::Status TestEngine::Call(const v1::ProbeRequest& request, v1::ProbeReply* reply) {
+  grpc::ClientContext context;
+  return ToAbsl(rpc_->stub->Probe(&context, request, reply));
+}
 absl::Status TestEngine::Call(const v1::AdvanceRequest& request, v1::CompositionReply* reply) {
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->Advance(&context, request, reply));

@@ -88,6 +88,7 @@ class TestEngine {
   absl::Status Call(const v1::EndPrefillRequest& request, v1::EndPrefillReply* reply);
   absl::Status Call(const v1::ServePrefillRequest& request, v1::ServePrefillReply* reply);
   absl::Status Call(const v1::HandOffRequest& request, v1::HandOffReply* reply);
+  absl::Status Call(const v1::ProbeRequest& request, v1::ProbeReply* reply);
   absl::StatusOr<v1::PromptMatch> Match(std::span<const int32_t> tokens, std::vector<uint64_t> lengths);
   v1::ReserveResult Reserve(ObjectKind kind, std::span<const int32_t> tokens);
   // Sources for a reserved run of `tokens` tokens: tensors at kTensors, rows on pages 0, 1, ….

@@ -58,7 +58,7 @@ TEST_F(DiskFolderTest, NarrowsModesOfOlderFiles) {
   for (const std::string& file : files) EXPECT_EQ(ModeOf(file), 0600u) << file;
 }
 
-// Nothing outside the folder is read, written or narrowed by a name in it.
+// Nothing outside the folder is read, written or narrowed through a name in it.
 TEST_F(DiskFolderTest, ALinkIsRefusedByName) {
   const std::string records = RecordsFolder(folder()), damaged = folder() + "/records.damaged-20260101T000000Z";
   fs::create_directories(records);
@@ -81,7 +81,7 @@ TEST_F(DiskFolderTest, ALinkIsRefusedByName) {
   EXPECT_EQ(ModeOf(others), 0644u);
 }
 
-TEST_F(DiskFolderTest, AFolderThatEveryUserMayWriteToIsRefusedByName) {
+TEST_F(DiskFolderTest, AWorldWritableFolderIsRefusedByName) {
   fs::create_directories(folder());
   ASSERT_EQ(chmod(folder().c_str(), 0777), 0);
   const absl::Status refused = OpenPrivate(folder()).status();

@@ -88,13 +88,13 @@ absl::StatusOr<SsdDisk> OpenSsdDisk(const v1::Config& config, storage::Executor&
     if (config.ssd().on_damage() == "refuse") {
       return WithField(folder,
                        absl::DataLossError(absl::StrCat(status.message(), "; to start empty, rename or remove ",
-                                                        RecordsFolder(folder), ", or set ssd.on_damage: set_aside")));
+                                                        RecordsFolder(folder), ", or set ssd.on_damage: quarantine")));
     }
     disk = {};  // closed before it is renamed
     const absl::StatusOr<std::string> name = SetAside(folder, std::time(nullptr));
     if (!name.ok()) return WithField(folder, name.status());
     Log(LogLevel::kError, "the disk index is damaged; it was renamed, and the tier starts empty",
-        {{"folder", folder}, {"error", std::string(status.message())}, {"set_aside", *name}});
+        {{"folder", folder}, {"error", std::string(status.message())}, {"quarantined", *name}});
     disk.set_aside = true;
     status = Open(config, io, &disk);
   }

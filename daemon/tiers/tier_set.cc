@@ -169,13 +169,14 @@ void TierSet::Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache) {
   ssd_->Attach(std::move(opened->tier));
   // Many objects are recovered in steps: a million would delay engines by a second.
   auto recovered = std::make_shared<std::vector<storage::SsdTier::Recovered>>(std::move(opened->recovered));
-  cache.Adopt({}, !recovered->empty());
+  cache.adoption().Adopt({}, !recovered->empty());
   for (size_t first = 0; first < recovered->size(); first += kAdoptedAtOnce) {
     loop_->PostCompletion(storage::kNoTenant, [recovered, first, &cache] {
       const auto begin = recovered->begin() + static_cast<ptrdiff_t>(first);
       const size_t count = std::min(kAdoptedAtOnce, recovered->size() - first);
-      cache.Adopt({std::make_move_iterator(begin), std::make_move_iterator(begin + static_cast<ptrdiff_t>(count))},
-                  first + count < recovered->size());
+      cache.adoption().Adopt(
+          {std::make_move_iterator(begin), std::make_move_iterator(begin + static_cast<ptrdiff_t>(count))},
+          first + count < recovered->size());
     });
   }
 }
@@ -217,13 +218,14 @@ void TierSet::Configure(const v1::Config& config, storage::Cache& cache) {
       cache.SetFloor(tier++, {id, pool.kind}, pool.floor->dram_bytes());
       if (ssd_ != nullptr) cache.SetFloor(tier, {id, pool.kind}, pool.floor->ssd_bytes());
     }
-    cache.SetPrefixCapacity(id, tenant.prefix_bytes());
-    cache.SetInFlight(id, {.calls = tenant.max_landings(), .bytes = tenant.landing_bytes()});
+    cache.SetBounds(
+        id, {.in_flight = storage::InFlight::Bounds{.calls = tenant.max_landings(), .bytes = tenant.landing_bytes()},
+             .prefix_bytes = tenant.prefix_bytes(),
+             .leases = storage::TenantBounds::Leases{tenant.max_leases(), tenant.max_leased_segments()}});
     cache.byte_rates().SetLimit(id, tenant.bytes_per_second());
-    cache.SetLeaseBounds(id, tenant.max_leases(), tenant.max_leased_segments());
-    cache.SetTimeToLive(id, static_cast<storage::Nanos>(tenant.ttl_seconds()) * kSecond);
+    cache.retention().SetTimeToLive(id, static_cast<storage::Nanos>(tenant.ttl_seconds()) * kSecond);
   }
-  if (!recovered_.empty()) cache.Adopt(std::exchange(recovered_, {}));
+  if (!recovered_.empty()) cache.adoption().Adopt(std::exchange(recovered_, {}));
   PrepareArenas();
 }
 

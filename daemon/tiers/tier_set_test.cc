@@ -27,7 +27,7 @@ absl::StatusOr<std::unique_ptr<TierSet>> Make(const std::string& dram) {
   return TierSet::Make(config, loop, {});
 }
 
-TEST(TierSet, MemoryOnANodeThatIsNotThereIsRefusedByName) {
+TEST(TierSet, AnAbsentNumaNodeIsRefusedByName) {
   const auto refused = Make("capacity_bytes: 64MiB, numa: {policy: bind, nodes: [0, 1000]}").status();
   EXPECT_TRUE(absl::IsInvalidArgument(refused)) << refused;
   EXPECT_THAT(std::string(refused.message()), StartsWith("dram.numa.nodes["));
@@ -40,7 +40,7 @@ TEST(TierSet, MemoryOfANodeIsTaken) {
   EXPECT_TRUE(tiers.ok()) << tiers.status();
 }
 
-TEST(TierSet, MemoryThatMayNotBeLockedIsRefusedByName) {
+TEST(TierSet, MemoryThatCannotBeLockedIsRefusedByName) {
   rlimit limit{};
   ASSERT_EQ(getrlimit(RLIMIT_MEMLOCK, &limit), 0);
   if (geteuid() == 0 || limit.rlim_max >= uint64_t{1} << 40) GTEST_SKIP() << "this process may lock any memory";

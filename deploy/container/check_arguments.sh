@@ -1,8 +1,8 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: check_arguments.sh built|given [ROOT]
-# Refuses, by name, build arguments that lead to no image, before anything is downloaded or compiled. They are in the
-# environment, as ARG puts them there. ROOT: the base's root, / if not given.
+# Refuses invalid build arguments by name, before anything is downloaded or compiled. They are in the
+# environment, where ARG puts them. ROOT: the base's root, / if not given.
 set -eu
 package=$1 root=${2:-}
 url=${UCX_URL:-} sum=${UCX_SHA256:-} options=${CMAKE_OPTIONS:-}

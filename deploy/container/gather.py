@@ -29,7 +29,7 @@ LEFT_OUT = {
     "openssl",
     "python3",
 }
-UCX = pathlib.Path("/opt/ucx")  # one that is not Debian's
+UCX = pathlib.Path("/opt/ucx")  # a newer release than Debian's
 SBOM = "usr/share/doc/ashlar/sbom.spdx.json"
 NOT_NEEDED = re.compile(
     r"^/usr/share/(man|info|locale|lintian|bug|doc/(?!.*/copyright$))"
@@ -51,7 +51,7 @@ def installed(name):
 
 
 def providers():
-    """Virtual packages, by the installed packages that provide them."""
+    """Virtual packages, with the installed packages that provide them."""
     found = {}
     for line in subprocess.run(
         ["dpkg-query", "-W", "-f=${Package}\t${Provides}\n"], capture_output=True, text=True, check=True
@@ -90,12 +90,12 @@ def checksums(package, to):
     done = subprocess.run(
         ["dpkg-query", "--control-show", package, "md5sums"], capture_output=True, text=True, check=False
     )
-    lines = done.stdout.splitlines() if done.returncode == 0 else []  # a package of links alone has none
+    lines = done.stdout.splitlines() if done.returncode == 0 else []  # a package that only has links has none
     return "".join(f"{line}\n" for line in sorted(lines) if os.path.lexists(to / line.split(maxsplit=1)[1]))
 
 
 def copy(path, to):
-    """A file or a link under `to`, through the links of folders: /lib is /usr/lib."""
+    """A file or a link under `to`. Links of folders are followed: /lib is /usr/lib."""
     real = pathlib.Path(os.path.realpath(os.path.dirname(path)), os.path.basename(path))
     target = to / real.relative_to("/")
     if real.is_dir() and not real.is_symlink():
@@ -221,7 +221,7 @@ def main():
     (to / SBOM).parent.mkdir(parents=True, exist_ok=True)
     (to / SBOM).write_text(json.dumps(bill_of_materials(packages), indent=1) + "\n")
     print(f"{len(packages)} packages: {' '.join(packages)}")
-    for program in ("/usr/sbin/ashlard", "/usr/bin/ashlarctl"):  # nothing that they load is missing
+    for program in ("/usr/sbin/ashlard", "/usr/bin/ashlarctl"):  # checks that all their libraries are present
         subprocess.run(["chroot", to, program, "--version"], check=True)
 
 

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: Apache-2.0
 # usage: write_pages.sh ASHLARD ASHLARCTL CHANGELOG SHARE
-# Writes what the programs say of themselves into SHARE: manual pages, completions, and the packed list of changes.
+# Writes the programs' manual pages, their completions and the compressed change log into SHARE.
 set -eu
 ashlard=$1 ashlarctl=$2 changelog=$3 share=$4
 

@@ -8,6 +8,6 @@ import sys
 for line in pathlib.Path(sys.argv[1]).read_text(encoding="utf-8").splitlines():
     if re.match(r"\s*//(?!/)(?! -{3})", line):
         line = line.replace("//", "///", 1)
-    else:  # behind a member
+    else:  # after a member
         line = re.sub(r"([;,{}]\s*)//(?!/) ", r"\1///< ", line, count=1)
     print(line)

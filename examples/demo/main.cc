@@ -71,7 +71,8 @@ bool ParseSize(const char* name, const std::string& text, uint64_t* bytes) {
   return false;
 }
 
-// Reads an option whose value is a number. False: there is no such option. `valid`: the value is as it must be.
+// Reads an option whose value is a number. Returns false if there is no such option. `valid`: whether the value is
+// valid.
 bool ParseNumbered(const std::string& name, const char* value, ashlar::talk::TalkOptions& talk, bool* valid) {
   ashlar::rag::JobOptions& options = talk.job;
   const struct {
@@ -110,7 +111,7 @@ bool ParseWord(const char* name, const std::string& text, const char* words, con
   return false;
 }
 
-// Reads any other option with a value. False: there is no such option.
+// Reads any other option with a value. Returns false if there is no such option.
 bool ParseNamed(const std::string& name, const char* value, ashlar::talk::TalkOptions& talk, std::string& json,
                 bool* valid) {
   using ashlar::DType, ashlar::Family, ashlar::rag::ComposeBy;
@@ -143,7 +144,7 @@ bool ParseNamed(const std::string& name, const char* value, ashlar::talk::TalkOp
   return true;
 }
 
-// Returns an exit code, or -1 to continue. Without the conversations' options, the main job runs.
+// Returns an exit code, or -1 to continue. The main job runs unless the conversations' options are given.
 int Parse(int argc, char** argv, ashlar::talk::TalkOptions& talk, bool& in_place, std::string& json) {
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
@@ -173,7 +174,7 @@ int Parse(int argc, char** argv, ashlar::talk::TalkOptions& talk, bool& in_place
   return -1;
 }
 
-// Prints the summary of what was run and writes it to the file `json`, where there is one. Exit code.
+// Prints the summary of a run and writes it to the file `json`, if given. Returns the exit code.
 template <typename Result>
 int Report(const absl::StatusOr<Result>& run, const std::string& json) {
   if (!run.ok()) {
@@ -223,7 +224,7 @@ int Answer(ashlar::rag::JobOptions& options, const std::string& json) {
 int main(int argc, char** argv) {
   ashlar::talk::TalkOptions options;
   std::string json;
-  options.job.sections_per_prompt = 0;  // as many as suit what is run
+  options.job.sections_per_prompt = 0;  // a default that suits the job
   bool in_place = false;
   if (const int code = Parse(argc, argv, options, in_place, json); code >= 0) return code;
   if (in_place) return ShareInPlace(options, json);

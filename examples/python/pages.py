@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of bytes under keys of the caller's own, in a private daemon: python3 examples/python/pages.py"""
+"""Stores pages of bytes under the caller's own keys, in a private daemon: python3 examples/python/pages.py"""
 
 import hashlib
 

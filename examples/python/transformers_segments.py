@@ -55,7 +55,8 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
     texts = torch.randint(0, 1024, (arguments.segments, arguments.tokens))
     question = torch.randint(0, 1024, (16,))
     orders = [torch.randperm(arguments.segments - 1) + 1 for _ in range(arguments.runs)]
-    prompts = [[texts[0], *(texts[i] for i in order)] for order in orders]  # the first one is a prefix, and stays
+    # The first one is a prefix and keeps its position.
+    prompts = [[texts[0], *(texts[i] for i in order)] for order in orders]
     without, with_cache = [], []
     first_token(model, torch.cat([texts[0], question]).unsqueeze(0))  # warms up
     with ashlar.daemon.start(dram="1GiB") as daemon:
@@ -63,7 +64,7 @@ def measure(arguments: argparse.Namespace) -> dict[str, object]:
             with ashlar.attach(model, cache) as reuse:
                 publishing = first_token(model, ashlar.Prompt(list(texts), question))
                 published = reuse.last.published
-            for segments in prompts:  # in turn, so that both see the same machine
+            for segments in prompts:  # alternating, so that both see the same machine
                 without.append(first_token(model, torch.cat([*segments, question]).unsqueeze(0)))
                 with ashlar.attach(model, cache) as reuse:
                     with_cache.append(first_token(model, ashlar.Prompt(segments, question)))

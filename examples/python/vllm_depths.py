@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How much of a prompt is resumed, with tiny models of random weights on the processor.
+"""How much of a prompt is resumed, with tiny models of random weights on the CPU.
 
     python3 examples/python/vllm_depths.py --json depths.json
 
-Part 1, vLLM: prompts whose lengths lie around the ends of vLLM's blocks, each followed by a longer one. Part 2, vLLM and
+Part 1, vLLM: prompts whose lengths are near the ends of vLLM's blocks, each followed by a longer one. Part 2, vLLM and
 Transformers: conversations through a chat template that drops the reasoning of earlier turns. `ideal` is the number of
-tokens that a prompt shares with what was computed before, `reused` how many of them were not computed again. vLLM's own
-prefix cache is emptied before each prompt.
-Needs a source tree, the packages `ashlar`, `vllm` and `transformers`, and no network.
+tokens that a prompt shares with earlier text, `reused` how many of them were not computed again. vLLM's own prefix
+cache is emptied before each prompt. Needs a source tree, the packages `ashlar`, `vllm` and `transformers`, and no
+network.
 """
 
 import argparse
@@ -28,6 +28,7 @@ import torch
 
 import ashlar
 import ashlar.daemon
+from ashlar.vllm.template import rewritten_tokens
 
 MODELS = {"qwen3_5": "GDN", "granite": "Mamba-2", "lfm2": "short convolutions", "qwen3": "attention"}
 AROUND = (-100, -40, -17, -9, -1, 0, 1, 9, 17, 40, 100)  # tokens from a block's end
@@ -38,9 +39,9 @@ TEMPLATE = """
 <|im_start|>{{ message.role }}\n{{ message.content }}<|im_end|>\n
 {%- endfor -%}
 <|im_start|>assistant\n{{ opening }}"""
-OPENINGS = {"plain": "", "think": "<think>\n"}  # by template: how it opens the turn that the model is to write
+OPENINGS = {"plain": "", "think": "<think>\n"}  # by template: the text that opens the model's turn
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<think>", "</think>"]
-FIRST_SPECIAL, LETTERS = 250, 0x4000  # ids below 256, as of the smallest vocabulary; letters that stand for ids
+FIRST_SPECIAL, LETTERS = 250, 0x4000  # ids below 256, the smallest vocabulary; letters that represent ids
 
 
 def encode(text):
@@ -64,8 +65,12 @@ def words(seed, tokens):
     return decode(token % FIRST_SPECIAL for token in engines.prompt(seed, tokens))
 
 
+def render(messages, template):
+    return jinja2.Template(TEMPLATE).render(messages=messages, opening=OPENINGS[template])
+
+
 def shared(prompt, texts):
-    """The longest beginning of a prompt that one of the texts has. Its last token is computed in any case."""
+    """The longest prefix of the prompt that one of the texts shares. The last token is computed in any case."""
     found = 0
     for text in texts:
         pairs = zip(prompt[:-1], text)
@@ -88,13 +93,12 @@ def lengths(model, daemon):
 
 
 def conversation(template, answer, seed):
-    """`answer(prompt)` gives the tokens that a model writes, and how many tokens of the prompt it has not computed."""
-    render = jinja2.Template(TEMPLATE).render
+    """`answer(prompt)` returns the tokens that a model writes, and how many tokens of the prompt it has not computed."""
     messages = [{"role": "system", "content": words(f"system {seed}", 200)}]
     texts, turns = [], []
     for turn in range(TURNS):
         messages.append({"role": "user", "content": words(f"user {turn}", 150)})
-        prompt = encode(render(messages=messages, opening=OPENINGS[template]))
+        prompt = encode(render(messages, template))
         written, reused = answer(prompt)
         turns.append(
             {
@@ -110,8 +114,10 @@ def conversation(template, answer, seed):
     return turns
 
 
-def vllm_turns(model, daemon, template, **options):
-    with engines.Child(model, engines.connector(daemon, **options)) as child:
+def vllm_turns(model, daemon, template):
+    # As the connector does where the model's own tokenizer has the template.
+    tokens = rewritten_tokens(lambda messages: encode(render(messages, template)))
+    with engines.Child(model, engines.connector(daemon, checkpoint_tokens=tokens)) as child:
 
         def answer(prompt):
             child.call("erase")
@@ -119,10 +125,7 @@ def vllm_turns(model, daemon, template, **options):
             ((written, _, _),) = child.generate([prompt], REASONED + ANSWERED)
             return written, int(engines.saved(child) - before)
 
-        return [
-            {"engine": "vllm", "model": model, **options, **turn}
-            for turn in conversation(template, answer, (template, options))
-        ]
+        return [{"engine": "vllm", "model": model, **turn} for turn in conversation(template, answer, template)]
 
 
 def transformers_turns(family, daemon, template):
@@ -161,8 +164,6 @@ def main():
                 results["cases"] += show(lengths(model, daemon))
                 for template in OPENINGS:
                     results["turns"] += show(vllm_turns(model, daemon, template))
-                if model != "qwen3":
-                    results["turns"] += show(vllm_turns(model, daemon, "think", checkpoint_tokens=8))
             for family in ("qwen3_5", "qwen3"):
                 for template in OPENINGS:
                     results["turns"] += show(transformers_turns(family, daemon, template))

@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Serves published architectures from the cache in vLLM, and prints what each one does.
+"""Serves published architectures from the cache in vLLM, and prints the result for each.
 
-Where vLLM's CPU build runs a model, a tiny one of the same classes with random weights is served by two engines: the
-first computes and saves, the second loads, and tokens and log-probabilities are compared. Where it does not, the
-connector saves and loads blocks of random bytes with the model's cache specs, and bytes are compared.
+If vLLM's CPU build runs a model, a tiny one of the same classes with random weights is served by two engines: the first
+computes and saves, the second loads, and tokens and log-probabilities are compared. Otherwise, the connector saves and
+loads blocks of random bytes with the model's cache specs, and bytes are compared.
 
 usage: vllm_models.py [--json FILE] [--only NAME ...]
 
@@ -105,7 +105,7 @@ RUN = {
         ),
     ),
 }
-# A resumed prompt is cut in other steps, and in bf16 these round in another way.
+# A resumed prompt is computed in other steps, which round differently in bf16.
 IN_FP32 = [f"{name}ForCausalLM" for name in ("GraniteMoeHybrid", "FalconH1", "NemotronH", "Lfm2", "Zamba2")]
 
 
@@ -185,7 +185,7 @@ SPECS = {
 }
 
 
-# Fields of a configuration by which the connector knows a layer.
+# Fields of a configuration by which the connector recognizes a layer.
 TEXTS = {
     "OlmoHybridForCausalLM": {"linear_num_key_heads": 30},
     "Qwen3_5ForConditionalGeneration": {"linear_num_key_heads": 16},
@@ -200,14 +200,14 @@ class Row:
     engine: str
     ran: bool = False
     hits: int = 0
-    equal_tokens: bool | None = None  # of an engine that ran
+    equal_tokens: bool | None = None  # for an engine that ran
     max_logprob_diff: float | None = None
-    equal_bytes: bool | None = None  # of blocks
+    equal_bytes: bool | None = None  # for blocks
     refused: str = ""
 
 
 def run(name, daemon):
-    """Two engines: what the first computes, the second loads."""
+    """Runs two engines: the second loads what the first computes."""
     published, _ = RUN[name]
     row = Row(name, published, f"vLLM {vllm.__version__} on a CPU")
     options = {"dtype": "float32" if name in IN_FP32 else "bfloat16"}

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time to the first token of vLLM for prompts set from cached segments, on the processor, with a small hybrid model of
+"""Time to the first token of vLLM for prompts with cached segments, on the CPU, with a small hybrid model of
 random weights.
 
     python3 examples/python/vllm_segments.py --json segments.json
 
-The same texts come in another order in each prompt. Needs the packages `ashlar` and `vllm`, and no network.
+Each prompt has the same texts in a different order. Needs the packages `ashlar` and `vllm`, and no network.
 docs/benchmarks/vllm.md has results.
 """
 
@@ -50,7 +50,7 @@ def main():
 
 def row(model, daemon, tokens, options):
     count, room = options.segments, dict(length=options.segments * tokens + options.query + 16, blocks=256)
-    transfer = engines.ashlar_transfer(daemon, segments=True, call_ms=10000, compose_ms=60000)
+    transfer = engines.ashlar_transfer(daemon, segments=True, call_ms=10000, lookup_ms=10000)
     bare, cached = engines.Engine(model, **room), engines.Engine(model, **room, transfer=transfer)
     texts = [engines.prompt((tokens, i), tokens) for i in range(count)]
     declared, times = [tokens] * count, {"with": [], "without": [], "first": []}
@@ -61,7 +61,8 @@ def row(model, daemon, tokens, options):
             engine.call("erase")
         took = cached.call("first_token", whole, declared)
         without = bare.call("first_token", whole)
-        if turn == 0:  # the texts are computed and published; the engine, too, is slow in its first step of a length
+        cached.call("settle")  # new texts are computed alone and published
+        if turn == 0:
             times["first"].append(took)
             continue
         times["with"].append(took)

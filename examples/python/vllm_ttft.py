@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Time to the first token of vLLM with and without Ashlar, on the processor, with a small model of random weights.
+"""Time to the first token of vLLM with and without Ashlar, on the CPU, with a small model of random weights.
 
     python3 examples/python/vllm_ttft.py --json ttft.json
 
 Part 1, one engine: a prompt of each length that no cache has, then from dram, then from ssd after the daemon's restart.
-`added_ms` is the median of what the connector adds to prompts that nobody has, and the interval that holds it in 95 of 100
-cases. All times are in the file.
-Part 2, two engines at increasing rates of requests over shared documents: vLLM's own prefix cache alone, with Ashlar,
-with LMCache (where `lmcache` is installed: a server of its own, to which both engines are connected), with vLLM's
-OffloadingConnector and SimpleCPUOffloadConnector. What does not run here is named with its reason.
-Needs the packages `ashlar` and `vllm`, and no network. docs/benchmarks/vllm.md has results.
+`added_ms` is the median of the time that the connector adds to uncached prompts, with its 95 % confidence interval. All
+times are in the file. Part 2, two engines at increasing rates of requests over shared documents: vLLM's own prefix
+cache alone, with Ashlar, with LMCache (if `lmcache` is installed: a separate server to which both engines are
+connected), with vLLM's OffloadingConnector and SimpleCPUOffloadConnector. Variants that do not run here are listed with
+the reason. Needs the packages `ashlar` and `vllm`, and no network. docs/benchmarks/vllm.md has results.
 """
 
 import argparse
 import contextlib
+import ctypes
 import gc
 import hashlib
 import importlib
@@ -50,7 +50,7 @@ import ashlar.daemon
 
 VARIANTS = ("vllm", "ashlar", "lmcache", "lmcache-copied", "lmcache-in-process", "offloading", "simple-offloading")
 VOCABULARY = 512
-WARM = 2  # prompts of each length that are not counted: an engine's first step of a new length takes longer
+WARM = 2  # prompts of each length that do not count: an engine's first step of a new length takes longer
 SIZES = {"small": dict(hidden_size=64, intermediate_size=128), "medium": dict(hidden_size=256, intermediate_size=1024)}
 MODELS = {
     "qwen3": dict(architectures=["Qwen3ForCausalLM"], model_type="qwen3", num_hidden_layers=8, rope_theta=10000.0),
@@ -96,7 +96,7 @@ def prompt(seed, tokens):
 
 
 class Server:
-    """In the child: one engine."""
+    """In the child process: one engine."""
 
     def __init__(self, settings):
         self.llm = vllm.LLM(**settings)
@@ -122,6 +122,12 @@ class Server:
     def rest(self, seconds):
         time.sleep(seconds)
 
+    def settle(self, seconds=60.0):
+        """Steps as the loop of an engine in a process of its own does, while a connector has work."""
+        scheduler, deadline = self.llm.llm_engine.engine_core.engine_core.scheduler, time.monotonic() + seconds
+        while scheduler.has_requests() and time.monotonic() < deadline:
+            self.llm.llm_engine.step()
+
     def open_loop(self, arrivals, start_at):
         """arrivals: (seconds, tokens). Returns the time to the first token of each."""
         engine, waiting, since, took = self.llm.llm_engine, list(enumerate(arrivals)), {}, {}
@@ -146,8 +152,18 @@ class Server:
         return found[0] if found else 0
 
 
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # malloc.h
+
+
+def keep_freed_memory():
+    """As the tcmalloc that vLLM preloads for its workers does. glibc returns large tensors to the kernel, so that the pages
+    of the next ones are zeroed again: up to 40 ms of a step of 2,048 tokens, after steps of other sizes."""
+    for parameter in (M_TRIM_THRESHOLD, M_MMAP_THRESHOLD):
+        ctypes.CDLL(None).mallopt(parameter, 1 << 30)
+
+
 def import_once():
-    """Imports for all engines: their collections of garbage then do not look through it, either."""
+    """Imports modules for all engines, so that their garbage collections also skip these."""
     for name in (
         "vllm.v1.worker.cpu_worker",
         "vllm.entrypoints.llm",
@@ -155,13 +171,14 @@ def import_once():
         "vllm.v1.core.sched.scheduler",
     ):
         importlib.import_module(name)
-    torch.cpu._init_amx()  # asks the kernel for the matrix unit; vLLM's attention uses it also where nothing else has
+    torch.cpu._init_amx()  # requests the matrix unit from the kernel; vLLM's attention uses it even if nothing else has
     gc.collect()
     gc.freeze()
+    keep_freed_memory()
 
 
 def calm_llvmlite():
-    """vLLM reads `__dict__` of all that stands in a module; llvmlite, which LMCache loads, answers with a function."""
+    """vLLM reads `__dict__` of everything in a module; llvmlite, which LMCache loads, returns a function for it."""
     from llvmlite.binding import ffi
 
     answer = ffi._lib_wrapper.__getattr__
@@ -175,7 +192,7 @@ def calm_llvmlite():
 
 
 def serve(pipe, settings, environment):
-    os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | environment)  # it may have no children
+    os.environ.update({"VLLM_ENABLE_V1_MULTIPROCESSING": "0"} | environment)  # the process may have no children
     try:
         if "lmcache" in str(settings.get("kv_transfer_config")):
             calm_llvmlite()
@@ -190,9 +207,9 @@ def serve(pipe, settings, environment):
 
 
 class Engine:
-    """In the parent. Engines are forked, so that vLLM is imported once."""
+    """In the parent process. Engines are forked, so that vLLM is imported once."""
 
-    def __init__(self, model, length, blocks, transfer=None, environment=None):
+    def __init__(self, model, length, blocks, transfer=None, environment=None, **changes):
         context = multiprocessing.get_context("fork")
         self.pipe, theirs = context.Pipe()
         settings = dict(
@@ -209,6 +226,7 @@ class Engine:
             enable_prefix_caching=True,
             disable_log_stats=False,
         )
+        settings.update(changes)
         if transfer is not None:
             settings["kv_transfer_config"] = transfer
         self.process = context.Process(target=serve, args=(theirs, settings, environment or {}), daemon=True)
@@ -252,7 +270,7 @@ def ashlar_transfer(daemon, **options):
 
 
 def median_and_bounds(differences):
-    """The median of paired differences, and the order statistics that hold it in 95 of 100 cases."""
+    """Returns the median of paired differences, and the order statistics of its 95 % confidence interval."""
     ordered, count, spread = sorted(differences), len(differences), 0.98 * len(differences) ** 0.5
     return (
         statistics.median(ordered),
@@ -262,7 +280,8 @@ def median_and_bounds(differences):
 
 
 def one_length(bare, cached, daemon, seed, tokens, repeats):
-    """{kind: seconds of each turn}. Both engines have seen prompts of this length before; they take turns in going first."""
+    """Returns {kind: seconds of each turn}. Both engines have seen prompts of this length before; they alternate in
+    going first."""
     times = {"without": [], "cold": [], "dram": [], "ssd": []}
     for turn in range(-WARM, repeats):
         text, found, pair = prompt((*seed, turn), tokens), {}, [("without", bare), ("cold", cached)]
@@ -318,7 +337,8 @@ def free_port():
 
 @contextlib.contextmanager
 def lmcache_transfer(folder):
-    """LMCache's server and what connects an engine to it. Its server reads and writes the engines' blocks in place."""
+    """Starts LMCache's server. Returns the configuration that connects an engine to it. The server reads and writes the
+    engines' blocks in place."""
     if importlib.util.find_spec("lmcache") is None:
         raise RuntimeError("lmcache is not installed")
     port, http = free_port(), free_port()
@@ -335,7 +355,8 @@ def lmcache_transfer(folder):
                 break
             time.sleep(0.2)
         else:
-            raise RuntimeError(f"LMCache's server: {pathlib.Path(log.name).read_text().strip().splitlines()[-1:]}")
+            last = pathlib.Path(log.name).read_text().strip().rpartition("\n")[2]
+            raise RuntimeError(f"LMCache's server did not start; last line of its log: {last}")
         yield dict(
             kv_connector="LMCacheMPConnector",
             kv_connector_module_path="lmcache.integration.vllm.lmcache_mp_connector",
@@ -352,7 +373,7 @@ def lmcache_transfer(folder):
 
 @contextlib.contextmanager
 def variant_transfer(variant, folder):
-    """The `kv_transfer_config` of a variant of part 2, with what it needs running."""
+    """Returns the `kv_transfer_config` of a variant of part 2, and starts what it needs."""
     offload = dict(kv_role="kv_both", kv_connector_extra_config=dict(cpu_bytes_to_use=1 << 30, num_cpu_blocks=4096))
     if variant == "vllm":
         yield None
@@ -362,7 +383,7 @@ def variant_transfer(variant, folder):
     elif variant == "lmcache":
         with lmcache_transfer(folder) as transfer:
             yield transfer
-    elif variant == "lmcache-copied":  # by the engine, not by the server in its blocks
+    elif variant == "lmcache-copied":  # copied by the engine, not by the server in its blocks
         with lmcache_transfer(folder) as transfer:
             transfer["kv_connector_extra_config"]["lmcache.mp.mp_transfer_mode"] = "engine_driven"
             yield transfer
@@ -403,7 +424,7 @@ def rates_part(model, name, options, rates, folder):
 
 
 def one_rate(pair, variant, name, rate, seconds, documents, document_tokens):
-    """Each engine gets half of the requests; each request is one of the documents and a question of its own."""
+    """Each engine gets half of the requests; each request is one of the documents and a distinct question."""
     source = random.Random(f"{name} {rate}")
     arrivals, at = ([], []), 0.0
     while at < seconds:

@@ -20,7 +20,7 @@ std::vector<int32_t> Copy(std::span<const int32_t> tokens) {
   return {tokens.begin(), tokens.end()};
 }
 
-// Advances and takes the time at which the first token's logits stand.
+// Advances the sequence, and measures the time at which the first token's logits are ready.
 absl::Status Finish(const Runtime& runtime, Sequence& sequence, std::span<const Step> chain, const Stopwatch& watch,
                     Served& served) {
   served.logits.resize(refengine::kVocabulary);

@@ -20,7 +20,7 @@ using refengine::ModelConfig;
 using refengine::Sequence;
 using refengine::Step;
 
-// Of several landings in doubt any may be quiet first.
+// With several unresolved landings, any of them may quiesce first.
 constexpr std::chrono::milliseconds kAskEach{10};
 
 engine::Workers Lend(kernels::Workers& workers) {
@@ -73,7 +73,7 @@ absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(const Runtime
   open.epsilon = options.epsilon;
   open.compose = options.compose == ComposeBy::kDaemon ? engine::ComposeBy::kDaemon : engine::ComposeBy::kProcess;
   open.land_ms = static_cast<uint32_t>(options.patience.land.count());
-  open.quiet_ms = 0;  // mostly there are other pages
+  open.quiet_ms = 0;  // usually there are other pages
   open.workers = Lend(runtime.workers);
   if (const engine::Status opened = engine::Cache::Open(open, &serving->cache_); !opened.ok()) return ToStatus(opened);
   if (beside != nullptr) {
@@ -101,9 +101,9 @@ absl::Status CachedServing::Fill(engine::Request& request, uint32_t& filled) {
     const uint32_t i = filled;
     Sequence scratch(runtime_.model.config(), *pool_);
     const absl::Status status = Prefill(runs[i], scratch);
-    if (absl::IsResourceExhausted(status)) break;  // no pages to fill with: what is missed is computed in its place
+    if (absl::IsResourceExhausted(status)) break;  // no pages to fill with: missed segments are computed in place
     if (!status.ok()) return status;
-    // At once, not all at the end: others find it while the next is computed.
+    // Published immediately, not all at the end: others find a segment while the next one is computed.
     const std::vector<engine::LinearTensors> tensors =
         runs[i].transition ? room_.Tensors() : TensorsOf(runtime_.model.config(), scratch.recurrent());
     const std::vector<int32_t>& pages = scratch.page_table();
@@ -122,7 +122,7 @@ absl::Status CachedServing::FillTogether(engine::Request& request) {
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(give_up - std::chrono::steady_clock::now());
     const auto wait = static_cast<uint32_t>(std::clamp<int64_t>(left.count(), 0, UINT32_MAX));
     const engine::Status waited = request.WaitCold(wait);
-    // A segment that has not come, for any reason, is computed in its place.
+    // A segment that did not arrive, for any reason, is computed in place.
     if (waited.code != engine::Code::kRestart) return absl::OkStatus();
   }
 }
@@ -272,7 +272,7 @@ absl::Status CachedServing::Begin(const RagPrompt& prompt, const ConversationId&
   set.request.missing(&missing);
   const bool fills = missing > 0 || set.request.elsewhere() > 0;
   if (!fills && begun.ok()) return absl::OkStatus();
-  EndSequence(set);  // filling takes pages, too
+  EndSequence(set);  // filling also takes pages
   if (absl::Status status = FillTogether(set.request); !status.ok()) return status;
   if (absl::Status status = NewSequence(prompt, set); !status.ok()) return status;
   const std::vector<int32_t>& pages = set.sequence->page_table();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversations to be had about documents: what they begin with, and what the user says next.
+// Conversations about documents: their first turns, and the user's later messages.
 #pragma once
 
 #include <cstdint>

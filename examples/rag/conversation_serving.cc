@@ -9,7 +9,7 @@ namespace ashlar::talk {
 using rag::SetPrompt;
 using refengine::Step;
 
-Conversation::Conversation(rag::RagPrompt text) : text(std::move(text)) {
+Conversation::Conversation(rag::RagPrompt its_text) : text(std::move(its_text)) {
   std::random_device random;
   std::ranges::generate(id, [&] { return static_cast<uint8_t>(random()); });
 }

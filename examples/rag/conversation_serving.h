@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversations with Ashlar: every turn is resumed where its text, or as much of it as is known, was left.
+// Conversations with Ashlar: every turn resumes from the longest kept part of its text.
 #pragma once
 
 #include <chrono>
@@ -35,28 +35,28 @@ struct Turn {
   Provenance provenance = Provenance::kExact;
   std::vector<int64_t> runs;            // ends of the runs that were computed of the prompt, rising
   std::vector<uint64_t> offered;        // depths of checkpoints; the last one is the text's end
-  uint64_t span_tokens = 0;             // of the span up to there that was offered; 0: none was
-  std::vector<CommitOutcome> outcomes;  // of these
+  uint64_t span_tokens = 0;             // tokens of the offered span up to there; 0: none was offered
+  std::vector<CommitOutcome> outcomes;  // outcomes of these
   double commit_ms = 0;
 };
 
-// A turn is served as CachedServing serves a prompt, and its states are committed. What began with nothing, or with an
-// exact prefix, may be resumed by every conversation; what lies behind retrieved sections by this one alone.
+// A turn is served as CachedServing serves a prompt, and its states are committed. Texts that resumed from an exact
+// prefix or from none may be resumed by every conversation; texts after retrieved sections only by this one.
 class ConversationServing {
  public:
-  // Checkpoints that are captured in one turn, at most; of more the first ones.
+  // Limit of checkpoints captured in one turn; beyond it only the first ones are captured.
   static constexpr size_t kCheckpoints = 34;
-  // With options.prefixes. A turn of which no more than its span_tokens are computed from the prompt's last token on
-  // offers a span, and states before that token. The engine resumes with the bits of one that never left if its passes
-  // have capture_tokens.
+  // With options.prefixes. A turn that computes at most span_tokens from the prompt's last token offers a span, and
+  // states before that token. The engine resumes with the same bits as one that never stopped if its passes have
+  // capture_tokens.
   static absl::StatusOr<std::unique_ptr<ConversationServing>> Open(const rag::Runtime& runtime,
                                                                    const rag::ServingOptions& options);
 
-  // Computes the text so far, decodes so many tokens greedily, appends them, and commits what was asked for. Errors are
-  // CachedServing::Serve's; the text then is as it was.
+  // Computes the text so far, decodes the given number of tokens greedily, appends them, and commits the requested
+  // states. Errors are CachedServing::Serve's; the text is then unchanged.
   absl::StatusOr<Turn> Serve(Conversation& conversation, int64_t decode);
-  // After Serve: the engines of that node go on with the conversation from where this turn has ended. UNAVAILABLE: it
-  // is not there, at least not in time; they compute.
+  // After Serve: engines of that node continue the conversation from the end of this turn. UNAVAILABLE: the text did
+  // not arrive in time; those engines compute it.
   absl::Status HandOff(const Conversation& conversation, const std::string& node, std::chrono::milliseconds wait);
   engine::Cache& cache() { return serving_->cache(); }
   refengine::KvPages& pages() { return serving_->pages(); }

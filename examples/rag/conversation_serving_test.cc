@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversations through a real daemon: what is resumed, from where, and with which bits.
+// Conversations through a real daemon: what is resumed, from which position, and that the bits are equal.
 #include "examples/rag/conversation_serving.h"
 
 #include <gmock/gmock.h>
@@ -39,8 +39,8 @@ class Conversations : public testing::Test {
 
   rag::Runtime runtime() { return {model_, engine_, kernels_, *queue_, pool_}; }
   absl::StatusOr<std::unique_ptr<ConversationServing>> Open(const rag::PrefixUse& prefixes) {
-    return ConversationServing::Open(runtime(), {.rpc_socket = daemon_->client_options().rpc_socket,
-                                                 .session_socket = daemon_->client_options().session_socket,
+    return ConversationServing::Open(runtime(), {.rpc_socket = daemon_->sockets().rpc_socket,
+                                                 .session_socket = daemon_->sockets().session_socket,
                                                  .timeout = std::chrono::seconds(10),
                                                  .seams = kSeams,
                                                  .pages = kPages,
@@ -57,7 +57,7 @@ class Conversations : public testing::Test {
     return turn;
   }
 
-  // The turn's text computed from its first token on, in the cuts in which it came to be.
+  // The turn's text computed from its first token, with the same cuts as originally.
   void ExpectBitsOfNoCache(const Conversation& conversation, const Turn& turn, Cuts& cuts) {
     cuts.Resume(turn.set->resumed);
     cuts.Add(turn.runs);
@@ -91,7 +91,7 @@ class Conversations : public testing::Test {
   std::unique_ptr<ConversationServing> serving_;
 };
 
-TEST_F(Conversations, TurnsAreResumedWhereTheTextWasLeft) {
+TEST_F(Conversations, ResumesTurnsAtTheEndOfTheText) {
   Conversation talk;
   Cuts cuts;
   uint64_t left = 0;
@@ -107,7 +107,7 @@ TEST_F(Conversations, TurnsAreResumedWhereTheTextWasLeft) {
   }
 }
 
-TEST_F(Conversations, ThoseWithTheSameInstructionsBranchOffThem) {
+TEST_F(Conversations, ConversationsBranchOffSharedInstructions) {
   const std::vector<int32_t> instructions = Text(7, 400);
   constexpr uint64_t kBranch = 400 / kPass * kPass;
   for (int32_t i = 0; i < 4; ++i) {
@@ -115,7 +115,7 @@ TEST_F(Conversations, ThoseWithTheSameInstructionsBranchOffThem) {
     Conversation talk(rag::RagPrompt{.tokens = instructions});
     const Turn turn = Say(talk, Text(10 + i, 100));
     Cuts cuts;
-    // The first knows of nobody, the second finds out where they part.
+    // The first one knows no other; the second one finds where they diverge.
     if (i == 1) {
       EXPECT_THAT(turn.offered, testing::Contains(kBranch));
     }
@@ -127,7 +127,7 @@ TEST_F(Conversations, ThoseWithTheSameInstructionsBranchOffThem) {
   }
 }
 
-TEST_F(Conversations, WhatLiesBehindSectionsIsTheConversationsOwn) {
+TEST_F(Conversations, StatesAfterSectionsBelongToTheConversation) {
   Conversation talk = Retrieved(/*question=*/20), other = Retrieved(20);
   const Turn first = Say(talk, {});
   EXPECT_EQ(first.provenance, Provenance::kComposed);
@@ -148,12 +148,12 @@ TEST_F(Conversations, WhatLiesBehindSectionsIsTheConversationsOwn) {
       ASSERT_TRUE(RunOn(runtime(), *stayed, talk.text.tokens, one).ok());
     }
   }
-  // Another conversation says the same, and finds the sections alone.
+  // Another conversation with the same text finds only the sections.
   const Turn same = Say(other, {});
   EXPECT_FALSE(same.own);
   EXPECT_EQ(same.served.hits, 3u);
   EXPECT_EQ(same.served.logits, first.served.logits);
-  // An exact text with the same beginning resumes from none of the states behind sections.
+  // An exact text with the same beginning does not resume from states after sections.
   Conversation exact(rag::RagPrompt{.tokens = talk.text.tokens});
   EXPECT_EQ(Say(exact, Text(40, 10)).provenance, Provenance::kExact);
 }
@@ -162,7 +162,7 @@ class RegeneratedAnswers : public Conversations, public testing::WithParamInterf
  protected:
   static constexpr int64_t kAnswer = 20;
   static constexpr uint32_t kSpan = kAnswer + 1;
-  // Of states that are rebuilt from what was computed exactly.
+  // For states rebuilt from exactly computed ones.
   double bound() const { return GetParam() == DType::kF32 ? 1e-5 : 3e-4; }
 
   void SetUp() override {
@@ -172,12 +172,12 @@ class RegeneratedAnswers : public Conversations, public testing::WithParamInterf
     ASSERT_TRUE(serving.ok()) << serving.status();
     serving_ = *std::move(serving);
   }
-  // Serves what the conversation ends with now; what was rebuilt is held to a sequence that computed all of it.
+  // Serves the current end of the conversation, and compares rebuilt states with a sequence that computed all of it.
   Turn Answer(Conversation& talk) {
     Turn turn = serving_->Serve(talk, kAnswer).value();
     if (turn.set->plan().prefix_span_tokens == 0 || turn.provenance != Provenance::kExact) return turn;
     refengine::Sequence full(model_.config(), own_.pool());
-    // States computed behind rebuilt states carry an error of that size, and were captured with it.
+    // States computed after rebuilt states have an error of that size, and were captured with it.
     const double before = bound() * rebuilt_++;
     const auto step = refengine::Step::Compute(std::span(talk.text.tokens).first(turn.set->resumed));
     EXPECT_TRUE(engine_.Advance(full, {&step, 1}).ok());
@@ -190,19 +190,19 @@ class RegeneratedAnswers : public Conversations, public testing::WithParamInterf
   }
 
  private:
-  int rebuilt_ = 0;  // states, each behind the one before
+  int rebuilt_ = 0;  // rebuilt states, each after the one before
 };
 
 INSTANTIATE_TEST_SUITE_P(Types, RegeneratedAnswers, testing::Values(DType::kF32, DType::kF16),
                          [](const auto& test) { return test.param == DType::kF32 ? "f32" : "f16"; });
 
-TEST_P(RegeneratedAnswers, AreResumedInsideAndWhereTheyBegan) {
+TEST_P(RegeneratedAnswers, AreResumedInsideAndAtTheirBeginning) {
   Conversation talk(rag::RagPrompt{.tokens = Text(1, 200)});
   const Turn first = Answer(talk);
   EXPECT_EQ(first.span_tokens, kSpan);
   EXPECT_THAT(first.offered, testing::ElementsAre(199u, 220u));
   EXPECT_THAT(first.outcomes, testing::ElementsAre(CommitOutcome::kKept, CommitOutcome::kKeptAsSpan));
-  // The next message comes behind half of the answer.
+  // The next message comes after half of the answer.
   talk.text.tokens.resize(211);
   const std::vector<int32_t> message = Text(2, 60);
   talk.text.tokens.insert(talk.text.tokens.end(), message.begin(), message.end());
@@ -211,19 +211,19 @@ TEST_P(RegeneratedAnswers, AreResumedInsideAndWhereTheyBegan) {
   EXPECT_EQ(second.set->plan().prefix_span_tokens, 12u);
   EXPECT_EQ(second.served.computed_tokens, 60u);
   EXPECT_EQ(second.outcomes.back(), CommitOutcome::kKeptAsSpan);
-  // That turn is answered once more: from the states before its last token.
+  // That turn is answered again: from the states before its last token.
   talk.text.tokens.resize(271);
   const Turn again = Answer(talk);
   EXPECT_EQ(again.set->resumed, 270u);
   EXPECT_EQ(again.served.computed_tokens, 1u);
   EXPECT_LE(rag::RelativeL2(again.served.logits, second.served.logits), bound());
-  // And the conversation continues behind all of it.
+  // The conversation continues after all of it.
   const uint64_t left = talk.text.tokens.size();
   talk.text.tokens.insert(talk.text.tokens.end(), message.begin(), message.end());
   EXPECT_EQ(Answer(talk).set->resumed, left);
 }
 
-TEST_P(RegeneratedAnswers, OfComposedTurnsAreTheConversationsOwn) {
+TEST_P(RegeneratedAnswers, OfComposedTurnsBelongToTheConversation) {
   Conversation talk = Retrieved(20), other = Retrieved(20);
   const Turn first = Answer(talk);
   ASSERT_EQ(first.provenance, Provenance::kComposed);

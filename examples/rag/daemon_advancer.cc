@@ -22,7 +22,7 @@ bool DaemonAdvancer::Advance(int32_t layer, const kernels::AdvanceSeamArgs& args
     } else {
       position += static_cast<uint64_t>(step.end - step.begin);
     }
-    // Heads of a state lie one behind the other.
+    // Heads of a state are consecutive.
     if (step.checkpoint != nullptr) copies.push_back({position, {.data = step.checkpoint->heads[0]}});
   }
   const kernels::TokenInputs& rows = args.inputs;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Has the cache advance linear layers of a request, as an engine without kernels would.
+// Lets the cache advance a request's linear layers, as for an engine without kernels.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,10 @@
 
 namespace ashlar::rag {
 
-// Says by positions what Engine::Advance says by steps: its chain is the request's plan, cut into passes.
+// Converts the steps of Engine::Advance into positions: its chain is the request's plan, cut into passes.
 class DaemonAdvancer final : public refengine::SeamAdvancer {
  public:
-  // For one Engine::Advance along the plan that the request has now.
+  // For one Engine::Advance along the request's current plan.
   DaemonAdvancer(engine::Request& request, const refengine::ModelConfig& config);
   bool Advance(int32_t layer, const kernels::AdvanceSeamArgs& args) override;
 

@@ -14,7 +14,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// The files to read, each once however many links point at it.
+// The files to read, each once even if several links point to it.
 std::vector<fs::path> TextFiles(const std::string& folder) {
   std::vector<fs::path> files;
   std::error_code error;
@@ -40,8 +40,8 @@ std::string ReadFile(const fs::path& path, size_t limit) {
   return text;
 }
 
-// Returns where to cut `text` so that the piece has at most `aim` bytes: behind a blank line, a line or a word, the
-// first of these that leaves at least half of the aim.
+// Returns where to cut `text` so that the piece has at most `aim` bytes: after a blank line, a line or a word, the
+// first of these that leaves at least half of `aim`.
 size_t CutPosition(std::string_view text, size_t aim) {
   if (text.size() <= aim) return text.size();
   for (std::string_view stop : {std::string_view("\n\n"), std::string_view("\n"), std::string_view(" ")}) {

@@ -38,7 +38,7 @@ std::string Lines(int count, const std::string& word) {
   return text;
 }
 
-TEST_F(Documents, CutsAtLinesAndLosesNothing) {
+TEST_F(Documents, SplitsAtLinesWithoutLoss) {
   const std::string text = Lines(60, "oak");
   Write("oak", text);
   const auto sections = ReadSections(folder_, {.section_bytes = 256});
@@ -53,7 +53,7 @@ TEST_F(Documents, CutsAtLinesAndLosesNothing) {
   EXPECT_LT(text.size() - joined.size(), 64u) << "only a last section too short to keep is dropped";
 }
 
-TEST_F(Documents, ReadsEachFileOnceAndNoBinaries) {
+TEST_F(Documents, ReadsEachTextFileOnce) {
   Write("a", Lines(20, "ash"));
   Write("b", std::string("\0\1\2", 3) + Lines(20, "beech"));
   fs::create_symlink(folder_ / "a", folder_ / "c");
@@ -62,7 +62,7 @@ TEST_F(Documents, ReadsEachFileOnceAndNoBinaries) {
   for (const Section& section : *sections) EXPECT_EQ(section.document, "a");
 }
 
-TEST_F(Documents, TakesEvenlyFromAll) {
+TEST_F(Documents, TakesSectionsEvenlyFromAllDocuments) {
   Write("a", Lines(100, "ash"));
   Write("b", Lines(20, "beech"));
   const auto sections = ReadSections(folder_, {.section_bytes = 256, .max_sections = 4});
@@ -72,12 +72,12 @@ TEST_F(Documents, TakesEvenlyFromAll) {
   EXPECT_EQ(documents, (std::multiset<std::string>{"a", "a", "b", "b"}));
 }
 
-TEST_F(Documents, SaysWhereThereIsNothing) {
+TEST_F(Documents, ReportsAnEmptyFolder) {
   EXPECT_TRUE(absl::IsNotFound(ReadSections(folder_, {}).status()));
   EXPECT_TRUE(absl::IsNotFound(ReadSections(folder_ / "missing", {}).status()));
 }
 
-TEST(Retrieval, RanksTheSectionThatHasTheWords) {
+TEST(Retrieval, RanksTheSectionWithTheWordsFirst) {
   const std::vector<Section> sections = {{"d", 0, "the cat sat on the mat"},
                                          {"d", 1, "a licence grants permission to copy"},
                                          {"d", 2, "permission to copy, copy and copy again the licence"}};
@@ -104,7 +104,7 @@ TEST(Retrieval, AsksAboutEverySectionOnceBeforeAnyAgain) {
   EXPECT_NE(questions, MakeQuestions(sections, index, 6, 8));
 }
 
-TEST(Prompt, HasASectionsTokensWhereverItStands) {
+TEST(Prompt, TokenizesASectionTheSameAtAnyPosition) {
   const std::vector<Section> sections = {{"oak", 0, "text of the oak"}, {"ash", 3, "text of the ash"}};
   const RagPrompt there = MakePrompt(sections, std::vector<int32_t>{0, 1}, "why?");
   const RagPrompt here = MakePrompt(sections, std::vector<int32_t>{1, 0}, "why?");

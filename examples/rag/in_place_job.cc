@@ -91,8 +91,8 @@ absl::Status InPlaceJob::Prepare() {
                                            .threads = static_cast<uint32_t>(threads_.Size())});
   if (!daemon.ok()) return daemon.status();
   daemon_ = std::move(*daemon);
-  auto in_place = InPlaceServing::Open(runtime(), {.rpc_socket = daemon_->client_options().rpc_socket,
-                                                   .session_socket = daemon_->client_options().session_socket,
+  auto in_place = InPlaceServing::Open(runtime(), {.rpc_socket = daemon_->sockets().rpc_socket,
+                                                   .session_socket = daemon_->sockets().session_socket,
                                                    .seams = kSeams,
                                                    .pages = PoolPages(prompts_)});
   if (!in_place.ok()) return in_place.status();
@@ -102,10 +102,10 @@ absl::Status InPlaceJob::Prepare() {
 
 absl::Status InPlaceJob::OpenCopies(size_t longest) {
   auto copies = CachedServing::Open(
-      runtime(), {.rpc_socket = daemon_->client_options().rpc_socket,
-                  .session_socket = daemon_->client_options().session_socket,
+      runtime(), {.rpc_socket = daemon_->sockets().rpc_socket,
+                  .session_socket = daemon_->sockets().session_socket,
                   .seams = kSeams,
-                  .pages = PagesFor(longest, 3)});  // the prompt, one whose landing has not quiesced, and a segment
+                  .pages = PagesFor(longest, 3)});  // the prompt, one with an unquiesced landing, and a segment
   if (!copies.ok()) return copies.status();
   copies_ = std::move(*copies);
   return absl::OkStatus();

@@ -19,7 +19,7 @@ struct InPlaceRequest {
   uint64_t missed = 0;      // segments that the request computed
   uint64_t copy_pages = 0;  // pages of the request if its segments were copied
   uint64_t own_pages = 0;   // pages that only this request holds
-  uint64_t new_pages = 0;   // pages that no earlier request held: its own, and shared pages that it filled
+  uint64_t new_pages = 0;   // pages that no earlier request held: own ones, and shared pages that it filled
   bool same_token = false;  // the first token is that of landed copies
   double logits_rel_l2 = 0;
 };
@@ -27,12 +27,12 @@ struct InPlaceRequest {
 struct InPlaceResult {
   uint64_t page_tokens = 0;
   std::vector<InPlaceRequest> requests;
-  uint64_t copy_pages = 0;      // held by all requests with copies of their own
+  uint64_t copy_pages = 0;      // held by all requests if each had its own copies
   uint64_t in_place_pages = 0;  // held by all requests in place, each page counted once
   double worst_rel_l2 = 0;
 
   uint64_t saved_pages() const { return copy_pages - in_place_pages; }
-  // Whether the logits are those of landed copies.
+  // Whether the logits equal the ones with landed copies.
   bool Holds() const { return worst_rel_l2 <= 1e-5; }
 };
 

@@ -31,7 +31,7 @@ class InPlaceServing {
   struct Options {
     std::string rpc_socket, session_socket;
     refengine::SeamWidths seams;
-    int32_t pages = 0;  // of the pool
+    int32_t pages = 0;  // pages of the pool
     std::chrono::milliseconds land{5000};
   };
   static absl::StatusOr<std::unique_ptr<InPlaceServing>> Open(const Runtime& runtime, const Options& options);
@@ -40,7 +40,7 @@ class InPlaceServing {
   struct Running {
     engine::Request request;
     std::unique_ptr<refengine::Sequence> sequence;
-    std::vector<float> logits;   // of the first token
+    std::vector<float> logits;   // logits of the first token
     std::vector<int32_t> pages;  // all pages of the request, ascending: shared and own
     uint64_t own_pages = 0;      // pages of the request that are not shared
     uint64_t missed = 0;         // segments that the request computed

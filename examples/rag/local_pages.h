@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pages of an engine in memory that no daemon knows of.
+// Pages of an engine in memory that is not shared with a daemon.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace ashlar::rag {
 
 inline constexpr int32_t kPageTokens = 16;
 
-// Pages for so many prompts of `tokens` tokens.
+// Returns the number of pages for `prompts` prompts of `tokens` tokens.
 inline int32_t PagesFor(size_t tokens, size_t prompts) {
   return static_cast<int32_t>((tokens / kPageTokens + 2) * prompts);
 }

@@ -21,7 +21,7 @@ using refengine::ModelConfig;
 
 constexpr int64_t kDefaultWidth = 8;  // HYPIC's seam window
 constexpr int64_t kWidths[] = {4, kDefaultWidth, 32};
-constexpr size_t kPrefixPrompts = 16;  // that the prefix cache keeps
+constexpr size_t kPrefixPrompts = 16;  // prompts that the prefix cache keeps
 
 // FNV-1a of the bytes: two runs with the same bits have the same digest.
 uint64_t Digest(const std::vector<float>& logits) {
@@ -37,7 +37,7 @@ struct NodeEngine {
   std::map<int64_t, std::unique_ptr<CachedServing>> ashlar;  // by seam width
 };
 
-// Everything one run needs, made once.
+// Everything that a run needs, created once.
 class MainJob {
  public:
   explicit MainJob(const JobOptions& options)
@@ -109,7 +109,7 @@ absl::Status MainJob::Prepare() {
 }
 
 absl::Status MainJob::StartNodes(size_t longest) {
-  // Each cache must hold every section once a seam width.
+  // Each cache must hold every section once per seam width.
   const uint64_t all = (uint64_t{1} << 30) + std::size(kWidths) * sections_.size() * (uint64_t{8} << 20);
   auto daemons =
       tools::LocalNodes::Start(options_.nodes, {.dram_bytes = options_.dram_bytes > 0 ? options_.dram_bytes : all,
@@ -131,8 +131,8 @@ absl::Status MainJob::Connect(const tools::LocalDaemon& daemon, size_t longest, 
   const CachedServing* first = nullptr;
   for (int64_t width : kWidths) {
     auto serving = CachedServing::Open(
-        runtime(), {.rpc_socket = daemon.client_options().rpc_socket,
-                    .session_socket = daemon.client_options().session_socket,
+        runtime(), {.rpc_socket = daemon.sockets().rpc_socket,
+                    .session_socket = daemon.sockets().session_socket,
                     .seams = {width, width},
                     // The prompt being served, those whose landings have not quiesced, and a segment being filled.
                     .pages = PagesFor(longest, std::size(kWidths) + 2),
@@ -188,7 +188,7 @@ absl::StatusOr<RequestResult> MainJob::Request(size_t number) {
   const absl::StatusOr<std::optional<Layer0Error>> layer0 = layer0_->Measure(prompt, ashlar.last(), own_pages_->pool());
   if (!layer0.ok()) return layer0.status();
   result.layer0 = *layer0;
-  ashlar.last() = {};  // leases of what has been served would take the room of what comes next
+  ashlar.last() = {};  // leases of served prompts would take the space of later ones
   if (absl::Status status = OtherWidths(node, prompt, full->logits); !status.ok()) return status;
   return result;
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A request's prompt: instructions, retrieved sections in the order of their rank, question. Every part is tokenised by
-// itself, so that a section's tokens do not depend on where it stands.
+// A request's prompt: instructions, retrieved sections in the order of their rank, question. Every part is tokenized
+// separately, so that a section's tokens do not depend on its position.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace ashlar::rag {
 
 struct RagPrompt {
   std::vector<int32_t> tokens;
-  std::vector<uint64_t> segment_lengths;  // of the instructions and of each section; the question follows them
+  std::vector<uint64_t> segment_lengths;  // lengths of the instructions and of each section; the question follows them
 
   std::span<const int32_t> Segment(size_t segment) const;
   std::span<const int32_t> Query() const;

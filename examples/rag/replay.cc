@@ -13,7 +13,7 @@ using refengine::Step;
 
 void Cuts::Resume(uint64_t depth) {
   const auto at = static_cast<int64_t>(depth);
-  if (depth > end()) calls_.clear();  // somebody else's
+  if (depth > end()) calls_.clear();  // calls of another text
   while (!calls_.empty()) {
     std::vector<int64_t>& last = calls_.back();
     std::erase_if(last, [&](int64_t position) { return position > at; });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Replay: a text computed from its first token on, without any cache, in the steps in which it was computed with one.
+// Replay: a text that is computed from its first token without a cache, in the same steps as with one.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,11 @@ class Cuts {
   std::vector<std::vector<int64_t>> calls_;
 };
 
-// Logits behind the last of `tokens`, which is where `cuts` end.
+// Logits after the last of `tokens`, where `cuts` end.
 absl::StatusOr<std::vector<float>> Replay(const rag::Runtime& runtime, refengine::KvPages& pool,
                                           std::span<const int32_t> tokens, const Cuts& cuts);
 
-// One call: the runs of `tokens` that end at `ends`, behind `sequence`. Logits behind the last.
+// One call: the runs of `tokens` that end at `ends`, after `sequence`. Returns the logits after the last.
 absl::StatusOr<std::vector<float>> RunOn(const rag::Runtime& runtime, refengine::Sequence& sequence,
                                          std::span<const int32_t> tokens, std::span<const int64_t> ends);
 

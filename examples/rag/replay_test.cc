@@ -19,7 +19,7 @@ TEST(Cuts, ATextThatContinuesWhereItEndedKeepsItsCuts) {
   EXPECT_EQ(cuts.end(), 400u);
 }
 
-TEST(Cuts, WhatLiesBehindTheResumptionIsErased) {
+TEST(Cuts, CutsAfterTheResumptionAreErased) {
   Cuts cuts;
   cuts.Add({128, 256, 300});
   cuts.Add({301});
@@ -31,7 +31,7 @@ TEST(Cuts, WhatLiesBehindTheResumptionIsErased) {
   EXPECT_TRUE(cuts.calls().empty());
 }
 
-TEST(Cuts, WhatSomebodyElseComputedWasOneRun) {
+TEST(Cuts, TextComputedElsewhereCountsAsOneRun) {
   Cuts cuts;
   cuts.Add({50});
   cuts.Resume(128);

@@ -18,7 +18,7 @@ const char* const kWays[] = {"full", "prefix", "naive", "ashlar"};
 
 enum class Over {
   kEvery,
-  kAllHit,  // with as many sections as a prompt may have: times of shorter prompts are no measure for those
+  kAllHit,  // with the largest number of sections per prompt, because times of shorter prompts are not comparable
 };
 
 std::vector<double> Collect(const RunResult& run, Over over, const Value& value) {
@@ -66,7 +66,7 @@ nlohmann::json ToJson(const std::optional<Layer0Error>& error) {
   return {{"ashlar", error->ashlar}, {"naive", error->naive}, {"zero_transition", error->zero_transition}};
 }
 
-// Segments by the tier that had them, or by why none had.
+// Segments by the tier of the hit, or by the reason of the miss.
 template <typename Key>
 nlohmann::json ToJson(const std::map<Key, uint64_t>& segments) {
   nlohmann::json json = nlohmann::json::object();
@@ -146,7 +146,7 @@ nlohmann::json ToJson(const StoredSegments& stored, double epsilon) {
   return json;
 }
 
-// Of requests that were set from the cache alone.
+// For requests that were assembled only from the cache.
 void PrintAllHit(const RunResult& run) {
   std::printf("\n  time to first token, median of all-hit requests, ms:");
   for (const char* way : kWays) {
@@ -158,7 +158,7 @@ void PrintAllHit(const RunResult& run) {
               Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; })));
 }
 
-// Of all segments that were found, those that another node had.
+// Of all hits, the ones from another node.
 void PrintRemote(const RunResult& run) {
   if (run.nodes == 1) return;
   const std::map<TierKind, uint64_t> tiers = OfAll(run, &RequestResult::hit_tiers);
@@ -239,7 +239,7 @@ nlohmann::json ToJson(const RunResult& run) {
       Median(Collect(run, Over::kAllHit, [](const auto& r) { return r.flop_floor_speedup; }));
   summary["full_flops_ratio"] = Median(Collect(run, Over::kEvery, [](const auto& r) { return r.full_flops_ratio; }));
   summary["hit_tiers"] = ToJson(OfAll(run, &RequestResult::hit_tiers));
-  if (run.nodes > 1) summary["hit_tiers"].emplace("remote", 0);  // said also where there was none
+  if (run.nodes > 1) summary["hit_tiers"].emplace("remote", 0);  // also printed if there was none
   summary["miss_reasons"] = ToJson(OfAll(run, &RequestResult::miss_reasons));
   summary["stored"] = ToJson(run.stored, run.epsilon);
   summary["layer0_state_rel_l2"] = ToJson(WorstLayer0(run));

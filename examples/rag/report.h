@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The report of the main job: a line a request, a summary, and the same numbers in JSON.
+// The report of the main job: one line per request, a summary, and the same numbers in JSON.
 #pragma once
 
 #include <cstdint>
@@ -31,10 +31,10 @@ struct RequestResult {
   std::map<MissReason, uint64_t> miss_reasons;
   uint64_t computed_tokens = 0;           // without filled segments
   std::map<std::string, WayResult> ways;  // full, prefix, naive, ashlar
-  std::optional<Layer0Error> layer0;      // nothing where no interior was landed
+  std::optional<Layer0Error> layer0;      // empty if no interior was landed
   uint64_t logits_digest = 0;             // digest of Ashlar's logits
   double full_flops_ratio = 0;            // FLOP/s of full recompute over the machine's FMA peak
-  double flop_floor_speedup = 0;          // FLOPs of full recompute over those of seams and query
+  double flop_floor_speedup = 0;          // FLOPs of full recompute divided by those of seams and query
   uint64_t landed = 0;                    // segments that were set from the cache in the end
   bool all_hit() const { return misses == 0 && landed == segments; }
   double speedup() const { return ways.at("full").ttft_ms / ways.at("ashlar").ttft_ms; }

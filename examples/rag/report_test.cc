@@ -17,14 +17,14 @@ RequestResult Request(uint64_t sections, uint64_t misses, double full_ms, double
   return request;
 }
 
-TEST(Report, TimesAreThoseOfAllHitRequestsOfFullLength) {
+TEST(Report, TimesCoverAllHitRequestsOfFullLength) {
   RunResult run{.sections_per_prompt = 16};
   run.requests = {Request(16, 0, 1000, 100),  // 10×
                   Request(16, 0, 1000, 50),   // 20×
                   Request(16, 0, 1200, 100),  // 12×
                   Request(16, 1, 1000, 1),    // a miss
                   Request(3, 0, 30, 29)};     // few sections were found
-  // Every segment was found, but one of them did not land.
+  // Every segment was found, but one failed to land.
   run.requests.push_back(Request(16, 0, 1000, 2));
   --run.requests.back().landed;
 
@@ -52,7 +52,7 @@ TEST(Report, SegmentsAreCountedByTierAndByReason) {
   EXPECT_EQ(json["requests"][1]["miss_reasons"], nlohmann::json({{"never_seen", 1}, {"slower_than_recompute", 1}}));
 }
 
-TEST(Report, SeveralNodesAlwaysTellRemoteHits) {
+TEST(Report, RemoteHitsAreReportedWithSeveralNodes) {
   RunResult run{.sections_per_prompt = 16, .nodes = 3};
   run.requests = {Request(16, 3, 1000, 100), Request(16, 2, 1000, 100)};
   run.requests[1].node = 2;
@@ -67,7 +67,7 @@ TEST(Report, SeveralNodesAlwaysTellRemoteHits) {
   EXPECT_EQ(ToJson(run)["summary"]["hit_tiers"], nlohmann::json({{"dram", 14}, {"remote", 15}}));
 }
 
-TEST(Report, NoRequestOfFullLengthIsNoFigure) {
+TEST(Report, NoFigureWithoutRequestsOfFullLength) {
   RunResult run{.sections_per_prompt = 16};
   run.requests = {Request(3, 0, 30, 3)};
   const nlohmann::json summary = ToJson(run)["summary"];

@@ -13,7 +13,7 @@ namespace ashlar::rag {
 namespace {
 
 constexpr double kTellingIdf = 2.0;
-constexpr size_t kTellingWords = 12;  // of a section; a question asks after a few of them
+constexpr size_t kTellingWords = 12;  // words of a section; a question uses a few of them
 constexpr size_t kQuestionWords = 4;
 
 }  // namespace
@@ -85,7 +85,7 @@ std::vector<std::string> MakeQuestions(const std::vector<Section>& sections, con
     std::vector<std::string> words = Words(sections[order[turn]].text);
     std::sort(words.begin(), words.end());
     words.erase(std::unique(words.begin(), words.end()), words.end());
-    // The rarest words name one section only; those of middling rarity tie several together.
+    // The rarest words identify a single section; words of middling rarity occur in several.
     std::stable_sort(words.begin(), words.end(), [&](const std::string& a, const std::string& b) {
       return std::abs(index.Idf(a) - kTellingIdf) < std::abs(index.Idf(b) - kTellingIdf);
     });

@@ -35,8 +35,8 @@ class Bm25 {
   double mean_length_ = 0;
 };
 
-// Questions about a corpus nobody wrote questions for: each asks after a few telling words of one section. Every
-// section is asked about once before any is again. The same corpus and seed give the same questions.
+// Questions about a corpus without existing questions: each uses a few distinctive words of one section. Every section
+// is used once before any is used again. The same corpus and seed give the same questions.
 std::vector<std::string> MakeQuestions(const std::vector<Section>& sections, const Bm25& index, size_t count,
                                        uint64_t seed);
 

@@ -14,7 +14,7 @@
 
 namespace ashlar::rag {
 
-// One engine and what it computes with. Everything outlives the ways of serving that use it.
+// One engine and its resources. All of it must outlive the ways of serving that use it.
 struct Runtime {
   const refengine::Model& model;
   refengine::Engine& engine;
@@ -24,8 +24,8 @@ struct Runtime {
 };
 
 struct Served {
-  double ttft_ms = 0;         // from the tokens' arrival to the first token's logits
-  std::vector<float> logits;  // of the first token
+  double ttft_ms = 0;         // time from the tokens' arrival to the first token's logits
+  std::vector<float> logits;  // logits of the first token
   uint64_t computed_tokens = 0;
   uint64_t hits = 0, misses = 0;           // segments
   std::map<TierKind, uint64_t> hit_tiers;  // hits by tier

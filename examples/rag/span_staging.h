@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the engine takes down what its linear layers see of a text's last tokens.
+// Records the inputs of the linear layers for a text's last tokens.
 #pragma once
 
 #include <cstdint>
@@ -16,10 +16,10 @@ class SpanStaging {
   SpanStaging(const SpanStaging&) = delete;
   SpanStaging& operator=(const SpanStaging&) = delete;
 
-  // From now on the engine records what it computes from `begin` on.
+  // From now on the engine records what it computes starting at `begin`.
   void Begin(uint64_t begin) { tape_.begin = static_cast<int64_t>(begin); }
   const refengine::SpanTape& tape() const { return tape_; }
-  // The recorded tokens' rows, one a linear layer.
+  // The recorded tokens' rows, one set per linear layer.
   const std::vector<engine::SpanRows>& rows() const { return recorded_; }
 
  private:

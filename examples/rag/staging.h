@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's memory as the cache sees it: where pages lie, and tensors of linear layers.
+// The engine's memory that the cache uses: pages, and tensors of linear layers.
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@
 
 namespace ashlar::rag {
 
-// Where the pages are in memory that holds a pool of this many pages.
+// The places of pages in the memory of a pool with this many pages.
 std::vector<engine::PagePlace> PlacesOf(const refengine::ModelConfig& config, int32_t page_tokens, int32_t pages);
 
-// Where the tensors of a state lie, all linear layers'. Until the state moves.
+// The places of a state's tensors in all linear layers. Valid until the state moves.
 std::vector<engine::LinearTensors> TensorsOf(const refengine::ModelConfig& config,
                                              const refengine::RecurrentState& state);
 
@@ -34,7 +34,7 @@ struct StepTuples {
 bool ReadLayer(engine::Request& request, const refengine::ModelConfig& config, int32_t layer,
                std::vector<StepTuples>& steps);
 
-// Room for one tuple of all linear layers.
+// Memory for one tuple of all linear layers.
 class TupleRoom {
  public:
   explicit TupleRoom(const refengine::ModelConfig& config);

@@ -22,8 +22,8 @@ namespace {
 using rag::kPageTokens;
 using refengine::Sequence;
 
-// Passes end where the daemon may ask for checkpoints, so that a text resumed there has the bits of one that was not.
-// On the demo's model passes of 128 tokens take as long as longer ones.
+// Passes end where the daemon may ask for checkpoints, so that a resumed text has the same bits as one that was never
+// interrupted. On the demo's model, passes of 128 tokens take as long as longer ones.
 constexpr uint32_t kPassTokens = 128;
 constexpr refengine::SeamWidths kSeams{8, 8};
 
@@ -41,17 +41,17 @@ class TalkJob {
   absl::StatusOr<TalkResult> Run();
 
  private:
-  // One conversation, and what it is compared with.
+  // One conversation, and its reference.
   struct Talk {
     Chat chat;
     Conversation conversation;
     Cuts cuts;                         // of an exact one
-    std::unique_ptr<Sequence> stayed;  // of a composed one: the sequence of its first turn, which goes on
+    std::unique_ptr<Sequence> stayed;  // of a composed one: the sequence of its first turn, which continues
   };
 
   absl::Status Prepare();
   absl::StatusOr<TurnResult> TakeTurn(Talk& talk, size_t turn);
-  // Returns the logits that `turn` should have had, cut alike; empty if nothing is to be compared. `prompt`: its
+  // Returns the logits that `turn` should have, cut in the same way; empty if there is no reference. `prompt`: its
   // tokens.
   absl::StatusOr<std::vector<float>> WithoutCache(Talk& talk, const Turn& turn, std::span<const int32_t> prompt);
   // Also runs the tokens that `turn` decoded.
@@ -59,7 +59,7 @@ class TalkJob {
   // Returns the error of the states that `turn` was resumed from against full recompute, relative L2, the worst
   // layer's.
   absl::StatusOr<double> StateError(const Turn& turn, std::span<const int32_t> prompt);
-  // Returns how many more bytes states in place of the spans would have taken.
+  // Returns how many more bytes states would have taken than the spans.
   uint64_t SavedBytes(const Turn& turn, uint64_t text) const;
   rag::PrefixUse Use() const;
   rag::Runtime runtime(refengine::Engine& engine) { return {model_, engine, kernels_, *queue_, pool_}; }
@@ -110,13 +110,13 @@ absl::Status TalkJob::Prepare() {
   auto daemon = tools::LocalDaemon::Start({.dram_bytes = job.dram_bytes > 0 ? job.dram_bytes : all,
                                            .hbm_bytes = job.hbm_bytes,
                                            .ssd_bytes = job.ssd_bytes,
-                                           .admission = "all",  // small tiers are to be seen at work
+                                           .admission = "all",  // shows small tiers at work
                                            .threads = static_cast<uint32_t>(pool_.Size())});
   if (!daemon.ok()) return daemon.status();
   daemon_ = std::move(*daemon);
   auto serving = ConversationServing::Open(
-      runtime(engine_), {.rpc_socket = daemon_->client_options().rpc_socket,
-                         .session_socket = daemon_->client_options().session_socket,
+      runtime(engine_), {.rpc_socket = daemon_->sockets().rpc_socket,
+                         .session_socket = daemon_->sockets().session_socket,
                          .seams = kSeams,
                          // The turn being served, a segment being filled, and composed conversations' sequences.
                          .pages = rag::PagesFor(longest, 2 + talks_.size() / 2),
@@ -132,7 +132,7 @@ absl::Status TalkJob::Prepare() {
 
 absl::StatusOr<std::vector<float>> TalkJob::WithoutCache(Talk& talk, const Turn& turn,
                                                          std::span<const int32_t> prompt) {
-  // States rebuilt from a span are cut at points where the reference sequence was not.
+  // States rebuilt from a span are cut at other tokens than in a run without the cache, so their bits differ.
   if (options_.regenerate) return std::vector<float>();
   const uint64_t resumed = turn.set->resumed;
   if (turn.provenance == Provenance::kExact) {
@@ -141,7 +141,7 @@ absl::StatusOr<std::vector<float>> TalkJob::WithoutCache(Talk& talk, const Turn&
     return Replay(runtime(engine_), own_pages_->pool(), prompt, talk.cuts);
   }
   if (talk.stayed == nullptr) return std::vector<float>();
-  // Cut alike if it was left where it is resumed.
+  // Cut in the same way as if it was resumed.
   const std::vector<int64_t> whole = {static_cast<int64_t>(prompt.size())};
   const bool alike = static_cast<uint64_t>(talk.stayed->length()) == resumed;
   return RunOn(runtime(engine_), *talk.stayed, prompt, alike ? turn.runs : whole);
@@ -238,7 +238,7 @@ absl::StatusOr<TalkResult> TalkJob::Run() {
   PrintHeader();
   TalkResult run{.conversations = options_.conversations, .turns = options_.turns, .threads = pool_.Size()};
   if (options_.regenerate) run.spans = options_.span_dtype;
-  // They take turns: every conversation is left before it continues.
+  // The conversations alternate: each is suspended before its next turn.
   for (int64_t turn = 0; turn < options_.turns; ++turn) {
     for (size_t i = 0; i < talks_.size(); ++i) {
       absl::StatusOr<TurnResult> result = TakeTurn(talks_[i], static_cast<size_t>(turn));

@@ -15,7 +15,7 @@ TurnResult Resumed(Source source, double full_ms, double ashlar_ms) {
           .bit_identical = true};
 }
 
-TEST(TalkReport, MediansAreOfTurnsResumedAlike) {
+TEST(TalkReport, MediansAreByKindOfResumption) {
   TalkResult talk{.conversations = 2, .turns = 2};
   talk.results = {Resumed(Source::kTree, 100, 50), Resumed(Source::kTree, 300, 100), Resumed(Source::kOwn, 400, 10)};
   const nlohmann::json from = ToJson(talk)["summary"]["from"];
@@ -26,7 +26,7 @@ TEST(TalkReport, MediansAreOfTurnsResumedAlike) {
   EXPECT_DOUBLE_EQ(from["own"]["speedup"], 40);
 }
 
-TEST(TalkReport, OnlyExactTurnsMustBeFullRecomputes) {
+TEST(TalkReport, OnlyExactTurnsMustEqualFullRecompute) {
   TalkResult talk;
   talk.results = {Resumed(Source::kTree, 1, 1), Resumed(Source::kSegments, 1, 1)};
   talk.results[0].full_rel_l2 = 2e-6;
@@ -34,7 +34,7 @@ TEST(TalkReport, OnlyExactTurnsMustBeFullRecomputes) {
   EXPECT_DOUBLE_EQ(talk.WorstExact(), 2e-6);
 }
 
-TEST(TalkReport, WhatWasNotComparedIsNoFigure) {
+TEST(TalkReport, NoFigureWithoutAComparison) {
   TalkResult talk;
   talk.results = {Resumed(Source::kTree, 1, 1), Resumed(Source::kTree, 1, 1), Resumed(Source::kSegments, 1, 1)};
   talk.results[1].bit_identical = false;

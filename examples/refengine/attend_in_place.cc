@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention where cached segments are shared in place: the sequence's own keys stand turned in its own pages, shared
-// ones as their segment left them. Two passes over the keys, merged by their log-sum-exp.
+// Attention over segments that are shared in place. The sequence's own keys are rotated to their positions; shared keys
+// are not. Each kind takes one pass, and the passes are merged by their log-sum-exp.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -12,7 +12,7 @@ namespace ashlar::refengine {
 namespace {
 
 struct Spans {
-  std::vector<kernels::KeySpan> own, shared;  // of positions before `end`
+  std::vector<kernels::KeySpan> own, shared;  // spans of positions before `end`
 };
 
 Spans SpansOf(const Sequence& sequence, int32_t attention_layer, int64_t end) {

@@ -78,9 +78,8 @@ void AttentionMixer::Run(int32_t layer, const Pass& pass, const float* normed, f
          machine_.workers);
 }
 
-// Normalises and rotates queries and keys in place; keys and values are written to their pages. The kernels turn the
-// queries that are to meet shared keys, for each span. Angles are in fp64: in fp32 they err by 0.001 rad at position 32
-// k.
+// Normalises and rotates queries and keys in place; keys and values are written to their pages. For shared keys the
+// kernels rotate the queries for each span. Angles are in fp64: in fp32 they err by 0.001 rad at position 32 k.
 void AttentionMixer::RotateAndStore(int32_t layer, const Pass& pass, const Sequence& sequence) {
   const ModelConfig& config = machine_.model.config();
   const AttentionConfig& attention = config.attention;
@@ -115,7 +114,7 @@ void AttentionMixer::RotateAndStore(int32_t layer, const Pass& pass, const Seque
   });
 }
 
-// Copies all keys and values that this pass can see out of their pages, head by head, so that blocks of them are
+// Copies all keys and values that this pass can see from their pages, head by head, so that blocks of them are
 // matrices.
 void AttentionMixer::GatherRows(int32_t layer, const Pass& pass, const Sequence& sequence) {
   const AttentionConfig& attention = machine_.model.config().attention;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The common fixture of the tests of composition: a prompt in sections, stored in every way and set again.
+// The common fixture of the composition tests: a prompt in sections, stored in every way and assembled again.
 #pragma once
 
 #include <algorithm>
@@ -17,12 +17,12 @@ inline bool IsVisible(double error, double least) {
   return std::isfinite(error) && error >= least;
 }
 
-// A prompt of sections that are each stored alone, and set from what was stored.
+// A prompt of sections that are each stored alone, assembled from the stored segments.
 class CompositionFixture : public EngineFixture {
  protected:
   using EngineFixture::EngineFixture;
 
-  // Sections of unequal length and a query; section 0 stands at position 0.
+  // Sections of different lengths and a query; section 0 is at position 0.
   void MakePrompt(int sections, int64_t least, int64_t most) {
     sections_.clear();
     prompt_.clear();
@@ -44,7 +44,7 @@ class CompositionFixture : public EngineFixture {
     return static_cast<int64_t>(sections_[section].size()) > seams.head + seams.tail;
   }
 
-  // Section 0 is kept whole, as a checkpoint.
+  // Section 0 is stored as a whole, as a checkpoint.
   StoredSegment MakeStored(size_t section, SeamWidths seams) const {
     return StoredSegment(config(), sections_[section].size(), section == 0 ? SeamWidths{} : seams);
   }
@@ -102,7 +102,7 @@ class CompositionFixture : public EngineFixture {
     }
 
     const std::span<const int32_t> prompt(prompt_);
-    // `doubled`: the tokens before the end of the checkpoint are computed once more.
+    // `doubled`: computes the tokens before the end of the checkpoint once more.
     int64_t done = sections_[0].size() - (doubled ? seams.tail : 0);
     std::vector<Step> chain = {Step::Checkpoint(done, layers[0].layers())};
     for (size_t i = 1; i < stored.size(); ++i) {
@@ -148,8 +148,8 @@ class CompositionFixture : public EngineFixture {
     return Finish(sequence, chain);
   }
 
-  // The greatest error of layer 0's states over heads and over the positions behind steps; `only_landed`: behind
-  // interiors alone.
+  // The largest error of layer 0's states over heads and over the positions after steps; `only_landed`: only after
+  // interiors.
   double Layer0Error(const Composed& actual, const Composed& expected, bool only_landed = true) const {
     const size_t floats = size_t(config().linear.d_k) * config().linear.d_v;
     double worst = 0;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A prompt set from cached segments, against full recompute: what must be exact is, and the known mistakes show.
+// A prompt assembled from cached segments against full recompute: exact parts are equal, and planted mistakes are
+// detected.
 #include <algorithm>
 #include <iterator>
 #include <string>
@@ -28,7 +29,7 @@ TEST_F(CompositionTest, OracleCaptureReproducesFullRecompute) {
   }
 }
 
-TEST_F(CompositionTest, SeamsMayDifferAndInteriorsMayBeOneToken) {
+TEST_F(CompositionTest, SupportsDifferentSeamsAndOneTokenInteriors) {
   const SeamWidths seams{3, 0};
   MakePrompt(6, 4, 5);
   const Composed composed = RunChain(CaptureInContext(seams), seams);
@@ -37,7 +38,7 @@ TEST_F(CompositionTest, SeamsMayDifferAndInteriorsMayBeOneToken) {
   ExpectSameState(composed.end, recomputed.end, 1e-4);
 }
 
-TEST_F(CompositionTest, SeamsSoWideThatNoInteriorRemainsAreFullRecompute) {
+TEST_F(CompositionTest, WideSeamsWithoutInteriorAreFullRecompute) {
   MakePrompt(4, 40, 64);
   const SeamWidths seams{32, 32};
   std::vector<StoredSegment> stored = CaptureInContext(seams);
@@ -48,7 +49,7 @@ TEST_F(CompositionTest, SeamsSoWideThatNoInteriorRemainsAreFullRecompute) {
   ExpectSameState(composed.end, recomputed.end, 1e-4);
 }
 
-TEST_F(CompositionTest, PassBoundariesMayCutCapturesAndChains) {
+TEST_F(CompositionTest, PassBoundariesMaySplitCapturesAndChains) {
   MakePrompt(4, 60, 90);
   const SeamWidths seams{8, 8};
   const Composed expected = RunChain(CaptureInContext(seams), seams);
@@ -97,7 +98,7 @@ TEST_F(CompositionTest, IsolatedSegmentsComposeExactlyInLayer0) {
 }
 
 // Mistakes of published code, each in layer 0, where the right way is exact.
-TEST_F(CompositionTest, KnownMistakesShowInLayer0) {
+TEST_F(CompositionTest, KnownMistakesAreDetectedInLayer0) {
   MakePrompt(5, 90, 140);
   const SeamWidths seams{8, 8};
   const std::vector<StoredSegment> stored = CaptureIsolated(seams);
@@ -136,7 +137,7 @@ TEST_F(CompositionTest, KnownMistakesShowInLayer0) {
       stored, seams, [](size_t, LayerTables layers) { return layers; }, true);
   EXPECT_PRED2(IsVisible, Layer0Error(doubled, recomputed), 1e-4);
 
-  // Tuples from token 0 on instead of from `head`, and tails from the segment's end instead of the interior's.
+  // Tuples starting at token 0 instead of `head`, and tails from the segment's end instead of the interior's.
   std::vector<StoredSegment> from_zero, to_end;
   for (const std::vector<int32_t>& section : sections_) {
     const int64_t tokens = section.size();
@@ -159,8 +160,8 @@ TEST_F(CompositionTest, KnownMistakesShowInLayer0) {
   EXPECT_PRED2(IsVisible, Layer0Error(wrong_tail, recomputed, /*only_landed=*/false), 1e-3);
 }
 
-// A neighbour's convolution tail that leaks into isolated prefill leaves layer 0's tuple alone, since the tuple begins
-// behind the convolution's reach, and spoils all layers above it.
+// If a neighbour's convolution tail leaks into isolated prefill, layer 0's tuple is unaffected, because the tuple
+// begins after the convolution's reach, but all later layers are corrupted.
 TEST_F(CompositionTest, ALeakingTailSpoilsDeeperTuples) {
   MakePrompt(2, 80, 120);
   const SeamWidths seams{8, 8};
@@ -200,7 +201,7 @@ double SpectralNorm(std::span<const float> matrix, int32_t n) {
   for (int iteration = 0; iteration < 300; ++iteration) {
     double length = 0;
     for (const double value : x) length += value * value;
-    if (length == 0) return 0;  // decayed below what fp32 holds
+    if (length == 0) return 0;  // decayed below fp32's range
     for (double& value : x) value /= std::sqrt(length);
     norm = 0;
     for (int32_t i = 0; i < n; ++i) {
@@ -216,8 +217,8 @@ double SpectralNorm(std::span<const float> matrix, int32_t n) {
   return std::sqrt(norm);
 }
 
-// Counts the heads of all linear layers that keep a memory over one interior (‖T‖₂ ≥ 0.3), and those that lose it (<
-// 0.1).
+// Counts the heads of all linear layers that retain their state over one interior (‖T‖₂ ≥ 0.3), and the ones that lose
+// it (< 0.1).
 struct Memory {
   int heads = 0, persistent = 0, vanishing = 0;
 };
@@ -260,7 +261,7 @@ std::vector<int32_t> Sentences(std::mt19937& random, size_t bytes) {
   return Tokenize(text.substr(0, bytes));
 }
 
-// The model that the comparisons run, so that what they say of composition is not said of transitions that vanish.
+// Checks the model of the comparisons, so that their results do not depend on vanishing transitions.
 TEST_F(CompositionTest, AQuarterOfTheDemoModelsHeadsRememberOver500Tokens) {
   const Model model(DemoConfig());
   std::vector<std::byte> memory(KvPages::RequiredBytes(model.config(), kPageTokens, 40));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shape of a reference model: [linear × 3, full attention] × blocks, a SwiGLU MLP behind every mixer.
+// The shape of a reference model: [linear × 3, full attention] × blocks, a SwiGLU MLP after every mixer.
 #pragma once
 
 #include <cstdint>
@@ -9,7 +9,7 @@
 namespace ashlar::refengine {
 
 // Gated delta net, as in Qwen3-Next: value head h reads key head h / (value_heads / key_heads). Or lightning
-// attention's recurrence in its place: a fixed decay a head, nothing erased, queries and keys turned by RoPE inside the
+// attention's recurrence instead: a fixed decay per head, no erasing, queries and keys rotated by RoPE inside the
 // layer.
 struct LinearConfig {
   Family family = Family::kGdn;  // kGdn or kLightning
@@ -42,7 +42,7 @@ struct AttentionConfig {
   int32_t kv_heads = 0;
   int32_t head_dim = 0;
   int32_t rotary_dim = 0;  // even, ≤ head_dim; 0: no rotation
-  double rope_base = 1e6;  // pair i turns by rope_base^(−2i / rotary_dim) a position
+  double rope_base = 1e6;  // pair i rotates by rope_base^(−2i / rotary_dim) per position
 };
 
 struct ModelConfig {
@@ -60,7 +60,7 @@ struct ModelConfig {
   int32_t linear_layers() const { return blocks * (kLayersPerBlock - 1); }
   int32_t attention_layers() const { return blocks; }
   bool is_attention(int32_t layer) const { return layer % kLayersPerBlock == kLayersPerBlock - 1; }
-  // Index of a layer among those of its kind.
+  // Index of a layer among the layers of its kind.
   int32_t kind_index(int32_t layer) const {
     return is_attention(layer) ? layer / kLayersPerBlock : layer - layer / kLayersPerBlock;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding from buffers (KVBuffer §3): the keys and writes of a sequence's last tokens wait beside the states of its
-// linear layers, which take them in once for many tokens.
+// Decoding from buffers (KVBuffer §3): the keys and writes of a sequence's last tokens are buffered, and applied to the
+// states of its linear layers many tokens at a time.
 #pragma once
 
 #include <cstddef>
@@ -12,7 +12,8 @@
 
 namespace ashlar::refengine {
 
-// Of one sequence. As an advancer it decodes one token of each linear layer, in order; TokenDone ends the token.
+// Buffers of one sequence. As an advancer it decodes one token in each linear layer, in order; TokenDone ends the
+// token.
 class DecodeBuffers final : public SeamAdvancer {
  public:
   // `model` and `kernels` outlive it.
@@ -21,13 +22,13 @@ class DecodeBuffers final : public SeamAdvancer {
   const DecodeBuffering& buffering() const { return buffering_; }
   int32_t filled() const { return filled_; }  // tokens that the states do not hold yet
 
-  // The queue of the engine whose turn it is, until the next call.
+  // The queue of the engine that uses it, until the next call.
   void Use(kernels::Queue& queue) { queue_ = &queue; }
   bool Advance(int32_t layer, const kernels::AdvanceSeamArgs& args) override;
   void TokenDone();
-  // Brings the states up to the last token.
+  // Updates the states to the last token.
   void Settle(RecurrentState& states);
-  // The states have been changed by other means, or given up.
+  // Call it when the states were changed otherwise, or abandoned.
   void Erase();
 
  private:
@@ -45,7 +46,7 @@ class DecodeBuffers final : public SeamAdvancer {
   const kernels::Kernels& kernels_;
   const DecodeBuffering buffering_;
   kernels::Queue* queue_ = nullptr;
-  std::vector<Layer> layers_;  // linear ones
+  std::vector<Layer> layers_;  // linear layers
   int32_t filled_ = 0;
   bool copied_ = false;  // the copies are of the states
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding from buffers in the engine's own loop, held to the recurrence.
+// Decoding from buffers in the engine's own loop, checked against the recurrence.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -16,16 +16,16 @@ namespace {
 
 constexpr int64_t kPrompt = 70;
 // Accepted errors of states, and of all logits of an answer together: with fp32 buffers, and with fp32 buffers and fp16
-// copies. A layer alone errs by 1e-5 and 4e-4 (kernels/testing/errors.h); later layers amplify that.
+// copies. A single layer has errors of 1e-5 and 4e-4 (kernels/testing/errors.h), which later layers amplify.
 constexpr double kExact = 2e-5, kRounded = 6e-3;
-// Of the logits of one token, which may all be small.
+// For the logits of one token, which may all be small.
 constexpr double kTokenRounded = 2e-2;
 
 class DecodeTest : public EngineFixture, public testing::WithParamInterface<Family> {
  protected:
   DecodeTest() : EngineFixture(GetParam() == Family::kGdn ? TinyConfig : TinyLightningConfig) {}
 
-  // An engine that is asked to decode so, beside the fixture's, which decodes as it prefills.
+  // An engine with this decoding, compared with the fixture's, which decodes as it prefills.
   std::unique_ptr<Engine> Decoding(const DecodeBuffering& decoding) {
     return std::make_unique<Engine>(model_, kernels_, threads_, EngineOptions{.decoding = decoding});
   }
@@ -48,7 +48,7 @@ std::string NameOf(const DecodeBuffering& way) {
   return std::to_string(way.capacity) + (way.dtype == DType::kF32 ? " fp32" : " fp16") + (way.copies ? " copies" : "");
 }
 
-TEST_P(DecodeTest, IsTheRecurrence) {
+TEST_P(DecodeTest, MatchesTheRecurrence) {
   const std::vector<int32_t> text = Text(kPrompt + 40);
   const std::span<const int32_t> prompt = std::span(text).first(kPrompt), answer = std::span(text).subspan(kPrompt);
   Sequence expected(config(), pool_);
@@ -79,7 +79,7 @@ TEST_P(DecodeTest, IsTheRecurrence) {
   }
 }
 
-// Runs, snapshots and captures find the states that they would have found without buffers.
+// Runs, snapshots and captures find the same states as without buffers.
 TEST_P(DecodeTest, OtherWorkSettles) {
   const std::vector<int32_t> text = Text(kPrompt + 60);
   const std::span<const int32_t> all(text);
@@ -103,7 +103,7 @@ TEST_P(DecodeTest, OtherWorkSettles) {
     ExpectSameState(there, wanted, bound);
     for (int i = 0; i < 11; ++i) advance(1, false);
     EXPECT_EQ(sequence.buffered(), 3);
-    advance(1, true);  // a token with a snapshot is no decoding
+    advance(1, true);  // a token with a snapshot does not count as decoding
     EXPECT_EQ(sequence.buffered(), 0);
     ExpectSameState(there, wanted, bound);
     advance(1, false);
@@ -113,8 +113,8 @@ TEST_P(DecodeTest, OtherWorkSettles) {
   }
 }
 
-// Tokens that wait are of the text that was left.
-TEST_P(DecodeTest, GoingBackErasesWhatWaits) {
+// Waiting tokens belong to the text before the rewind.
+TEST_P(DecodeTest, GoingBackErasesBufferedTokens) {
   const std::vector<int32_t> text = Text(kPrompt + 20);
   const std::span<const int32_t> all(text);
   const std::unique_ptr<Engine> engine = Decoding({8, DType::kF16, true});
@@ -136,8 +136,8 @@ TEST_P(DecodeTest, GoingBackErasesWhatWaits) {
   EXPECT_LE(RelativeError(alone, Step1(*engine_, expected, all[0])), kTokenRounded);
 }
 
-// A pass that is given up leaves a sequence that can be rewound.
-TEST_P(DecodeTest, ATokenThatIsGivenUp) {
+// An abandoned pass leaves a sequence that can be rewound.
+TEST_P(DecodeTest, DropsACancelledToken) {
   const std::vector<int32_t> text = Text(kPrompt + 8);
   const std::unique_ptr<Engine> engine = Decoding({8});
   Sequence sequence(config(), pool_);
@@ -156,7 +156,7 @@ TEST_P(DecodeTest, ATokenThatIsGivenUp) {
   }
 }
 
-TEST_P(DecodeTest, StatesThatAreBehindAreNotRead) {
+TEST_P(DecodeTest, StaleStatesAreNotRead) {
   const std::unique_ptr<Engine> engine = Decoding({8});
   Sequence sequence(config(), pool_);
   Step1(*engine, sequence, 'a');
@@ -178,7 +178,7 @@ TEST_P(DecodeTest, IsMeasured) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Families, DecodeTest, testing::Values(Family::kGdn, Family::kLightning),
-                         [](const auto& info) { return info.param == Family::kGdn ? "gdn" : "lightning"; });
+                         [](const auto& instance) { return instance.param == Family::kGdn ? "gdn" : "lightning"; });
 
 }  // namespace
 }  // namespace ashlar::refengine

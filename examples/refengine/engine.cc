@@ -40,16 +40,16 @@ const char* Name(Part part) {
 }
 
 struct Engine::Impl {
-  Impl(const Model& model, const kernels::Kernels& kernels, kernels::Workers& workers, EngineOptions options)
-      : options(options),
+  Impl(const Model& model, const kernels::Kernels& kernels, kernels::Workers& workers, EngineOptions its_options)
+      : options(its_options),
         queue(kernels.MakeQueue(&workers)),
         machine{model, kernels, workers, *queue},
         linear(machine),
         attention(machine),
         mlp(machine) {}
 
-  // False: on_layer or the advancer gave up.
-  bool RunPass(Sequence& sequence, RecurrentState& recurrent, const Pass& pass, const AdvanceOptions& options);
+  // False: on_layer or the advancer failed.
+  bool RunPass(Sequence& sequence, RecurrentState& recurrent, const Pass& pass, const AdvanceOptions& given);
   void Embed(const Pass& pass, float* residual);
   void Normalize(const std::vector<float>& weight, int64_t rows, const float* residual, float* normed);
   // Null: the chain is not decoded from buffers.
@@ -111,37 +111,37 @@ DecodeBuffers* Engine::Impl::BuffersFor(Sequence& sequence, std::span<const Step
 }
 
 bool Engine::Impl::RunPass(Sequence& sequence, RecurrentState& recurrent, const Pass& pass,
-                           const AdvanceOptions& options) {
+                           const AdvanceOptions& given) {
   const ModelConfig& config = machine.model.config();
   const int64_t rows = pass.rows();
   float* residual = residual_memory.Get(rows * config.d_model);
   float* normed = normed_memory.Get(rows * config.d_model);
   {
-    const Stopwatch watch(options.profile, Part::kEmbedding);
+    const Stopwatch watch(given.profile, Part::kEmbedding);
     Embed(pass, residual);
   }
   for (int32_t layer = 0; layer < config.layers(); ++layer) {
-    if (options.on_layer && !options.on_layer(layer)) return false;
+    if (given.on_layer && !given.on_layer(layer)) return false;
     const LayerWeights& weights = machine.model.weights().layers[layer];
     {
-      const Stopwatch watch(options.profile, Part::kNorms);
+      const Stopwatch watch(given.profile, Part::kNorms);
       Normalize(weights.mixer_norm, rows, residual, normed);
     }
     if (config.is_attention(layer)) {
-      attention.Run(layer, pass, normed, residual, sequence, options.profile);
+      attention.Run(layer, pass, normed, residual, sequence, given.profile);
     } else {
-      if (!linear.Run(layer, pass, normed, residual, recurrent, options)) return false;
+      if (!linear.Run(layer, pass, normed, residual, recurrent, given)) return false;
     }
     {
-      const Stopwatch watch(options.profile, Part::kNorms);
+      const Stopwatch watch(given.profile, Part::kNorms);
       Normalize(weights.mlp_norm, rows, residual, normed);
     }
-    const Stopwatch watch(options.profile, Part::kMlp);
+    const Stopwatch watch(given.profile, Part::kMlp);
     mlp.Run(layer, rows, normed, residual);
   }
-  const Stopwatch watch(options.profile, Part::kHead);
-  if (options.all_logits != nullptr) Head(0, rows, residual, options.all_logits);
-  if (options.last_logits != nullptr && rows > 0) Head(rows - 1, rows, residual, options.last_logits);
+  const Stopwatch watch(given.profile, Part::kHead);
+  if (given.all_logits != nullptr) Head(0, rows, residual, given.all_logits);
+  if (given.last_logits != nullptr && rows > 0) Head(rows - 1, rows, residual, given.last_logits);
   return true;
 }
 

@@ -21,7 +21,7 @@
 
 namespace ashlar::refengine {
 
-// ‖a − b‖ / ‖b‖; +∞ where that is no number, so that NaN exceeds every bound.
+// ‖a − b‖ / ‖b‖; +∞ if that is not a number, so that NaN exceeds every bound.
 template <typename A, typename B>
 double RelativeError(const A& a, const B& b) {
   double difference = 0, norm = 0;
@@ -38,7 +38,7 @@ class EngineFixture : public testing::Test {
  protected:
   static constexpr int32_t kPageTokens = 16, kPages = 96;
 
-  // Of a model for tests that `make` configures.
+  // For a test model that `make` configures.
   explicit EngineFixture(ModelConfig (*make)(uint64_t seed, int32_t blocks) = TinyConfig)
       : seed_(std::random_device()()),
         trace_(__FILE__, __LINE__, ::testing::Message() << "seed " << seed_),
@@ -52,7 +52,7 @@ class EngineFixture : public testing::Test {
 
   const ModelConfig& config() const { return model_.config(); }
 
-  // Random tokens with the repetitions of text.
+  // Random tokens that repeat as text does.
   std::vector<int32_t> Text(int64_t count) {
     std::vector<int32_t> tokens(count);
     for (int32_t& token : tokens)
@@ -91,7 +91,7 @@ class EngineFixture : public testing::Test {
     options.all_logits = logits.data();
     const Step step = Step::Compute(text);
     ASSERT_TRUE(engine_->Advance(sequence, {&step, 1}, options).ok());
-    // Over all tokens: at a prompt's first ones an output that is nearly zero is normalised, and its rounding with it.
+    // Over all tokens: at a prompt's first tokens an output near zero is normalised, which amplifies its rounding.
     std::vector<double> expected;
     for (const std::vector<double>& row : plain.logits) expected.insert(expected.end(), row.begin(), row.end());
     EXPECT_LE(RelativeError(logits, expected), 1e-4);

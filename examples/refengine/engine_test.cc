@@ -35,7 +35,7 @@ TEST_F(EngineTest, AgreesWithThePlainModelWhenUntiedAndUnrotated) {
   EXPECT_LE(RelativeError(logits, PlainForward(model, text).logits.back()), 1e-4);
 }
 
-TEST_F(EngineTest, LogitsAreOfUnitScaleAndTheStreamStaysSane) {
+TEST_F(EngineTest, LogitsHaveUnitScaleAndTheStreamStaysBounded) {
   Sequence sequence(config(), pool_);
   const std::vector<float> logits = Prefill(sequence, Text(300));
   double square = 0;
@@ -45,7 +45,7 @@ TEST_F(EngineTest, LogitsAreOfUnitScaleAndTheStreamStaysSane) {
   EXPECT_LT(rms, 20);
 }
 
-// Different batches round differently, and layers amplify that: these are equal to fp32 accuracy, not to the bit.
+// Different batches round differently, and layers amplify that: these are equal to fp32 accuracy, not bit by bit.
 constexpr double kRounding = 1e-4;
 
 TEST_F(EngineTest, PassesAndRunsMayBeCutAnywhere) {
@@ -79,7 +79,7 @@ TEST_F(EngineTest, DecodingIsPrefillingOneMoreToken) {
   EXPECT_EQ(decoded.length(), 70);
 }
 
-TEST_F(EngineTest, SnapshotsAreTheStateBehindTheirStep) {
+TEST_F(EngineTest, SnapshotsAreTheStatesAfterTheirStep) {
   const std::vector<int32_t> text = Text(80);
   RecurrentState after_first, after_second;
   const std::span<const int32_t> tokens(text);
@@ -112,7 +112,7 @@ TEST_F(EngineTest, TwoSequencesShareOnePool) {
   }
 }
 
-TEST_F(EngineTest, ClearedSequencesGiveTheirPagesBack) {
+TEST_F(EngineTest, ClearedSequencesReturnTheirPages) {
   {
     Sequence sequence(config(), pool_);
     Prefill(sequence, Text(100));
@@ -125,7 +125,7 @@ TEST_F(EngineTest, ClearedSequencesGiveTheirPagesBack) {
   EXPECT_EQ(pool_.free_pages(), kPages);
 }
 
-TEST_F(EngineTest, OnLayerSeesEachLayerInOrderAndMayGiveUp) {
+TEST_F(EngineTest, OnLayerSeesEachLayerInOrderAndMayStop) {
   const std::vector<int32_t> text = Text(20);
   const Step step = Step::Compute(text);
   Sequence sequence(config(), pool_);
@@ -142,7 +142,7 @@ TEST_F(EngineTest, OnLayerSeesEachLayerInOrderAndMayGiveUp) {
   EXPECT_EQ(Prefill(sequence, text), Prefill(fresh, text));
 }
 
-TEST_F(EngineTest, RefusesChainsThatMakeNoSenseByNameAndChangesNothing) {
+TEST_F(EngineTest, RefusesInvalidChainsByNameWithoutChanges) {
   Sequence sequence(config(), pool_);
   const auto error = [&](std::span<const Step> chain, const AdvanceOptions& options = {}) {
     const absl::Status status = engine_->Advance(sequence, chain, options);
@@ -185,7 +185,7 @@ TEST_F(EngineTest, RunsOutOfPagesBeforeItComputes) {
   EXPECT_EQ(pool_.free_pages(), kPages);
 }
 
-TEST(GreedyTokenTest, TakesTheGreatestAndTheLowestOfEquals) {
+TEST(GreedyTokenTest, TakesTheGreatestLogitAndTheLowestIdOnTies) {
   EXPECT_EQ(GreedyToken(std::vector<float>{1, 5, 2, 5}), 1);
 }
 

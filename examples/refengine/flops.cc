@@ -42,7 +42,7 @@ Flops ChainFlops(const ModelConfig& config, int64_t start, std::span<const Step>
   }
   flops.matrices = 2.0 * MatrixWeights(config) * computed;
   if (computed > 0) flops.matrices += 2.0 * kVocabulary * config.d_model;
-  // Decay, what a key reads (where that is erased), write, output.
+  // Decay, the read of a key (if erased), write, output.
   flops.recurrence = (dense ? 7.0 : 5.0) * state * heads * computed;
   return flops;
 }

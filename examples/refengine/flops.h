@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Floating-point operations of a chain, and what this machine could do at best: the measure of how honest an opponent
-// full recompute is.
+// Floating-point operations of a chain, and the peak rate of this machine: they show whether full recompute is a fair
+// baseline.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +11,7 @@
 
 namespace ashlar::refengine {
 
-// The operations of the model's formulas, whatever an implementation does: 2mnk a matrix product, half of the score
+// The operations of the model's formulas, independent of the implementation: 2mnk per matrix product, half of the score
 // matrix for causal attention, the token-by-token form of the recurrence. Exponentials, norms and activations count
 // nothing.
 struct Flops {

@@ -22,7 +22,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 double MultiplyAddsT(int64_t rounds, float* sink) {
   const hn::ScalableTag<float> d;
   const auto a = hn::Set(d, 0.999f), b = hn::Set(d, 0.001f);
-  // Begin with different numbers: chains that are equal would be computed once.
+  // Begin with different numbers, because equal chains would be computed once.
   const auto start = [&](int chain) HWY_ATTR { return hn::Set(d, sink[0] + static_cast<float>(chain)); };
   auto v0 = start(0), v1 = start(1), v2 = start(2), v3 = start(3), v4 = start(4), v5 = start(5);
   auto v6 = start(6), v7 = start(7), v8 = start(8), v9 = start(9), v10 = start(10), v11 = start(11);
@@ -45,8 +45,8 @@ namespace ashlar::refengine {
 
 HWY_EXPORT(MultiplyAddsT);
 
-// Each worker's best moment counts, so that other processes on the machine cannot make the peak look low, and what is
-// measured against it look good.
+// Each worker's best time counts, so that other processes on the machine cannot make the peak look low, and results
+// relative to it look good.
 double FmaPeak(kernels::Workers& workers) {
   constexpr int kMoments = 100;
   constexpr int64_t kRounds = 500'000;  // about a millisecond: shorter than a scheduler's slice

@@ -13,15 +13,15 @@
 
 namespace ashlar::refengine {
 
-// One attention layer's keys and values inside the pool's memory, in bytes, as client.h's PagedLayer declares them: a
-// token's row of head h lies at offset + page × page_stride + slot × token_stride + h × head_stride.
+// One attention layer's keys and values inside the pool's memory, in bytes, like client.h's PagedLayer: a token's row
+// of head h is at offset + page × page_stride + slot × token_stride + h × head_stride.
 struct PagedLayerGeometry {
   uint32_t layer = 0;  // index among all layers of the model
   uint64_t key_offset = 0, value_offset = 0;
   uint64_t page_stride = 0, token_stride = 0, head_stride = 0;
 };
 
-// Not thread-safe: it belongs to the engine's thread.
+// Not thread-safe: only the engine's thread uses it.
 class KvPages {
  public:
   static size_t RequiredBytes(const ModelConfig& config, int32_t page_tokens, int32_t pages);
@@ -35,11 +35,11 @@ class KvPages {
   int32_t pages() const { return pages_; }
   int32_t free_pages() const { return static_cast<int32_t>(free_.size()); }
 
-  // A page id valid in every layer, or nothing when the pool is exhausted.
+  // A page id valid in every layer; nothing if the pool is exhausted.
   std::optional<int32_t> Allocate();
   void Free(int32_t page);
 
-  // Attention layers are numbered by themselves here: 0 … config.attention_layers() − 1.
+  // Attention layers are numbered separately here: 0 … config.attention_layers() − 1.
   static PagedLayerGeometry Geometry(const ModelConfig& config, int32_t page_tokens, int32_t pages,
                                      int32_t attention_layer);
   PagedLayerGeometry Geometry(int32_t attention_layer) const {

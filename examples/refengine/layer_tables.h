@@ -10,8 +10,8 @@
 
 namespace ashlar::refengine {
 
-// Owns the tables, not what they point to: states, transitions and tails stay where they are. Movable; views into it
-// stay valid while it lives.
+// Owns the tables, but not what they point to: states, transitions and tails are not moved. Movable; views into it stay
+// valid while it lives.
 class LayerTables {
  public:
   // All entries empty, to be filled in.
@@ -21,7 +21,7 @@ class LayerTables {
   LayerTables(LayerTables&&) noexcept = default;
   LayerTables& operator=(LayerTables&&) noexcept = default;
 
-  // Says at which position of the prompt the run's segment begins: layers that turn their keys need it.
+  // Sets the position in the prompt at which the run's segment begins: layers that rotate their keys need it.
   void StandAt(int64_t start);
 
   std::span<kernels::HeadTuple> heads(int32_t layer) { return heads_[layer]; }  // [value_heads]; attention: empty
@@ -33,8 +33,8 @@ class LayerTables {
   std::vector<CachedLayer> layers_;
 };
 
-// Per-head entries of dense [heads, …] arrays in fp32. `transitions` null: a checkpoint, whose state is exact whatever
-// came before.
+// Per-head entries of dense [heads, …] arrays in fp32. `transitions` null: a checkpoint, whose state does not depend on
+// earlier state.
 void PointAt(const LinearConfig& linear, const float* transitions, const float* states,
              std::span<kernels::HeadTuple> heads);
 

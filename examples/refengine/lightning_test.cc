@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model with lightning's recurrence, whose linear layers turn their keys: agrees with the plain model, and is set
-// from cached segments as exactly as the other.
+// The model with lightning's recurrence, whose linear layers rotate their keys: it agrees with the plain model, and is
+// assembled from cached segments as exactly.
 #include "examples/refengine/composition_fixture.h"
 
 namespace ashlar::refengine {
@@ -25,7 +25,7 @@ TEST_F(LightningTest, IsolatedSegmentsComposeExactlyInLayer0) {
   EXPECT_LE(Layer0Error(composed, recomputed), 1e-5);
 }
 
-TEST_F(LightningTest, PassBoundariesMayCutIsolatedCaptures) {
+TEST_F(LightningTest, PassBoundariesMaySplitIsolatedCaptures) {
   MakePrompt(4, 60, 90);
   engine_ = std::make_unique<Engine>(model_, kernels_, threads_, EngineOptions{.pass_tokens = 13});
   const Composed composed = RunChain(CaptureIsolated(kSeams), kSeams);
@@ -33,9 +33,9 @@ TEST_F(LightningTest, PassBoundariesMayCutIsolatedCaptures) {
   EXPECT_LE(Layer0Error(composed, recomputed), 1e-5);
 }
 
-// Mistakes in layer 0, where the right way is exact: states left at position 0, or turned by their interior's start
-// instead of their segment's; transitions left out or taken for zero.
-TEST_F(LightningTest, KnownMistakesShowInLayer0) {
+// Mistakes in layer 0, where the right way is exact: states left at position 0, or rotated by their interior's start
+// instead of their segment's; transitions omitted or taken as zero.
+TEST_F(LightningTest, KnownMistakesAreDetectedInLayer0) {
   MakePrompt(5, 80, 140);
   const std::vector<StoredSegment> stored = CaptureIsolated(kSeams);
   const Composed recomputed = Recompute(RunChain(stored, kSeams).positions);

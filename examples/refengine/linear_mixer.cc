@@ -92,8 +92,8 @@ bool LinearMixer::Run(int32_t layer, const Pass& pass, const float* normed, floa
   return true;
 }
 
-// The convolution's input at `row` of a run, which may lie up to conv_kernel − 1 rows before the run: then it is what
-// stands on its left, an interior's tail or the sequence's own window.
+// The convolution's input at `row` of a run, which may be up to conv_kernel − 1 rows before the run: then it is from
+// the left, an interior's tail or the sequence's own window.
 const float* LinearMixer::ConvInput(const TokenRun& run, int32_t layer, const RecurrentState& recurrent,
                                     int64_t row) const {
   const ModelConfig& config = machine_.model.config();
@@ -103,7 +103,7 @@ const float* LinearMixer::ConvInput(const TokenRun& run, int32_t layer, const Re
   return left + (row - run.begin + config.linear.conv_kernel - 1) * config.linear.conv_channels();
 }
 
-// The window behind row `end` − 1 of a run.
+// The window after row `end` − 1 of a run.
 void LinearMixer::CopyWindow(const TokenRun& run, int32_t layer, const RecurrentState& recurrent, int64_t end,
                              float* out) const {
   const LinearConfig& linear = machine_.model.config().linear;
@@ -135,7 +135,7 @@ void LinearMixer::Convolve(int32_t layer, const Pass& pass, RecurrentState& recu
   SaveWindows(layer, pass, recurrent);
 }
 
-// Convolution windows: of snapshots and captures, and the one behind the pass. The sequence's own window is read until
+// Convolution windows: of snapshots and captures, and the one after the pass. The sequence's own window is read until
 // all others are taken.
 void LinearMixer::SaveWindows(int32_t layer, const Pass& pass, RecurrentState& recurrent) {
   const ModelConfig& config = machine_.model.config();
@@ -177,7 +177,7 @@ void LinearMixer::ComputeGates(const LinearWeights& weights, int64_t rows) {
   });
 }
 
-// Turns queries and keys to their positions, where the layer does. Angles in fp64, as in attention.
+// Rotates queries and keys to their positions, if the layer does so. Angles are fp64, as in attention.
 void LinearMixer::Rotate(int32_t layer, const Pass& pass) {
   const LinearConfig& linear = machine_.model.config().linear;
   const kernels::Rotation rotation = machine_.model.linear_shape(layer).rotation;
@@ -235,7 +235,7 @@ void LinearMixer::Record(int32_t layer, const Pass& pass, const SpanTape& tape) 
   }
 }
 
-// A range that lies in several passes is captured part by part: the parts' tuples compose to the range's.
+// A range that extends over several passes is captured part by part: the parts' tuples compose to the range's.
 void LinearMixer::Capture(int32_t layer, const Pass& pass) {
   const ModelConfig& config = machine_.model.config();
   const LinearConfig& linear = config.linear;
@@ -244,7 +244,7 @@ void LinearMixer::Capture(int32_t layer, const Pass& pass) {
   for (const CapturePart& part : pass.captures) {
     const TupleBuffers& buffers = part.range->linear[config.kind_index(layer)];
     float* scratch = part.first ? nullptr : capture_memory_.Get(2 * (transitions + states));
-    // A later part needs its transition even where the range's own is not wanted.
+    // A later part needs its transition even if the range's own is not wanted.
     float* transition = part.first ? buffers.transition : scratch;
     float* state = part.first ? buffers.state : scratch + transitions;
     const auto transition_heads = Heads(transition, linear.value_heads, transition_floats);
@@ -260,7 +260,7 @@ void LinearMixer::Capture(int32_t layer, const Pass& pass) {
   }
 }
 
-// Appends a tuple to the one that `buffers` hold; `earlier` is scratch memory for the latter.
+// Appends a tuple to the one in `buffers`; `earlier` is scratch memory for the latter.
 void LinearMixer::JoinCapture(int32_t layer, const TupleBuffers& buffers, float* transition, float* state,
                               float* earlier) {
   const LinearConfig& linear = machine_.model.config().linear;
@@ -311,7 +311,7 @@ bool LinearMixer::Advance(int32_t layer, const Pass& pass, RecurrentState& recur
       snapshots.push_back({.heads = snapshot_heads.back().data()});
       out.checkpoint = &snapshots.back();
     }
-    if (step.checkpoint) {  // nothing to compose: it is the state
+    if (step.checkpoint) {  // nothing to compose: it replaces the state
       for (int32_t head = 0; head < linear.value_heads; ++head) {
         std::memcpy(state[head], step.cached[layer].tuple.heads[head].state, state_floats * sizeof(float));
         if (out.checkpoint != nullptr) {

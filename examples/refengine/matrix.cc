@@ -9,7 +9,7 @@
 
 #include "hwy/targets.h"
 
-// Not in OpenBLAS's headers; only builds for several processors have them.
+// Not in OpenBLAS's headers; only builds for several CPU types have them.
 extern "C" {
 void gotoblas_dynamic_init() __attribute__((weak));
 void gotoblas_dynamic_quit() __attribute__((weak));
@@ -20,13 +20,13 @@ namespace {
 
 // Below this many multiply-adds a product is done before a second thread has woken up.
 constexpr int64_t kWorthSplitting = 1 << 16;
-// Parts per worker: enough to even out threads that the machine slows down, few enough to keep packing cheap.
+// Parts per worker: enough to even out slow threads, and few enough to keep packing cheap.
 constexpr int64_t kPartsPerWorker = 2;
-// Parts begin on multiples of this, a multiple of every register block that OpenBLAS uses.
+// Parts begin at multiples of this, which is a multiple of every register block in OpenBLAS.
 constexpr int64_t kPartGrain = 16;
 
-// OpenBLAS knows processors by model number, and takes those newer than itself for a Pentium 4, at a fifth of the speed
-// (Debian's 0.3.21 on Emerald Rapids). Then it is told what the processor's features allow.
+// OpenBLAS identifies CPUs by model number, and treats CPUs newer than itself as a Pentium 4, at a fifth of the speed
+// (Debian's 0.3.21 on Emerald Rapids). In that case, this selects kernels by the CPU's features.
 void ChooseKernels() {
   constexpr char kCoreType[] = "OPENBLAS_CORETYPE";  // OpenBLAS reads it when it starts
   const bool generic = std::strcmp(openblas_get_corename(), "Prescott") == 0;
@@ -47,7 +47,7 @@ void ChooseKernels() {
   return true;
 }();
 
-// Rows [begin, end) of C, or columns where `columns`.
+// Rows [begin, end) of C, or columns if `columns`.
 MatMulArgs PartOf(const MatMulArgs& args, bool columns, int64_t begin, int64_t end) {
   MatMulArgs part = args;
   if (columns) {

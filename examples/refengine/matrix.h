@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products: the one place that knows OpenBLAS. OpenBLAS is held to one thread; the split over threads is ours,
-// so that every way of computing uses the same workers and no foreign threads spin beside them.
+// Matrix products. Only this file uses OpenBLAS, with one thread; the work is split over our own threads, so that every
+// way of computing uses the same workers and no other threads spin.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,7 @@ struct MatMulArgs {
   bool accumulate = false;
 };
 
-// On the calling thread alone; may be called from several threads at once.
+// On the calling thread; may be called from several threads at once.
 void MatMul(const MatMulArgs& args);
 
 // On all workers, split along the longer side of C.

@@ -40,7 +40,7 @@ class Stopwatch {
   Clock::time_point begin_;
 };
 
-// Memory that is kept from call to call; contents do not survive a growth.
+// Memory that is kept between calls; its contents are lost when it grows.
 class Scratch {
  public:
   float* Get(int64_t floats) {
@@ -65,11 +65,11 @@ void ForRows(kernels::Workers& workers, int64_t rows, Fn&& fn) {
   });
 }
 
-// Gated delta net, or lightning's recurrence in its place. `normed` and `residual` are [rows, d_model].
+// Gated delta net, or lightning's recurrence instead. `normed` and `residual` are [rows, d_model].
 class LinearMixer {
  public:
   explicit LinearMixer(const Machine& machine) : machine_(machine) {}
-  // False: the options' advancer gave up.
+  // False: the options' advancer failed.
   bool Run(int32_t layer, const Pass& pass, const float* normed, float* residual, RecurrentState& recurrent,
            const AdvanceOptions& options);
 
@@ -106,7 +106,7 @@ class AttentionMixer {
  private:
   struct Block {         // queries of one run that share one head's keys
     int64_t begin, end;  // rows
-    int64_t position;    // of row `begin`
+    int64_t position;    // position of row `begin`
     int32_t kv_head;
   };
   struct Lane {

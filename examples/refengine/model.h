@@ -31,8 +31,8 @@ struct AttentionWeights {
 
 struct LayerWeights {
   std::vector<float> mixer_norm;  // [d_model]
-  LinearWeights linear;           // of linear layers
-  AttentionWeights attention;     // of full-attention layers
+  LinearWeights linear;           // weights of linear layers
+  AttentionWeights attention;     // weights of full-attention layers
   std::vector<float> mlp_norm;    // [d_model]
   std::vector<float> gate_up;     // [d_model, 2 × mlp_dim]
   std::vector<float> down;        // [mlp_dim, d_model]

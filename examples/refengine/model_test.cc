@@ -11,7 +11,7 @@
 namespace ashlar::refengine {
 namespace {
 
-TEST(ModelTest, WeightsComeFromTheSeedAlone) {
+TEST(ModelTest, WeightsDependOnlyOnTheSeed) {
   const Model first(TinyConfig(7)), same(TinyConfig(7)), other(TinyConfig(8));
   EXPECT_EQ(first.identity(), same.identity());
   EXPECT_NE(first.identity().weights_digest, other.identity().weights_digest);
@@ -56,7 +56,7 @@ TEST(TokenizerTest, TextIsItsBytes) {
   EXPECT_EQ(Detokenize(std::vector<int32_t>{kBeginToken, 'a', kSeparatorToken, 'b', kEndToken}), "ab");
 }
 
-TEST(KvPagesTest, GeometryAndSlotsNameTheSamePlacesAndNoneTwice) {
+TEST(KvPagesTest, GeometryAndSlotsAgreeWithoutOverlap) {
   const ModelConfig config = TinyConfig(1, 2);
   constexpr int32_t kPageTokens = 4, kPages = 3;
   std::vector<std::byte> memory(KvPages::RequiredBytes(config, kPageTokens, kPages));
@@ -108,9 +108,9 @@ TEST(KvPagesTest, RefusesMemoryThatIsTooSmall) {
   EXPECT_DEATH(KvPages(config, 4, 2, memory), "memory");
 }
 
-TEST(FlopsTest, CountsWhatTheFormulasNeed) {
+TEST(FlopsTest, CountsMatchTheFormulas) {
   const ModelConfig config = TinyConfig(1);
-  // Three tokens from position 0, by hand. Linear layer: q, k, v, z, b, a from 40; convolution; 80 to 40.
+  // Three tokens from position 0, computed by hand. Linear layer: q, k, v, z, b, a from 40; convolution; 80 to 40.
   const double linear = 2 * (40 * (2 * 24 + 80 + 80 + 8) + 4 * 128 + 80 * 40);
   const double attention = 2 * (40 * (64 + 64 + 32 + 32) + 64 * 40);
   const double mlp = 2 * 3 * 40 * 72;
@@ -134,7 +134,7 @@ TEST(FlopsTest, ThePeakIsPlausible) {
   kernels::ThreadPool one(1);
   const double peak = FmaPeak(one);
   EXPECT_GT(peak, 1e8);
-  EXPECT_LT(peak, 1e12);  // one core: chains that the compiler merged would exceed it
+  EXPECT_LT(peak, 1e12);  // one core: chains merged by the compiler would exceed it
 }
 
 }  // namespace

@@ -24,7 +24,8 @@ absl::Status CheckCached(const ModelConfig& config, bool may_be_checkpoint, bool
   if (!step.tokens.empty()) return Invalid(name, ": both tokens and cached layers");
   if (step.cached_tokens <= 0) return Invalid(name, ".cached_tokens: ", step.cached_tokens);
   if (step.cached.size() != static_cast<size_t>(config.layers())) {
-    return Invalid(name, ".cached: ", step.cached.size(), " layers, the model has ", config.layers());
+    return Invalid(name, ".cached: ", step.cached.size(), " layers; expected ", config.layers(),
+                   ", the model's number of layers");
   }
   if (step.checkpoint && !may_be_checkpoint) {
     return Invalid(name, ".checkpoint: only the first step of an empty sequence may be one");
@@ -70,7 +71,8 @@ absl::Status CheckCaptures(const ModelConfig& config, int64_t start, std::span<c
       return Invalid(name, ": positions ", range.begin, " to ", range.end, " are not all computed by this chain");
     }
     if (range.linear.size() != static_cast<size_t>(config.linear_layers())) {
-      return Invalid(name, ".linear: ", range.linear.size(), " layers, the model has ", config.linear_layers());
+      return Invalid(name, ".linear: ", range.linear.size(), " layers; expected ", config.linear_layers(),
+                     ", the model's number of linear layers");
     }
     for (const TupleBuffers& buffers : range.linear) {
       if (buffers.state == nullptr || buffers.conv_tail == nullptr) return Invalid(name, ".linear: null buffer");

@@ -11,7 +11,7 @@
 
 namespace ashlar::refengine {
 
-// A step, or the part of a run, that lies in one pass.
+// A step, or the part of a run, in one pass.
 struct PassStep {
   std::span<const CachedLayer> cached;  // empty: computed
   bool checkpoint = false;
@@ -19,14 +19,14 @@ struct PassStep {
   RecurrentState* snapshot = nullptr;  // only at the step's end
 };
 
-// Adjacent computed tokens between two interiors: what one convolution and one block of queries run over.
+// Adjacent computed tokens between two interiors: the rows of one convolution and one block of queries.
 struct TokenRun {
   int64_t begin = 0, end = 0;           // rows of the pass
-  int64_t position = 0;                 // of row `begin`
-  std::span<const CachedLayer> before;  // the interior before the run; empty: computed tokens come before it
+  int64_t position = 0;                 // position of row `begin`
+  std::span<const CachedLayer> before;  // the interior before the run; empty: computed tokens precede it
 };
 
-// The part of a capture range that lies in one pass.
+// The part of a capture range in one pass.
 struct CapturePart {
   const CaptureRange* range = nullptr;
   int64_t begin = 0, end = 0;        // rows of the pass

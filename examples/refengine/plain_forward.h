@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The model once more, written from its formulas alone: one token after the other, plain loops, fp64. Tests compare the
-// engine with it; it shares nothing with the engine but the weights.
+// The model written again from its formulas: one token after the other, plain loops, fp64. Tests compare the engine
+// with it; only the weights are shared.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@ namespace ashlar::refengine {
 
 struct PlainResult {
   std::vector<std::vector<double>> logits;  // [tokens][vocabulary]
-  // Behind the last token, one entry a linear layer.
+  // After the last token, one entry per linear layer.
   std::vector<std::vector<double>> states;   // [value_heads, d_k, d_v]
   std::vector<std::vector<double>> windows;  // [conv_kernel − 1, conv_channels]
 };

@@ -77,7 +77,7 @@ std::vector<int32_t> ReadText(const char* path, int64_t tokens) {
   return Tokenize(text.substr(0, tokens));
 }
 
-// The demo's model on this machine, and a text cut into equal sections with a query behind them.
+// The demo's model on this machine, and a text cut into equal sections followed by a query.
 class Measurement {
  public:
   Measurement(std::vector<int32_t> text, int64_t sections, int64_t section_tokens)
@@ -111,7 +111,7 @@ class Measurement {
     }
   }
 
-  // `replaced`: transitions to take instead of the stored ones, or null. Landing is not part of the time.
+  // `replaced`: transitions to use instead of the stored ones, or null. Landing is not part of the time.
   void Seams(const char* what, const ReplacedTransitions* replaced) {
     Sequence sequence(model_.config(), pool_);
     if (!sequence.Reserve(text_.size())) Check(absl::ResourceExhaustedError("pages"));
@@ -139,7 +139,7 @@ class Measurement {
   const ModelConfig& config() const { return model_.config(); }
 
  private:
-  // Room for two sequences.
+  // Pages for two sequences.
   int32_t Pages() const { return 2 * (static_cast<int32_t>(text_.size()) / kPageTokens + 2); }
 
   const std::vector<int32_t> text_;
@@ -158,7 +158,7 @@ class Measurement {
 
 int Main(const char* path, int64_t sections, int64_t section_tokens, int64_t seam) {
   Measurement measurement(ReadText(path, sections * section_tokens + kQueryTokens), sections, section_tokens);
-  // Twice each: the first run touches memory and wakes the processor.
+  // Twice each: the first run touches memory and wakes the CPU.
   for (int repeat = 0; repeat < 2; ++repeat) measurement.FullPrefill();
   measurement.Store({seam, seam});
   for (int repeat = 0; repeat < 2; ++repeat) measurement.Seams("seams", nullptr);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A text that is resumed from what was kept of it: which bits are the same, and what rounding does where they are not.
+// Texts that resume from kept states: which bits are equal, and the error of rounding where they are not.
 #include <cmath>
 #include <optional>
 
@@ -30,7 +30,7 @@ class Resume : public EngineFixture, public testing::WithParamInterface<ModelCon
     return held;
   }
 
-  // Logits behind `tokens`, resumed behind those that are held; `sequence` is empty.
+  // Logits after `tokens`, resumed after the held tokens; `sequence` is empty.
   std::vector<float> Run(Sequence& sequence, const Held& held, std::span<const int32_t> tokens) {
     EXPECT_TRUE(sequence.Reserve(static_cast<int64_t>(tokens.size())));
     held.rows.LandRows(model_, sequence, 0, kernels_, *queue_);
@@ -39,7 +39,7 @@ class Resume : public EngineFixture, public testing::WithParamInterface<ModelCon
     return EngineFixture::Run(sequence, chain);
   }
 
-  // One run, with the states behind `depths`.
+  // One run, with the states after `depths`.
   std::vector<float> Run(Sequence& sequence, std::span<const int32_t> tokens, std::span<const int64_t> depths,
                          std::vector<Snapshot>& snapshots) {
     std::vector<Step> chain = {Step::Compute(tokens)};
@@ -58,7 +58,7 @@ class Resume : public EngineFixture, public testing::WithParamInterface<ModelCon
 INSTANTIATE_TEST_SUITE_P(Families, Resume, testing::Values(&TinyConfig, &TinyLightningConfig),
                          [](const auto& test) { return test.param == &TinyConfig ? "gdn" : "lightning"; });
 
-TEST_P(Resume, TurnsThatLeaveAndComeBackHaveTheBitsOfOneThatStayed) {
+TEST_P(Resume, ResumedTurnsHaveTheBitsOfAnUninterruptedOne) {
   Sequence stayed(config(), pool_);
   std::vector<int32_t> text;
   std::optional<Held> held;
@@ -79,7 +79,7 @@ TEST_P(Resume, TurnsThatLeaveAndComeBackHaveTheBitsOfOneThatStayed) {
   }
 }
 
-TEST_P(Resume, BehindWholePassesItHasTheBitsOfOneRun) {
+TEST_P(Resume, AfterWholePassesItHasTheBitsOfOneRun) {
   const std::vector<int32_t> text = Text(300);
   const std::vector<int64_t> depths = {64, 128, 192, 256};
   Sequence whole(config(), pool_), without(config(), pool_);
@@ -113,7 +113,7 @@ TEST_P(Resume, SnapshotsAtMultiplesOfTheRecurrencesTokensChangeNoBit) {
   ExpectSameBits(cut.recurrent(), uncut.recurrent());
 }
 
-TEST_P(Resume, SnapshotsAreTakenOfWhatTheChainReaches) {
+TEST_P(Resume, SnapshotsAreTakenOnlyOfReachedStates) {
   const std::vector<int32_t> text = Text(60);
   const std::span<const int32_t> tokens(text);
   Sequence sequence(config(), pool_);
@@ -138,8 +138,8 @@ TEST_P(Resume, SnapshotsAreTakenOfWhatTheChainReaches) {
 }
 
 // Matrix products choose their kernels by the number of rows, and the recurrence works in blocks of tokens: a text that
-// is cut elsewhere rounds elsewhere. The demo's model, whose weights are always the same.
-TEST(ResumeOfTheDemosModel, CutElsewhereItErrsByRoundingAlone) {
+// is cut differently rounds differently. Uses the demo's model, whose weights are always the same.
+TEST(ResumeOfTheDemosModel, OtherCutsDifferOnlyByRounding) {
   const Model model(DemoConfig());
   const ModelConfig& config = model.config();
   const kernels::Kernels& kernels = kernels::Host();
@@ -175,8 +175,8 @@ TEST(ResumeOfTheDemosModel, CutElsewhereItErrsByRoundingAlone) {
   }
 }
 
-// The inputs on a tape give the state behind each of their tokens, by the recurrence alone, however the text was cut.
-TEST_P(Resume, InputsOnATapeGiveTheStatesBehindThem) {
+// The inputs on a tape give the state after each of their tokens by the recurrence alone, however the text was cut.
+TEST_P(Resume, RecordedInputsRebuildTheStates) {
   constexpr int64_t kBegin = 70, kTokens = 40;
   const LinearConfig& linear = config().linear;
   const std::vector<int32_t> text = Text(kBegin + kTokens + 20);

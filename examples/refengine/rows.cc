@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace ashlar::refengine::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Calls body(tag, i) for whole vectors, then for the rest one number at a time.
+// Calls body(tag, i) for whole vectors, then one number at a time for the rest.
 template <class Body>
 HWY_INLINE void ForVectors(int64_t n, Body&& body) {
   const hn::ScalableTag<float> d;
@@ -63,7 +63,7 @@ void ScaleT(float* x, float scale, int64_t n) {
 }
 
 void L2NormalizeT(float* x, float scale, int64_t n) {
-  constexpr float kEpsilon = 1e-6f;  // as the published kernels: x / √(‖x‖² + ε)
+  constexpr float kEpsilon = 1e-6f;  // as in the published kernels: x / √(‖x‖² + ε)
   ScaleT(x, scale / std::sqrt(SumOfSquares(x, n) + kEpsilon), n);
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's work on single rows of activations: norms, activations, convolution, rotation, softmax. Vectorised for
-// the processor that runs (Highway); everything is fp32. Sizes in floats.
+// The engine's work on single rows of activations: norms, activations, convolution, rotation, softmax. Vectorized for
+// the running CPU (Highway); everything is fp32. Sizes in floats.
 #pragma once
 
 #include <cstdint>
@@ -25,12 +25,12 @@ void SigmoidGate(float* x, const float* gate, float scale, int64_t n);
 // One token of a causal depthwise convolution: out = SiLU(Σ_j weight[j] × inputs[j]), inputs oldest first.
 void ConvolveSilu(const float* const* inputs, const float* weight, int32_t kernel, int64_t channels, float* out);
 
-// Turns x by angles whose cosines and sines are given: half-split pairs (i, i + pairs).
+// Rotates x by angles given as cosines and sines: half-split pairs (i, i + pairs).
 void RotateHalfSplit(float* x, const float* cosines, const float* sines, int64_t pairs);
 
-// One block of scores of one query, of which the first `visible` of `n` count. Scores become e^{s − max} (zero where
-// not visible), `max` and `sum` run over the blocks of the query (begin with −∞ and 0). Returns the factor by which
-// what was accumulated from earlier blocks must be scaled.
+// One block of scores of one query, of which the first `visible` of `n` count. Scores become e^{s − max} (zero if not
+// visible); `max` and `sum` accumulate over the blocks of the query (begin with −∞ and 0). Returns the factor by which
+// results of earlier blocks must be scaled.
 float OnlineSoftmax(float* scores, int64_t visible, int64_t n, float& max, float& sum);
 
 // x ← scale × x.

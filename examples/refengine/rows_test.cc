@@ -69,7 +69,7 @@ TEST_F(RowsTest, Activations) {
       EXPECT_NEAR(gated[i], 3 * up[i] * sigmoid, 1e-5 * (1 + std::abs(up[i])));
     }
   }
-  // Far out, the exponential overflows on one side: the result is 0 or the input, never NaN.
+  // Far from 0 the exponential overflows on one side: the result is 0 or the input, never NaN.
   float extreme[] = {-200, 200}, ones[] = {1, 1};
   SwiGlu(extreme, ones, 2, extreme);
   EXPECT_NEAR(extreme[0], 0, 1e-30);
@@ -117,7 +117,7 @@ TEST_F(RowsTest, SoftmaxOverBlocksIsSoftmax) {
   }
 }
 
-TEST_F(RowsTest, ABlockOfWhichNothingIsVisibleChangesNothing) {
+TEST_F(RowsTest, AnInvisibleBlockChangesNothing) {
   float scores[] = {1, 2, 3}, max = 4, sum = 5;
   EXPECT_EQ(OnlineSoftmax(scores, 0, 3, max, sum), 1);
   EXPECT_EQ(max, 4);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One running text: its pages, and the state of every linear layer behind its last token.
+// One running text: its pages, and the state of every linear layer after its last token.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +12,8 @@
 
 namespace ashlar::refengine {
 
-// States and convolution windows of all linear layers at one position. A value: copy it to take a snapshot.
-// Linear layers are counted by themselves: 0 … config.linear_layers() − 1.
+// States and convolution windows of all linear layers at one position. A value: copy it to take a snapshot. Linear
+// layers are numbered separately: 0 … config.linear_layers() − 1.
 class RecurrentState {
  public:
   RecurrentState() = default;
@@ -31,8 +31,8 @@ class RecurrentState {
   std::vector<float> data_;
 };
 
-// Cached keys and values of a run of positions that stand in pages which other sequences read, too, and nobody turns:
-// the key at position + i stands at slot first_slot + i of its own page table, turned by position + i − origin.
+// Cached keys and values of a run of positions in pages that other sequences also read, and that are never rotated: the
+// key at position + i is at slot first_slot + i of its own page table, rotated by position + i − origin.
 struct SharedSpan {
   int64_t position = 0, tokens = 0;
   std::vector<int32_t> page_table;
@@ -51,40 +51,40 @@ class Sequence {
   Sequence& operator=(const Sequence&) = delete;
 
   int64_t length() const { return length_; }
-  // Page of position p: page_table()[p / page_tokens]. Stays in place while no more than the reserved tokens are used.
+  // Page of position p: page_table()[p / page_tokens]. Not reallocated while only the reserved tokens are used.
   const std::vector<int32_t>& page_table() const { return page_table_; }
   KvPages& pool() const { return *pool_; }
   // Aborts where tokens wait in buffers: settle the sequence first (Engine::Settle).
   const RecurrentState& recurrent() const;
-  // Tokens that wait in buffers (EngineOptions::decoding): the states do not hold them yet.
+  // Tokens that wait in buffers (EngineOptions::decoding): the states do not include them yet.
   int32_t buffered() const;
 
-  // Takes pages for positions [0, tokens), so that cached keys and values can be landed there before Advance reaches
-  // them. False, and nothing is taken, when the pool has too few.
+  // Takes pages for positions [0, tokens), so that cached keys and values can land there before Advance reaches them.
+  // Returns false, taking nothing, if the pool has too few.
   bool Reserve(int64_t tokens);
 
-  // Uses pages that somebody else allocates instead, for good: `page_table` for what is computed, −1 where all
-  // positions of a page lie in `shared`, which ascends. The sequence must be empty.
+  // Permanently uses pages that the caller allocates instead: `page_table` for computed positions, −1 where all
+  // positions of a page are in `shared`, which ascends. The sequence must be empty.
   void Place(std::vector<int32_t> page_table, std::vector<SharedSpan> shared);
   const std::vector<SharedSpan>& shared() const { return shared_; }
 
-  // Goes back to an earlier position of this same text; pages stay reserved.
+  // Goes back to an earlier position of this text; pages stay reserved.
   void Rewind(int64_t length, const RecurrentState& recurrent);
 
-  // Leaves its pages, so many, to somebody who gives them back to the pool later.
+  // Hands its pages to the caller, which must return them to the pool. Returns their number.
   uint64_t Surrender();
 
-  // Back to position 0; pages that came from the pool return there.
+  // Back to position 0; pages from the pool return to it.
   void Clear();
 
  private:
   friend class Engine;
   KvPages* pool_;
   RecurrentState zero_, recurrent_;
-  std::unique_ptr<DecodeBuffers> buffers_;  // null: none was needed yet
+  std::unique_ptr<DecodeBuffers> buffers_;  // null: not needed yet
   std::vector<int32_t> page_table_;
   std::vector<SharedSpan> shared_;
-  bool placed_ = false;  // the pages are not the pool's to give
+  bool placed_ = false;  // the pages do not belong to the pool
   int64_t length_ = 0;
 };
 

@@ -22,7 +22,7 @@ struct SeamWidths {
 // attention layers. Movable; views into it stay valid while it lives.
 class StoredSegment {
  public:
-  // Room for a segment of `tokens` tokens, of which the interior is stored; head + tail < tokens.
+  // Memory for a segment of `tokens` tokens, whose interior is stored; head + tail < tokens.
   StoredSegment(const ModelConfig& config, int64_t tokens, SeamWidths seams);
   StoredSegment(StoredSegment&&) noexcept = default;
   StoredSegment& operator=(StoredSegment&&) noexcept = default;
@@ -32,16 +32,16 @@ class StoredSegment {
   int64_t interior() const { return tokens_ - seams_.head - seams_.tail; }
 
   // Returns the capture that fills tuples and tails, for a segment whose token 0 is computed at position `start`. If
-  // linear layers turn their keys, only tuples computed at 0 may stand elsewhere later.
+  // linear layers rotate their keys, only tuples computed at 0 can be used at other positions.
   CaptureRange Capture(int64_t start) const;
-  // Takes the interior's keys and values out of the pages; token 0 stands at `start`, keys become zero-based.
+  // Copies the interior's keys and values from the pages; token 0 is at `start`, keys become zero-based.
   void GatherRows(const Model& model, const Sequence& sequence, int64_t start, const kernels::Kernels& kernels,
                   kernels::Queue& queue);
   // Writes keys and values into pages of `sequence`, token 0 at `start`. The pages must be reserved.
   void LandRows(const Model& model, Sequence& sequence, int64_t start, const kernels::Kernels& kernels,
                 kernels::Queue& queue) const;
 
-  // For Step::Cached: one entry a layer of the model.
+  // For Step::Cached: one entry per layer of the model.
   std::span<const CachedLayer> layers() const { return tables_.layers(); }
 
  private:
@@ -61,7 +61,7 @@ class StoredSegment {
 };
 
 // Prefills `tokens` alone, from zero state and zero tail at position 0, on a fresh sequence of `pool`, and stores the
-// interior: neither neighbours nor positions enter into what is cached (HYPIC §4.2).
+// interior: cached data depend on neither neighbours nor positions (HYPIC §4.2).
 absl::Status PrefillIsolated(Engine& engine, KvPages& pool, std::span<const int32_t> tokens,
                              const kernels::Kernels& kernels, kernels::Queue& queue, StoredSegment& segment);
 

@@ -10,23 +10,23 @@
 namespace ashlar::refengine {
 namespace {
 
-// Root mean squares of what the output projections see, for unit-normal inputs: normalised output × SiLU(z), and
-// SiLU(gate) × up. Dividing by them gives each sublayer's output the scale it is drawn for.
+// Root mean squares of the inputs of output projections, for unit-normal inputs: normalised output × SiLU(z), and
+// SiLU(gate) × up. Dividing by them gives each sublayer's output its intended scale.
 constexpr float kSiluRms = 0.6f;
 // Attention averages over several keys and is halved by its gate.
 constexpr float kAttentionRms = 0.25f;
 // Each sublayer adds this much to a residual stream that starts at 1; attention half as much.
 constexpr float kSublayerRms = 0.5f;
 constexpr float kAttentionShare = 0.5f;
-// The share that remembering heads add, beside erasure ones. Trained models mostly look nearby: the error of a
-// segment that is computed alone is concentrated at its ends (HYPIC §3.2). Without this share the error would lie
-// evenly over its tokens, and no seam, however wide, would show a difference.
+// The share of heads that remember; the others erase. Trained models mostly attend nearby: the error of a segment that
+// is computed alone is concentrated at its ends (HYPIC §3.2). Without this share the error would be even over its
+// tokens, and no seam would reduce it, however wide.
 constexpr float kRememberingShare = 0.3f;
 // q and k are normalised, so their norms' weights set the sharpness of attention: scores have deviation kSharpness².
 constexpr float kSharpness = 1.0f;
 constexpr float kLogitRms = 3.0f;
 
-// SplitMix64: one stream a tensor, the same numbers on every machine.
+// SplitMix64: one stream per tensor, the same numbers on every machine.
 class Stream {
  public:
   Stream(uint64_t seed, uint64_t tensor) : state_(seed * 0x9E3779B97F4A7C15u + tensor * 0xD1B54A32D192ED03u) { Next(); }
@@ -46,7 +46,7 @@ class Stream {
   uint64_t state_;
 };
 
-// Draws tensors one after the other, each from a stream of its own.
+// Draws tensors one after another, each from a separate random stream.
 class Draw {
  public:
   explicit Draw(uint64_t seed) : seed_(seed) {}
@@ -60,7 +60,7 @@ class Draw {
     return values;
   }
 
-  // Norm weights: near 1, none the same.
+  // Norm weights: near 1, all different.
   std::vector<float> Norm(int64_t count, float mean = 1.0f) {
     std::vector<float> values = Centred(count, 0.1f * mean);
     for (float& value : values) value += mean;
@@ -71,8 +71,8 @@ class Draw {
   uint64_t seed_, tensor_ = 0;
 };
 
-// Heads that remember. Their state decays by little over a thousand tokens, and their keys stay close to a few
-// directions, so that an erase leaves the others alone: the persistent subspace of trained delta-rule layers.
+// Heads that remember. Their state decays little over a thousand tokens, and their keys stay close to a few directions,
+// so that an erase does not affect the others: the persistent subspace of trained delta-rule layers.
 bool NarrowKeys(const LinearConfig& linear, int32_t key_head) {
   return key_head < (linear.key_heads + 1) / 2;
 }
@@ -80,8 +80,8 @@ bool SlowDecay(const LinearConfig& linear, int32_t head) {
   return 8 * head < 3 * linear.value_heads;
 }
 
-// Makes the key columns of one head low-rank but for a small rest, and small, where SiLU is nearly linear and does not
-// spread them again; gives the head's channels one filter, which keeps the rank.
+// Makes the key columns of one head low-rank with a small remainder, and small, where SiLU is nearly linear and does
+// not spread them again. Gives the head's channels one filter, which keeps the rank.
 void NarrowKeyHead(const ModelConfig& config, int32_t key_head, Stream stream, LinearWeights& weights) {
   constexpr float kLowRank = 0.3f, kRest = 0.03f;  // deviations of the two parts before the convolution
   const LinearConfig& linear = config.linear;
@@ -124,7 +124,7 @@ void DrawGates(const LinearConfig& linear, Draw& draw, LinearWeights& weights) {
 }
 
 LinearWeights DrawLinear(const ModelConfig& config, Draw& draw) {
-  constexpr float kDecayInput = 0.5f;  // deviation of a: how much the token itself moves its decay
+  constexpr float kDecayInput = 0.5f;  // deviation of a: how much the token itself affects its decay
   const LinearConfig& linear = config.linear;
   const float input_deviation = 1.0f / std::sqrt(static_cast<float>(config.d_model));
   const int64_t columns = linear.columns();

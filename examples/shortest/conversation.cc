@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shortest engine of conversations: the first turn is set from cached segments, and every later one resumes where
-// the turn before it ended. docs/integrate.md says what is new against main.cc.
+// The shortest engine with conversations: the first turn is assembled from cached segments, and every later turn
+// resumes where the previous one ended. docs/integrate.md explains the differences from main.cc.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
@@ -32,7 +32,7 @@ struct Conversation {
     for (uint8_t& byte : id) byte = static_cast<uint8_t>(random());
   }
   uint8_t id[16];
-  std::vector<int32_t> tokens;  // said so far
+  std::vector<int32_t> tokens;  // text so far
 };
 
 class Engine {
@@ -44,7 +44,7 @@ class Engine {
     options.memory.pages = static_cast<uint32_t>(table_.size());
     options.capture_tokens = Tiny::kPageTokens;  // prefixes are in use
     Check(Cache::Open(options, &cache_));
-    place_ = *cache_.places(nullptr);  // of one attention layer
+    place_ = *cache_.places(nullptr);  // place of one attention layer
     std::iota(table_.begin(), table_.end(), 0);
   }
 
@@ -65,7 +65,7 @@ class Engine {
     const Run* const runs = request.missing(&missing);
     for (uint32_t i = 0; i < missing; ++i) Publish(request, i, runs[i]);
     if (missing > 0) Check(request.LookAgain(table_.data(), table_.size()));
-    do {  // once; again, where something that was found did not land
+    do {  // once, or again if a hit failed to land
       model_.Clear();
       for (const Step *step = request.plan().steps, *end = step + request.plan().step_count; step < end; ++step) {
         if (step->kind == StepKind::kCompute) model_.Embed(tokens.data(), step->begin, step->end);
@@ -87,7 +87,7 @@ class Engine {
   }
 
  private:
-  // Offers states and pages of the whole text. Behind a cached interior they are this conversation's alone.
+  // Offers states and pages of the whole text. After a cached interior they belong only to this conversation.
   void Commit(const Conversation& talk, const Request& request, uint64_t prompt_tokens) {
     const LinearTensors tensors = {.layer = Tiny::kLinear, .state = state_.data()};
     const Checkpoint end = {talk.tokens.size(), &tensors, 1};
@@ -100,7 +100,7 @@ class Engine {
     Check(cache_.Commit(&text, 1));
     std::printf("%s: ", CommitName(outcome));
   }
-  // Computes a segment alone, from a zero state at position 0, in pages that nothing lands in meanwhile.
+  // Computes a segment alone, from a zero state at position 0, in pages where nothing lands meanwhile.
   void Publish(Request& request, uint32_t missing, const Run& run) {
     model_.Clear();
     model_.Embed(run.tokens, 0, run.token_count);
@@ -130,7 +130,7 @@ class Engine {
   Tiny model_;
   Cache cache_;
   PagePlace place_;
-  std::vector<int32_t> table_;  // one prompt at a time has all pages
+  std::vector<int32_t> table_;  // one prompt at a time uses all pages
   std::vector<float> state_;    // the linear layer's
 };
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shortest complete engine: one linear and one attention layer, prompts set from cached segments, greedy decoding.
-// All that it knows of the cache is ashlar/engine.h. docs/integrate.md walks through it.
+// The shortest complete engine: one linear and one attention layer, prompts assembled from cached segments, greedy
+// decoding. It uses only ashlar/engine.h. docs/integrate.md walks through it.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -15,7 +15,7 @@
 using namespace ashlar::engine;
 
 constexpr uint32_t kHeads = 2, kDim = 16, kWidth = kHeads * kDim, kPageTokens = 16, kLinear = 0, kAttention = 1;
-constexpr float kDecays[kHeads] = {-0.3, -0.01};  // of the linear layer's heads, logarithms a token
+constexpr float kDecays[kHeads] = {-0.3, -0.01};  // decays of the linear layer's heads, logarithms per token
 
 Status Check(Status status) {
   if (status.ok() || status.code == Code::kRestart) return status;
@@ -36,11 +36,11 @@ class Engine {
     options.model.layer_count = 2;
     options.memory.pages = static_cast<uint32_t>(table_.size());
     Check(Cache::Open(options, &cache_));
-    place_ = *cache_.places(nullptr);  // of one attention layer
+    place_ = *cache_.places(nullptr);  // place of one attention layer
     std::iota(table_.begin(), table_.end(), 0);
   }
 
-  // Computes the prompt, decodes, and says what came from the cache.
+  // Computes the prompt, decodes, and reports what came from the cache.
   std::string Serve(const std::vector<std::string>& segments, const std::string& query, int decode) {
     std::string text;
     std::vector<uint64_t> lengths;
@@ -55,7 +55,7 @@ class Engine {
     const Run* const runs = request.missing(&missing);
     for (uint32_t i = 0; i < missing; ++i) Publish(request, i, runs[i]);
     if (missing > 0) Check(request.LookAgain(table_.data(), table_.size()));
-    do {  // once; again, where something that was found did not land
+    do {  // once, or again if a hit failed to land
       Clear();
       state_.assign(kHeads * kDim * kDim, 0);
       for (const Step *step = request.plan().steps, *end = step + request.plan().step_count; step < end; ++step) {
@@ -76,7 +76,7 @@ class Engine {
   }
 
  private:
-  // Computes a segment alone, from a zero state at position 0, in pages that nothing lands in meanwhile.
+  // Computes a segment alone, from a zero state at position 0, in pages where nothing lands meanwhile.
   void Publish(Request& request, uint32_t missing, const Run& run) {
     Clear();
     Embed(run.tokens, 0, run.token_count);
@@ -137,8 +137,8 @@ class Engine {
 
   Cache cache_;
   PagePlace place_;
-  std::vector<int32_t> table_;       // one prompt at a time has all pages
-  std::vector<uint64_t> positions_;  // of the rows
+  std::vector<int32_t> table_;       // one prompt at a time uses all pages
+  std::vector<uint64_t> positions_;  // positions of the rows
   std::vector<float> rows_, state_;  // [tokens][kWidth]; the linear layer's
 };
 

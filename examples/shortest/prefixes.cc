@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The shortest engine that reuses exact prefixes and nothing else: a text resumes at the token at which an earlier one
-// was checkpointed. docs/integrate.md says what is new against main.cc.
+// The shortest engine that reuses exact prefixes only: a text resumes at the token at which an earlier one was
+// checkpointed. docs/integrate.md explains the differences from main.cc.
 #include <cstdio>
 #include <cstdlib>
 #include <numeric>
@@ -26,25 +26,25 @@ class Engine {
     options.model = {.model_id = "prefixes"};
     model_.Describe(options.model);
     options.memory.pages = static_cast<uint32_t>(table_.size());
-    options.capture_tokens = 1;  // states can be captured behind any token
+    options.capture_tokens = 1;  // states can be captured after any token
     Check(Cache::Open(options, &cache_));
-    place_ = *cache_.places(nullptr);  // of one attention layer
+    place_ = *cache_.places(nullptr);  // place of one attention layer
     std::iota(table_.begin(), table_.end(), 0);
   }
 
-  // Computes the prompt, decodes, and commits the states that the plan asked for, and those at the end.
+  // Computes the prompt, decodes, and commits the states that the plan requested, and those at the end.
   void Serve(const std::string& text, int decode) {
     std::vector<int32_t> tokens(text.begin(), text.end());
     tokens.reserve(text.size() + decode);  // the request points into them
     const Prompt prompt = {tokens.data(), text.size(), nullptr, 0, table_.data(), table_.size()};
     Request request;
     Check(cache_.Begin(&prompt, 1, &request));
-    do {  // once; again, where the prefix did not land
+    do {  // once, or again if the prefix failed to land
       Prepare(request.plan(), tokens.data());
       if (Advance(request, 0, text.size()) && Check(request.WaitLayer(Tiny::kAttention)).ok()) Attend();
     } while (!Check(request.Finish()).ok());
     std::printf("%zu of %zu tokens computed: ", model_.positions().size(), text.size());
-    const std::vector<StateCopy> captured = std::move(copies_);  // decoding asks for none
+    const std::vector<StateCopy> captured = std::move(copies_);  // decoding requests none
     copies_.clear();
     for (int i = 0; i < decode; ++i) {
       tokens.push_back(model_.BestToken());
@@ -58,7 +58,7 @@ class Engine {
   }
 
  private:
-  // The rows that the plan has the engine compute, a zero state, and room for the states that it asks for.
+  // The rows that the plan lets the engine compute, a zero state, and memory for the requested states.
   void Prepare(const Plan& plan, const int32_t* tokens) {
     model_.Clear();
     state_.assign(Tiny::kState, 0);
@@ -87,7 +87,7 @@ class Engine {
     text.outcomes = outcomes.data();
     Check(cache_.Commit(&text, 1));
   }
-  // The linear layer: a cached prefix replaces the state, and rows run behind it. False: the plan has changed.
+  // The linear layer: a cached prefix replaces the state, and rows run after it. False: the plan has changed.
   bool Advance(Request& request, uint64_t begin, uint64_t end) {
     const size_t count = model_.positions().size();
     const float* const rows = model_.rows();
@@ -105,8 +105,8 @@ class Engine {
   Tiny model_;
   Cache cache_;
   PagePlace place_;
-  std::vector<int32_t> table_;  // one prompt at a time has all pages
-  std::vector<float> state_;    // the linear layer's, and those behind captured steps
+  std::vector<int32_t> table_;  // one prompt at a time uses all pages
+  std::vector<float> state_;    // the linear layer's state, and the ones after captured steps
   std::vector<std::vector<float>> captured_states_;
   std::vector<StateCopy> copies_;
 };

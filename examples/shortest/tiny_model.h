@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// TinyModel: the model of conversation.cc and prefixes.cc, one linear and one attention layer. It knows nothing of the
-// cache but its plain types. main.cc has the same model in its one file.
+// TinyModel: the model of conversation.cc and prefixes.cc, one linear and one attention layer. It uses only plain types
+// of the cache. main.cc contains the same model.
 #pragma once
 
 #include <algorithm>
@@ -40,7 +40,7 @@ class TinyModel {
       for (uint32_t i = 0; i < kWidth; ++i) rows_.push_back(Weight(tokens[p], i));
     }
   }
-  const std::vector<uint64_t>& positions() const { return positions_; }  // of the rows
+  const std::vector<uint64_t>& positions() const { return positions_; }  // positions of the rows
   const float* rows() const { return rows_.data(); }
 
   void Add(const std::vector<float>& out) { std::ranges::transform(rows_, out, rows_.begin(), std::plus()); }
@@ -74,7 +74,7 @@ class TinyModel {
   }
 
  private:
-  static constexpr float kDecays[kHeads] = {-0.3, -0.01};  // logarithms a token
+  static constexpr float kDecays[kHeads] = {-0.3, -0.01};  // logarithms per token
   static float Weight(int32_t token, uint32_t i) { return 0.3f * std::sin(1.7f * (token + 1) * (i + 3)); }
 
   engine::Layer layers_[kLayers] = {};

@@ -19,7 +19,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::steady_clock;
 
-// In the child, which may call little else than the kernel: other threads of the tool held locks when it was forked.
+// In the child, which may only make system calls: other threads of the tool may have held locks when it was forked.
 bool Enter(const SpawnOptions& options) {
   for (const auto& [resource, value] : options.limits) {
     const rlimit limit = {.rlim_cur = value, .rlim_max = value};
@@ -33,7 +33,7 @@ bool Enter(const SpawnOptions& options) {
                                  std::pair(options.errors, STDERR_FILENO)}) {
     if (from >= 0 && dup2(from, to) < 0) return false;
   }
-  return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;  // last: a change of user would undo it
+  return prctl(PR_SET_PDEATHSIG, SIGKILL) == 0;  // last, because a change of user would undo it
 }
 
 }  // namespace

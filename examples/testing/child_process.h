@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes that a tool starts: as another user, within limits, gone with the tool.
+// Processes that a tool starts: as another user, within limits, and ended with the tool.
 #pragma once
 
 #include <sys/resource.h>
@@ -17,7 +17,7 @@
 
 namespace ashlar::tools {
 
-// Numbers suffice: neither user nor group need have a name.
+// Numbers are enough: neither user nor group need a name.
 struct ProcessUser {
   uid_t uid = 0;
   gid_t gid = 0;
@@ -30,11 +30,11 @@ struct SpawnOptions {
 };
 
 // Starts `program` with these arguments, the first of which is its name. It gets SIGKILL when the calling thread ends.
-// The user that it runs as needs no right to the folders that it lies in.
+// Its user needs no permission for the program's folders.
 absl::StatusOr<pid_t> Spawn(const std::string& program, const std::vector<std::string>& arguments,
                             const SpawnOptions& options);
 
-// This program, started anew in another role, with lines of text to and from it.
+// This program, started again in another role, with lines of text to and from it.
 class ChildProcess {
  public:
   static absl::StatusOr<std::unique_ptr<ChildProcess>> Start(const std::vector<std::string>& arguments,
@@ -45,9 +45,9 @@ class ChildProcess {
 
   // UNAVAILABLE: it has ended.
   absl::Status WriteLine(std::string line);
-  // Without its end. DEADLINE_EXCEEDED: it has said nothing for so long.
+  // Without the line end. DEADLINE_EXCEEDED: no line arrived in time.
   absl::StatusOr<std::string> ReadLine(std::chrono::milliseconds patience);
-  // Readable once a line, or the end of the process, is there.
+  // Readable once there is a line, or the process has ended.
   int descriptor() const { return output_; }
 
  private:

@@ -16,6 +16,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "client/session/client.h"
 #include "proto/limits.h"
 
 namespace ashlar::tools {
@@ -32,7 +33,7 @@ std::string BesideThisProgram(const std::string& name) {
   return (std::filesystem::read_symlink("/proc/self/exe", error).parent_path() / name).string();
 }
 
-// Returns the port that the daemon's log names, which took any free port; 0 before it is logged.
+// Returns the port in the daemon's log, which chose any free port; 0 before it is logged.
 uint16_t MetricsPort(const std::string& log) {
   static constexpr std::string_view kName = " metrics_port=";
   const size_t at = log.find(kName);
@@ -54,8 +55,8 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(const LocalDaemo
   std::string folder = "/tmp/ashlar-XXXXXX";
   if (mkdtemp(folder.data()) == nullptr) return absl::ErrnoToStatus(errno, "cannot make a folder under /tmp");
   daemon->folder_ = folder;
-  daemon->client_options_.rpc_socket = folder + "/rpc.sock";
-  daemon->client_options_.session_socket = folder + "/session.sock";
+  daemon->sockets_.rpc_socket = folder + "/rpc.sock";
+  daemon->sockets_.session_socket = folder + "/session.sock";
   if (options.user.has_value() &&
       (chown(folder.c_str(), options.user->uid, options.user->gid) != 0 || chmod(folder.c_str(), 0750) != 0)) {
     return absl::ErrnoToStatus(errno, absl::StrCat("cannot give ", folder, " to the daemon's user"));
@@ -76,8 +77,7 @@ absl::StatusOr<std::unique_ptr<LocalDaemon>> LocalDaemon::Start(const LocalDaemo
 absl::Status LocalDaemon::Configure(const LocalDaemonOptions& options) const {
   const std::string config = folder_ + "/ashlard.yaml";
   std::ofstream out(config);
-  out << "listen:\n  rpc_socket: " << client_options_.rpc_socket
-      << "\n  session_socket: " << client_options_.session_socket << "\n";
+  out << "listen:\n  rpc_socket: " << sockets_.rpc_socket << "\n  session_socket: " << sockets_.session_socket << "\n";
   if (options.metrics) out << "  metrics_address: 127.0.0.1:0\n";
   // Small tiers have small arenas: a tenant's budget holds at least one.
   const auto memory = [&](const char* name, uint64_t bytes) {
@@ -91,8 +91,9 @@ absl::Status LocalDaemon::Configure(const LocalDaemonOptions& options) const {
     out << "ssd:\n  folder: " << folder << "\n  capacity_bytes: " << options.ssd_bytes
         << "\n  admission: " << options.admission << "\n";
   }
+  out << "eviction: " << options.eviction << "\n";
   out << options.tenants << options.cluster;
-  out << "drain_seconds: 1\n";  // nothing of it is kept
+  out << "drain_seconds: 1\n";  // it has no data to save
   if (options.threads != 0) out << "workers:\n  threads: " << options.threads << "\n";
   out.close();
   const bool readable = chmod(config.c_str(), 0644) == 0;  // for the daemon's user
@@ -113,7 +114,8 @@ absl::Status LocalDaemon::Launch(const LocalDaemonOptions& options) {
 }
 
 bool LocalDaemon::Serves() {
-  const absl::Status status = Client::Connect(client_options_).status();
+  const absl::Status status =
+      Client::Connect({.rpc_socket = sockets_.rpc_socket, .session_socket = sockets_.session_socket}).status();
   return status.ok() || absl::IsPermissionDenied(status);
 }
 

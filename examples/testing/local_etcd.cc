@@ -47,7 +47,7 @@ std::string ReadText(const std::string& path) {
 }  // namespace
 
 absl::StatusOr<std::vector<uint16_t>> FreePorts(size_t count) {
-  std::vector<int> sockets;  // open until all are chosen: no port is chosen twice
+  std::vector<int> sockets;  // open until all are chosen, so that no port is chosen twice
   std::vector<uint16_t> ports;
   absl::Status status;
   while (status.ok() && ports.size() < count) {

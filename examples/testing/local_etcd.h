@@ -14,13 +14,13 @@
 
 namespace ashlar::tools {
 
-// So many different TCP ports of 127.0.0.1 that are free at this moment. Another process may take one at any time.
+// Different TCP ports of 127.0.0.1 that are free at this moment. Another process may take one at any time.
 absl::StatusOr<std::vector<uint16_t>> FreePorts(size_t count);
 
 class LocalEtcd {
  public:
-  // Starts the `etcd` of PATH, for this machine only and without TLS. Returns once it serves. NOT_FOUND: there is none.
-  // DEADLINE_EXCEEDED or what it logged, if it does not serve.
+  // Starts the `etcd` found in PATH, for this machine only and without TLS. Returns once it serves. NOT_FOUND: etcd is
+  // not installed. DEADLINE_EXCEEDED, or the error that it logged, if it does not serve.
   static absl::StatusOr<std::unique_ptr<LocalEtcd>> Start();
   ~LocalEtcd();  // SIGKILL; removes the folder
   LocalEtcd(const LocalEtcd&) = delete;

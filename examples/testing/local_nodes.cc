@@ -10,8 +10,8 @@
 namespace ashlar::tools {
 namespace {
 
-// Each node announces its objects though they were used only once. A look-up waits longer for other nodes than in
-// operation: processes of one machine share its cores with the engine that computes.
+// Each node announces its objects even if they were used only once. A lookup waits longer for other nodes than in
+// operation, because processes of one machine share its cores with the computing engine.
 std::string ClusterYaml(size_t node, uint16_t control_port, uint16_t transport_port, const std::string& etcd,
                         uint32_t lease_seconds) {
   return absl::StrCat(

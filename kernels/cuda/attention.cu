@@ -12,10 +12,10 @@ namespace {
 
 constexpr int kThreads = 128;
 constexpr int kRows = 8;       // queries of a block: of one kv head, a token's heads first
-constexpr int kKeys = 32;      // of a tile: a lane's key each
-constexpr int kPageShare = 2;  // keys and values have page tables of their own
+constexpr int kKeys = 32;      // keys of a tile: one per lane
+constexpr int kPageShare = 2;  // keys and values have separate page tables
 
-// The position to which the pages' keys are turned.
+// The position to which the pages' keys are rotated.
 enum class Keys { kLanded, kUnrotated, kZeroBased };
 
 // A span with its page tables on the device, from the first page that is touched on.
@@ -33,7 +33,7 @@ struct Attend {
   const double* frequencies;
   const Span* spans;
   int32_t span_count;
-  int64_t key_count;  // of all spans
+  int64_t key_count;  // keys of all spans
   int64_t tokens;
   const float* q;
   const int64_t* positions;
@@ -56,7 +56,8 @@ struct Attend {
   }
 };
 
-// Number i of R(position) x, x read by at(i); the first `start` numbers and those behind the turned ones stay.
+// Number i of R(position) x, where at(i) reads x; the first `start` numbers and the ones after the rotated part are
+// unchanged.
 template <typename At>
 __device__ float Turned(const Attend& attend, int64_t position, int start, int i, At&& at) {
   const float value = at(i);
@@ -90,7 +91,7 @@ struct SlotRow {
 
 // The arrays of a block in shared memory, one after another.
 struct Shared {
-  __device__ Shared(const Attend& attend, int stride) : stride(stride) {
+  __device__ Shared(const Attend& attend, int its_stride) : stride(its_stride) {
     queries = SharedMemory<float>();
     weights = queries + kRows * attend.shape.QueryDim();
     rescale = weights + kRows * kKeys;
@@ -155,7 +156,7 @@ class Block {
     return attend_.shape.window == 0 || position + count - 1 > earliest_ - attend_.shape.window;
   }
 
-  // The block's queries, turned to their positions behind `origin` and scaled.
+  // The block's queries, rotated to their positions relative to `origin`, and scaled.
   __device__ void PlaceQueries(int64_t origin) {
     const int dim = attend_.shape.QueryDim(), start = mla() ? attend_.shape.key_dim : 0;
     SyncThreads();
@@ -210,7 +211,7 @@ class Block {
     SyncThreads();
   }
 
-  // Each warp: scores of every fourth query, and the weights that they give.
+  // Each warp computes the scores of every fourth query, and their weights.
   __device__ void Score(int64_t position, int count) {
     const int lane = static_cast<int>(threadIdx.x) % 32, warp = static_cast<int>(threadIdx.x) / 32;
     const int dim = attend_.shape.QueryDim();
@@ -288,7 +289,7 @@ class Block {
   const int64_t first_row_;
   int rows_;
   int64_t earliest_ = 0, latest_ = 0;  // positions of the queries
-  // Of queries warp, warp + 4: the largest score so far, Σ weight.
+  // For queries warp, warp + 4: the largest score so far, Σ weight.
   float most_[kRows / 4] = {-INFINITY, -INFINITY}, total_[kRows / 4] = {};
   float sum_[kDims][kRows] = {};
 };
@@ -298,7 +299,7 @@ __global__ void __launch_bounds__(kThreads, 3) AttendKernel(const __grid_constan
   Block<kDims>(attend).Run();
 }
 
-// One block: the parts of one token and head, and what an earlier call left.
+// One block: the parts of one token and head, and the result of an earlier call.
 __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ Attend attend) {
   const int64_t token = blockIdx.x;
   const int head = static_cast<int>(blockIdx.y), width = attend.shape.OutDim();
@@ -307,7 +308,7 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
   const float before = attend.merge ? *lse : -INFINITY;
   float most = before;
   for (int s = 0; s < attend.splits; ++s) most = fmaxf(most, attend.PartOf(s, token, head)[width]);
-  if (most == -INFINITY) most = 0;  // no score but such as are NaN: the total is zero or NaN
+  if (most == -INFINITY) most = 0;  // all scores are NaN or −∞: the total is zero or NaN
   const float earlier = expf(before - most);
   float total = earlier;
   for (int s = 0; s < attend.splits; ++s) {
@@ -323,7 +324,7 @@ __global__ void __launch_bounds__(kThreads) MergeKernel(const __grid_constant__ 
     }
     out[d] = nothing ? 0 : sum / total;
   }
-  SyncThreads();  // all have read what stood there
+  SyncThreads();  // all threads have read the old values
   if (threadIdx.x == 0 && lse != nullptr) *lse = nothing ? -INFINITY : most + logf(total);
 }
 
@@ -365,7 +366,7 @@ void StageSpans(const AttendArgs& args, Attend& attend, CudaQueue& queue) {
   }
 }
 
-// Blocks enough to fill the device, splits of no fewer than 256 keys.
+// Enough blocks to fill the device, with splits of at least 256 keys.
 void Split(Attend& attend, int64_t blocks, CudaQueue& queue) {
   const int64_t wanted = CeilDivide(4 * queue.multiprocessors(), blocks);
   const int64_t most = std::max<int64_t>(1, CeilDivide(attend.key_count, 256));

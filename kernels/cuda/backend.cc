@@ -21,7 +21,7 @@ class CudaMemory final : public DeviceMemory {
   void Free(void* memory) override { cuda::Check(cudaFree(memory), "cudaFree"); }
   void CopyToDevice(void* device, const void* host, size_t bytes) override {
     cuda::Check(cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice), "cudaMemcpy");
-    // A copy from pageable memory may return while it is still under way; queues do not wait for it.
+    // A copy from pageable memory may return while it is still in progress; queues do not wait for it.
     cuda::Check(cudaStreamSynchronize(nullptr), "cudaMemcpy");
   }
   void CopyToHost(void* host, const void* device, size_t bytes) override {

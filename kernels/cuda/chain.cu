@@ -10,7 +10,7 @@
 namespace ashlar::kernels::cuda {
 namespace {
 
-constexpr int kTileRows = 16;  // of a transition in shared memory at once
+constexpr int kTileRows = 16;  // rows of a transition in shared memory at once
 
 // The shared memory of a step that composes an interior.
 template <int kBlocks>
@@ -100,7 +100,7 @@ __device__ void Multiply(const Chain& chain, const Place& place, DType dtype, co
       shared.slice.ForEach(false, [&](int row, int c, float& number) {
         const Place at = place.Sibling(c);
         const bool inside = row < chain.d_k && at.inside();
-        // Infinite: composed with a transition of zero; the table's number may be zero itself.
+        // Infinite: composed with a transition of zero. The table's number may itself be zero.
         number = !inside || isinf(logs[at.column]) ? 0.0f : expf(DecayAt(chain, at, row) * logs[at.column]);
       });
       SyncThreads();
@@ -173,7 +173,7 @@ __device__ double StepLog(const Chain& chain, int32_t head, int at, int32_t inte
   }
 }
 
-// Sums of logarithms: transitions that are no matrices. Eight warps share what is summed.
+// Sums of logarithms: transitions that are not matrices. Eight warps share the sum.
 __global__ void __launch_bounds__(kSumThreads) SumLogs(const __grid_constant__ Chain chain, int width) {
   double* sums = SharedMemory<double>();
   const int thread = static_cast<int>(threadIdx.x);
@@ -200,7 +200,7 @@ __global__ void __launch_bounds__(kSumThreads) SumLogs(const __grid_constant__ C
   static_cast<float*>(chain.transition.heads[head])[at] = static_cast<float>(sum);
 }
 
-// The least e ≥ 0 with `largest` ≤ 2^(e + 15); 0 where it is not finite.
+// The least e ≥ 0 with `largest` ≤ 2^(e + 15); 0 if `largest` is not finite.
 __device__ int ExponentFor(float largest) {
   if (!isfinite(largest)) return 0;
   const auto bits = FloatBits(largest);

@@ -11,13 +11,14 @@
 
 namespace ashlar::kernels::cuda {
 
-// The memory to which one matrix a head is written. fp16 states take their exponent from the largest number of the
-// whole head, which no single block sees: such states are written to `wide` in fp32 first, and Narrow makes them fp16.
+// The memory to which one matrix per head is written. fp16 states take their exponent from the largest number of the
+// whole head, which no single block sees: such states are first written to `wide` in fp32, and Narrow converts them to
+// fp16.
 struct Target {
   void* const* heads = nullptr;  // null: nothing is written
   DType dtype = DType::kF32;
   float* wide = nullptr;        // fp16 states: [heads][d_k d_v]
-  uint32_t* largest = nullptr;  // fp16 states: [heads], the bits of max|S|, zero at first
+  uint32_t* largest = nullptr;  // fp16 states: [heads], the bits of max|S|, zero at the start
   int32_t* exponents = nullptr;
 };
 
@@ -51,10 +52,10 @@ struct Chain {
   DType start_dtype = DType::kF32;
   const int32_t* start_exponents = nullptr;
   Target state;
-  Target transition;  // dense: columns that start as the identity; else logarithms; null heads: not wanted
+  Target transition;  // dense: columns that start as the identity; otherwise logarithms; null heads: not wanted
 };
 
-// A chain of no steps yet, of a layer of this shape; rotation is the caller's to add.
+// A chain without steps yet, for a layer of this shape. The caller adds the rotation.
 inline Chain ChainOf(const LinearShape& shape) {
   return {.family = shape.family,
           .value_first = shape.order == StateOrder::kValueFirst,
@@ -70,7 +71,7 @@ bool HasKernels();
 
 void RunChain(const Chain& chain, CudaQueue& queue);
 
-// Makes fp16 of what was written wide: for each of `count` targets and every head the exponent and the numbers.
+// Converts wide results to fp16: for each of `count` targets and every head, the exponent and the numbers.
 void Narrow(const Chain& chain, const Target* targets, int32_t count, CudaQueue& queue);
 
 }  // namespace ashlar::kernels::cuda

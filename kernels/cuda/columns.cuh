@@ -10,7 +10,7 @@ namespace ashlar::kernels::cuda {
 inline constexpr int kColumnThreads = 128;
 inline constexpr int kColumnsPerBlock = kColumnThreads / 8;
 
-// Of one column rows 32 b + 4 (lane % 8) + e in x[b][e]; rows behind d_k are zero.
+// For one column: rows 32 b + 4 (lane % 8) + e in x[b][e]; rows past d_k are zero.
 template <int kBlocks>
 struct Column {
   static constexpr int kRows = 32 * kBlocks;
@@ -74,7 +74,7 @@ struct Column {
   }
 };
 
-// The place of this thread's column: a column of the head's state, or of its transition.
+// The place of this thread's column, which belongs to the head's state or to its transition.
 struct Place {
   int32_t head;
   bool transition;
@@ -93,18 +93,18 @@ __device__ inline int64_t ElementIndex(const Chain& chain, const Place& place, i
 }
 
 // Columns of a block on their way between registers and memory: [kColumnsPerBlock][kStride] in shared memory, so that
-// neighbouring threads touch neighbouring numbers whichever way the matrix lies, and types are told apart in loops that
-// are not unrolled.
+// neighbouring threads access neighbouring numbers in either order of the matrix, and types are distinguished in loops
+// that are not unrolled.
 template <int kBlocks>
 struct Slice {
   static constexpr int kRows = Column<kBlocks>::kRows;
-  static constexpr int kStride = kRows + 4;  // columns that a warp reads at once lie in different banks
+  static constexpr int kStride = kRows + 4;  // columns that a warp reads at once are in different banks
 
   float numbers[kColumnsPerBlock][kStride];
 
   __device__ float* own() { return numbers[threadIdx.x / 8]; }
 
-  // fn(row, column of the block, number) for all numbers of the slice, in the order in which they lie in memory.
+  // fn(row, column of the block, number) for all numbers of the slice, in memory order.
   template <typename Fn>
   __device__ void ForEach(bool rows_together, Fn&& fn) {
 #pragma unroll 1
@@ -130,7 +130,7 @@ __device__ inline float TurnedNumber(const Chain& chain, const Place& place, DTy
   return value * turn.x + (second ? other : -other) * turn.y;
 }
 
-// The block's columns of factor × R(position) `from`, `from` a matrix in memory, in shared memory: this thread's
+// The block's columns of factor × R(position) `from`, `from` being a matrix in memory, in shared memory: this thread's
 // column. All threads of the block take part.
 template <int kBlocks>
 __device__ const float* ReadColumns(const Chain& chain, const Place& place, DType dtype, const void* from, float factor,

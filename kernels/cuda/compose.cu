@@ -8,10 +8,10 @@
 namespace ashlar::kernels::cuda {
 namespace {
 
-// One block holds 16 rows of Z = Sᵀ a warp along the whole chain: Z ← Z Tᵀ + S_Cᵀ. The operands of a step come through
-// shared memory in slices, several of which are under way: slice q holds columns 32q … 32q + 31 of T (of its rows,
-// value-first) and rows 32q … of the end state. A low-rank transition's slice q holds rows 16q … 16q + 15 of B, then of
-// A.
+// One block holds 16 rows of Z = Sᵀ per warp along the whole chain: Z ← Z Tᵀ + S_Cᵀ. The operands of a step pass
+// through shared memory in slices, several of which are in flight: slice q holds columns 32q … 32q + 31 of T (of its
+// rows, value-first) and rows 32q … of the end state. A low-rank transition's slice q holds rows 16q … 16q + 15 of B,
+// then of A.
 constexpr int kDim = 128, kTileCount = kDim / 8;
 constexpr int kSlice = 32, kSlices = kDim / kSlice;
 constexpr int kRanks = 16;
@@ -21,7 +21,7 @@ struct Slot {
   using Element = typename Products<kType>::Element;
   static constexpr int kChunk = 16 / static_cast<int>(sizeof(Element));  // elements of one copy
   static constexpr int kStages = sizeof(Element) == 2 ? 8 : 4;
-  // Strides that spread what a warp reads at once over all banks.
+  // Strides that spread a warp's concurrent reads over all banks.
   static constexpr int kShort = kSlice + 8, kLong = kDim + kChunk;
   static constexpr int kTransition = std::max(kValueFirst ? 0 : kDim * kShort, kSlice* kLong);
   static constexpr int kTransitionStride = kValueFirst ? kLong : kShort;
@@ -112,7 +112,7 @@ class Producer {
   int step_ = 0, slice_ = 0, slot_ = 0;
 };
 
-// One warp's rows and what it does with a slice that has arrived.
+// One warp's rows, and its work on a slice that has arrived.
 template <DType kType, bool kValueFirst>
 class Consumer {
   using SlotOf = Slot<kType, kValueFirst>;
@@ -122,7 +122,7 @@ class Consumer {
  public:
   __device__ Consumer(const Chain& chain, int rows) : chain_(chain), rows_(rows) {}
 
-  // One step: `next` waits for the next slice and gives its place.
+  // One step: `next` waits for the next slice and returns its place.
   template <typename NextSlice>
   __device__ __forceinline__ void Compose(const HeadTuple& tuple, NextSlice&& next) {
     const float end_scale = ldexpf(1, tuple.state_exponent);
@@ -226,7 +226,7 @@ class Consumer {
     }
   }
 
-  // Adds rows 32q … of the end state; `scale` is what Z was multiplied by.
+  // Adds rows 32q … of the end state; `scale` is the factor by which Z was multiplied.
   __device__ __forceinline__ void AddEnd(const Element* end, int q, float end_scale, const RowScale& scale,
                                          Tiles<kTileCount>& sum) {
     const int stride = SlotOf::StateStride(rows_), first = static_cast<int>(threadIdx.x) / 32 * 16;
@@ -290,7 +290,7 @@ __global__ void __launch_bounds__(256, 1) ComposeKernel(const __grid_constant__ 
   int slot = 0;
   const auto next = [&] {
     WaitForCopies<SlotOf::kStages - 2>();
-    // After the barrier this slice is there for all threads, and all are done with the one before: its slot is free.
+    // After the barrier all threads see this slice, and have finished the previous one: its slot is free.
     SyncThreads();
     producer.Next();
     const auto* at = SharedMemory<typename SlotOf::Element>() + slot * SlotOf::Elements(rows);
@@ -324,8 +324,8 @@ __global__ void __launch_bounds__(256, 1) ComposeKernel(const __grid_constant__ 
 template <DType kType, bool kValueFirst>
 void LaunchCompose(const Chain& chain, CudaQueue& queue) {
   using SlotOf = Slot<kType, kValueFirst>;
-  // As many rows a block as a state has, since each block reads the transitions; fewer where heads are too few to give
-  // every multiprocessor a block.
+  // As many rows per block as a state has, because each block reads the transitions; fewer if there are too few heads
+  // to give every multiprocessor a block.
   int rows = 128;
   while (rows > 16 && (rows / 2 >= chain.d_v || chain.heads * CeilDivide(chain.d_v, rows) < queue.multiprocessors())) {
     rows /= 2;

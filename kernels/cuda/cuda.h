@@ -9,8 +9,8 @@
 
 namespace ashlar::kernels {
 
-// Null where there is no driver, or no GPU that this build has kernels for. Queues belong to the device that is current
-// when they are made, and to threads on which it is current.
+// Null if there is no driver, or no GPU for which this build has kernels. Queues belong to the device that is current
+// when they are created, and to threads on which it is current.
 const Kernels* CudaOrNull();
 
 // FindGpu, where the back end is built.

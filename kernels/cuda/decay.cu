@@ -8,7 +8,7 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kNumbers = 8;  // neighbours in memory, of one thread
-constexpr int kSteps = 8;    // whose decays are in shared memory, and whose end states are under way, at once
+constexpr int kSteps = 8;    // steps whose decays are in shared memory, and whose end states are in flight, at once
 
 // The place of a thread's numbers: one row (k-first) or one column (v-first) of the state.
 struct NumberPlace {
@@ -17,11 +17,11 @@ struct NumberPlace {
         j(static_cast<int>(chain.value_first ? index / chain.d_k : index % chain.d_v)),
         next_i(chain.value_first ? 1 : 0),
         next_j(chain.value_first ? 0 : 1) {}
-  int i, j;  // of the first number
+  int i, j;  // row and column of the first number
   int next_i, next_j;
 };
 
-// kNumbers of a type as they lie in memory.
+// kNumbers numbers of a type in memory order.
 template <DType kType>
 struct Packed {
   static constexpr int kWords = kNumbers * static_cast<int>(ElementBytes(kType)) / 16;
@@ -51,7 +51,7 @@ struct Packed {
   }
 };
 
-// Returns how many factors a step has: one for all numbers, or one for each row, or one for each column.
+// Returns how many factors a step has: one for all numbers, one per row, or one per column.
 __device__ inline int FactorWidth(const Chain& chain) {
   if (chain.family == Family::kGla) return chain.d_k;
   return chain.family == Family::kMamba1 ? chain.d_v : 1;
@@ -127,7 +127,7 @@ __global__ void __launch_bounds__(kThreads, 2) DecayKernel(const __grid_constant
       for (int n = 0; n < kNumbers; ++n) {
         const int at = by_row ? place.i + n * place.next_i : elementwise ? place.j + n * place.next_j : 0;
         float factor = factors[s * width + at];
-        // An infinite factor means that the transition is zero. The table's number may then be zero itself, and the
+        // An infinite factor means that the transition is zero. The table's number may then itself be zero, and the
         // product NaN.
         if (elementwise) factor = isinf(factor) ? 0.0f : expf(table[n] * factor);
         numbers[n] = numbers[n] * factor + end[n] * end_scale;

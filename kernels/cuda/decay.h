@@ -7,8 +7,9 @@
 
 namespace ashlar::kernels::cuda {
 
-// Returns whether RunDecay supports these arguments: a family whose transitions are no matrices, end states all of one
-// dtype that begin at multiples of 16 bytes, d_k and d_v multiples of 8, no turning. The general kernel does the rest.
+// Returns whether RunDecay supports these arguments: a family whose transitions are not matrices, end states of one
+// dtype that begin at multiples of 16 bytes, d_k and d_v multiples of 8, and no rotation. The general kernel handles
+// other arguments.
 bool DecayFits(const ComposeArgs& args);
 
 // The chain's steps are interiors whose end states are of `dtype`.

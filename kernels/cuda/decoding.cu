@@ -8,16 +8,16 @@
 namespace ashlar::kernels::cuda {
 namespace {
 
-// One request as its blocks see it. Device pointers.
+// One request from the view of its blocks. Device pointers.
 struct Request {
   const void* const* start = nullptr;  // null: zero
   DType start_dtype = DType::kF32;
   const int32_t* start_exponents = nullptr;
   TokenBuffer buffer;
-  int32_t slots = 0;  // that the state takes in
-  int64_t first = 0;  // of the inputs' tokens
+  int32_t slots = 0;  // slots that the state takes in
+  int64_t first = 0;  // first of the inputs' tokens
   int32_t tokens = 0;
-  bool append = false;  // the tokens fill the slots behind
+  bool append = false;  // the tokens fill the following slots
   Target target, rounded;
 };
 
@@ -26,7 +26,7 @@ __device__ inline int64_t RowOf(const TokenBuffer& buffer, int32_t slot) {
          slot % buffer.page_tokens;
 }
 
-// A few slots in shared memory, as one block needs them.
+// A few slots in shared memory, for one block.
 template <int kBlocks>
 struct SlotTile {
   static constexpr int kRows = Column<kBlocks>::kRows;
@@ -73,7 +73,7 @@ __device__ void TakeIn(const Chain& chain, const Place& place, const TokenBuffer
   }
 }
 
-// Writes a token's key and gates to its slot. The threads that compute its write u store u there themselves.
+// Writes a token's key and gates to its slot. The threads that compute its write u store u there.
 __device__ inline void Append(const Chain& chain, int32_t head, int64_t token, const TokenBuffer& buffer, int32_t slot,
                               int gate_width) {
   const TokenInputs& in = chain.inputs;
@@ -131,7 +131,7 @@ void LaunchDecode(const Chain& chain, const Request* requests, size_t count, int
          kColumnThreads, shared, queue.stream(), chain, requests, gate_width);
 }
 
-// Slots whose pages a request touches.
+// Number of pages of slots that a request uses.
 size_t PagesOf(const BufferedRequest& request, int32_t slots) {
   return slots == 0 ? 0 : static_cast<size_t>(CeilDivide(slots, request.buffer.page_tokens));
 }
@@ -155,7 +155,7 @@ class Decoding {
 
   Chain& chain() { return chain_; }
 
-  // Token decoding: the state takes in the slots that are filled, and is written where the request flushes.
+  // Token decoding: applies the filled slots to the state, and writes the state if the request flushes.
   void Add(const BufferedRequest& request) {
     Request& staged = Stage(request, StartOf(request), request.buffer.filled, request.flush);
     if (!request.flush) return;
@@ -181,7 +181,8 @@ class Decoding {
   }
 
  private:
-  static constexpr size_t kHeadTables = 3;  // a request's: where it starts, where its state goes, and a rounded copy
+  static constexpr size_t kHeadTables =
+      3;  // per request: where it starts, where its state is written, and a rounded copy
 
   Request& Stage(const BufferedRequest& request, const StateView& start, int32_t slots, bool written) {
     Request& staged = requests_.host[count_] = {.buffer = request.buffer,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The operations of kernels/decoding.h on a CUDA queue. A column of the state takes in the buffer's slots one after
-// another in registers, so state and buffer are read once and nothing else is moved.
+// The operations of kernels/decoding.h on a CUDA queue. The buffer's slots are applied
+// to a column of the state one after another in registers, so state and buffer are read once and nothing else is moved.
 #pragma once
 
 #include "kernels/cuda/queue.h"

@@ -11,7 +11,7 @@ namespace {
 
 constexpr CUmemAllocationHandleType kDescriptor = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;
 
-// Says why, for all that ends in null.
+// Reports the reason for everything that returns null.
 std::nullptr_t Refuse(const Driver& driver, const char* call, CUresult code, uint64_t bytes, ArenaError* error) {
   const char* name = nullptr;
   const bool known = driver.get_error_name(code, &name) == CUDA_SUCCESS && name != nullptr;
@@ -23,7 +23,7 @@ std::nullptr_t Refuse(const Driver& driver, const char* call, CUresult code, uin
 
 // A reference to physical memory. Mappings keep the memory without it.
 struct Handle {
-  explicit Handle(const Driver& driver) : driver(driver) {}
+  explicit Handle(const Driver& its_driver) : driver(its_driver) {}
   ~Handle() {
     if (owned) driver.release(value);
   }
@@ -35,7 +35,7 @@ struct Handle {
   bool owned = false;
 };
 
-// The device, once it is known to be able to do all this.
+// Returns the device once it is known to support everything required.
 bool Find(const Driver& driver, int number, CUdevice* device, ArenaError* error) {
   const auto succeeds = [&](const char* call, CUresult code) {
     if (code != CUDA_SUCCESS) Refuse(driver, call, code, 0, error);
@@ -68,7 +68,7 @@ std::unique_ptr<DeviceArena> DeviceArena::Make(const Driver& driver, int device,
   if (driver.device_get_attribute(&rdma, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WITH_CUDA_VMM_SUPPORTED, where) ==
       CUDA_SUCCESS) {
     properties.allocFlags.gpuDirectRDMACapable =
-        rdma != 0;  // else a network card could not be registered with it later
+        rdma != 0;  // otherwise a network card could not be registered with it later
   }
   size_t granularity = 0;
   CUresult code = driver.get_granularity(&granularity, &properties, CU_MEM_ALLOC_GRANULARITY_RECOMMENDED);
@@ -129,7 +129,7 @@ CUresult DeviceArena::Export(CUmemGenericAllocationHandle memory) {
   const CUresult code = driver_.export_handle(&descriptor, memory, kDescriptor, 0);
   if (code != CUDA_SUCCESS) return code;
   descriptor_ = descriptor;
-  // Only who is sent it shall have it, not every program that this process starts.
+  // Child processes must not inherit the descriptor; only processes to which it is sent may use it.
   fcntl(descriptor, F_SETFD, FD_CLOEXEC);
   return CUDA_SUCCESS;
 }

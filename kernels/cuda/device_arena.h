@@ -10,18 +10,17 @@
 
 namespace ashlar::kernels::cuda {
 
-// Physical memory of one device, and a range of addresses where that device alone may reach it. Unlike a sealed memfd,
-// whose later mappings are read-only, what is imported may be mapped writable: whoever has the descriptor can write.
+// Physical memory of one device, and a range of addresses that only that device can access. Unlike a sealed memfd,
+// whose later mappings are read-only, imported memory may be mapped writable: any holder of the descriptor can write.
 class DeviceArena final : public ArenaMemory {
  public:
-  // `device` is its number among those that CUDA shows to this process. `bytes` > 0 is rounded up to what the device
-  // allocates at once (2 MiB on those known): bytes() says. Null with the reason; then nothing stays behind.
+  // `device` is its number among the ones that CUDA shows to this process. `bytes` > 0 is rounded up to the device's
+  // allocation unit (2 MiB on known devices); see bytes(). On failure returns null with the reason, and leaks nothing.
   // `driver` must outlive the arena.
   static std::unique_ptr<DeviceArena> Make(const Driver& driver, int device, uint64_t bytes, ArenaError* error);
 
   enum class Access : uint8_t { kRead, kReadWrite };
-  // Maps an arena that another process made; `bytes` is its bytes(). The descriptor stays the caller's, and may be
-  // closed.
+  // Maps an arena of another process; `bytes` is its bytes(). The caller keeps the descriptor and may close it.
   static std::unique_ptr<DeviceArena> Import(const Driver& driver, int device, int descriptor, uint64_t bytes,
                                              Access access, ArenaError* error);
 

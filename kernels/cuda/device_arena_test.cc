@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arenas in a GPU's memory, and in that of the emulated one: what both must do.
+// Arenas in the memory of a real GPU and of the emulated one: what both must do.
 #include "kernels/cuda/device_arena.h"
 
 #include <fcntl.h>
@@ -32,7 +32,7 @@ class DeviceArenas : public ::testing::Test {
   ArenaError error_;
 };
 
-TEST_F(DeviceArenas, SizesAreRoundedUpToWhatADeviceAllocates) {
+TEST_F(DeviceArenas, SizesAreRoundedUpToTheDevicesGranularity) {
   const auto smallest = Make(1);
   ASSERT_NE(smallest, nullptr) << error_.message;
   const uint64_t unit = smallest->bytes();
@@ -47,7 +47,7 @@ TEST_F(DeviceArenas, SizesAreRoundedUpToWhatADeviceAllocates) {
   }
 }
 
-TEST_F(DeviceArenas, MoreThanThereIsIsNoMemory) {
+TEST_F(DeviceArenas, TooLargeAnArenaIsNoMemory) {
   EXPECT_EQ(Make(uint64_t{1} << 46), nullptr);
   EXPECT_TRUE(error_.out_of_memory) << error_.message;
   EXPECT_THAT(error_.message, ::testing::HasSubstr("CUDA_ERROR_OUT_OF_MEMORY"));
@@ -59,7 +59,7 @@ std::vector<uint16_t> Numbers(size_t count, uint16_t first) {
   return numbers;
 }
 
-TEST_F(DeviceArenas, OneSideReadsWhatTheOtherWrote) {
+TEST_F(DeviceArenas, BothSidesReadEachOthersWrites) {
   DeviceMemory& memory = *CudaOrNull()->memory();
   const std::vector<uint16_t> numbers = Numbers(kBytes / 2, 17);
   auto owner = Make(kBytes);
@@ -75,8 +75,8 @@ TEST_F(DeviceArenas, OneSideReadsWhatTheOtherWrote) {
   EXPECT_EQ(found, numbers);
 }
 
-// Not every driver knows access for reading alone.
-TEST_F(DeviceArenas, AccessForReadingIsGivenOrRefused) {
+// Not every driver supports read-only access.
+TEST_F(DeviceArenas, ReadOnlyAccessIsGrantedOrRefused) {
   const auto owner = Make(kBytes);
   ASSERT_NE(owner, nullptr) << error_.message;
   const auto reader = Import(*owner, Access::kRead);
@@ -91,7 +91,7 @@ TEST_F(DeviceArenas, AccessForReadingIsGivenOrRefused) {
   EXPECT_EQ(found, numbers);
 }
 
-// Kernels read and write arenas, also those of others; rows land from one into pages in another.
+// Kernels read and write arenas, also those of other processes; rows land from one arena into pages in another.
 TEST_F(DeviceArenas, KernelsWorkThere) {
   constexpr int32_t kHeads = 2, kDim = 16, kUnitTokens = 8, kTokens = 40, kPageTokens = 4, kFirst = 3;
   constexpr int64_t kRow = int64_t{kHeads} * kDim;

@@ -14,8 +14,7 @@ bool Find(void* library, const char* name, Function* function) {
 
 }  // namespace
 
-// But for cuDeviceGetUuid, none of these calls has had a second version yet, under whose name it would have to be
-// asked for.
+// Except for cuDeviceGetUuid, none of these calls has a second version yet, which would have another name.
 std::optional<Driver> LoadDriver(const char* library) {
   void* loaded = dlopen(library, RTLD_NOW | RTLD_LOCAL);
   if (loaded == nullptr) return std::nullopt;

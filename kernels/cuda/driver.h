@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's calls that arenas are made of, by pointer: a program that contains them starts without a driver, and
-// tests bring one of their own.
+// Pointers to the driver calls that arenas use: a program that contains them starts without a driver, and tests
+// substitute their own.
 #pragma once
 
 #include <cuda.h>
@@ -27,7 +27,7 @@ struct Driver {
   decltype(&cuMemImportFromShareableHandle) import_handle = nullptr;
 };
 
-// The calls of a driver's library; nothing where it cannot be loaded or lacks one of them. It stays loaded.
+// The calls of a driver's library; nothing if it cannot be loaded or lacks one of them. It stays loaded.
 std::optional<Driver> LoadDriver(const char* library);
 
 // Returns this machine's driver; null if there is none.

@@ -13,12 +13,12 @@
 namespace ashlar::kernels::cuda {
 namespace {
 
-TEST(Driver, IsNoneWithoutItsLibraryOrCalls) {
+TEST(Driver, IsAbsentWithoutItsLibraryOrCalls) {
   EXPECT_FALSE(LoadDriver("libcuda-of-nobody.so.1").has_value());
   EXPECT_FALSE(LoadDriver("libc.so.6").has_value()) << "a library that lacks the calls";
 }
 
-// In a process of its own: the stubs call themselves by the driver's name, and what is loaded once is found again.
+// In a separate process: the stubs are named like the driver, and a loaded library is found again.
 TEST(Driver, IsFoundByItsCalls) {
   if (!std::filesystem::exists(STUB_DRIVER)) GTEST_SKIP() << "CUDA's library of stubs is not installed";
   const auto ask = [] {

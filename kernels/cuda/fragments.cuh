@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // A warp's sixteen rows of Z = Sᵀ in tensor-core fragments, and products with matrices in shared memory.
 //
-// Z lies as the tensor cores leave their results: tile n has columns 8n … 8n + 7; lane l holds of it rows l / 4
-// (numbers 0, 1) and l / 4 + 8 (numbers 2, 3), columns 2 (l % 4) and the next. Two neighbouring tiles are at once a
-// left operand: a chain of products never leaves the registers.
+// Z has the layout of the tensor cores' results: tile n has columns 8n … 8n + 7; lane l holds its rows l / 4 (numbers
+// 0, 1) and l / 4 + 8 (numbers 2, 3), columns 2 (l % 4) and the next. Two neighbouring tiles form a left operand, so a
+// chain of products never leaves the registers.
 #pragma once
 
 #include "kernels/cuda/numbers.cuh"
@@ -13,18 +13,18 @@ namespace ashlar::kernels::cuda {
 template <int kTiles>
 using Tiles = float[kTiles][4];
 
-// kTransposed: the right operand B [k, n] lies in rows of k; else in rows of n. `matrix` is its upper left corner,
-// stride in elements. Numbers of the left operand are split in two, hi + lo, so that products are those of numbers with
-// twice the mantissa.
+// kTransposed: the right operand B [k, n] is stored in rows of k; otherwise in rows of n. `matrix` is its upper left
+// corner, stride in elements. Numbers of the left operand are split in two, hi + lo, so that products have twice the
+// mantissa.
 template <DType kType>
 struct Products {
   static constexpr Half16 kHalf = kType == DType::kF16 ? Half16::kF16 : Half16::kBF16;
   static constexpr int kDepth = 16;  // columns of the left operand that are read at once
-  // fp16 reaches from 2^−24 to 2^16 only: rows are brought to about 2^10 first.
+  // fp16 only covers 2^−24 to 2^16: rows are first scaled to about 2^10.
   static constexpr bool kScaled = kType == DType::kF16;
   using Element = uint16_t;
 
-  // acc[n] += Z[first …] B for kPairs pairs of tiles, `pairs` of which there are.
+  // acc[n] += Z[first …] B for kPairs pairs of tiles, of which `pairs` exist.
   template <bool kTransposed, int kPairs, int kTiles>
   static __device__ __forceinline__ void Multiply(const float (&z0)[4], const float (&z1)[4], const Element* matrix,
                                                   int stride, int pairs, Tiles<kTiles>& acc) {
@@ -48,7 +48,7 @@ struct Products {
     }
   }
 
-  // Two neighbouring tiles of a matrix that lies in rows of n (tiles' rows), or, transposed, in rows of columns.
+  // Two neighbouring tiles of a matrix stored in rows of n (tiles' rows), or, transposed, in rows of columns.
   template <bool kTransposed>
   static __device__ __forceinline__ void ReadTiles(const Element* matrix, int stride, float (&first)[4],
                                                    float (&second)[4]) {
@@ -101,7 +101,7 @@ struct Products<DType::kF32> {
   }
 
  private:
-  // The tensor core's columns t and t + 4 of the left operand are columns 2t and 2t + 1 of the tile, and so are the
+  // The tensor core's columns t and t + 4 of the left operand are columns 2t and 2t + 1 of the tile, and likewise the
   // right operand's rows: the order of a sum does not matter.
   template <bool kTransposed, int kPairs, int kTiles>
   static __device__ __forceinline__ void MultiplyTile(const float (&z)[4], const Element* matrix, int stride, int pairs,
@@ -123,8 +123,8 @@ struct Products<DType::kF32> {
   }
 };
 
-// Powers of two that bring each of a lane's two rows to at most 2^11: `up` times the row, `down` back. Rows of zeros
-// stay.
+// Powers of two that scale each of a lane's two rows to at most 2^11: `up` multiplies the row, `down` reverts it. Rows
+// of zeros are unchanged.
 struct RowScale {
   float up[2] = {1, 1}, down[2] = {1, 1};
 };
@@ -138,7 +138,7 @@ __device__ __forceinline__ RowScale ScaleOf(const Tiles<kTiles>& z) {
     for (int n = 0; n < kTiles; ++n) largest = fmaxf(largest, fmaxf(fabsf(z[n][2 * r]), fabsf(z[n][2 * r + 1])));
     largest = fmaxf(largest, ShuffleXor(largest, 1));
     largest = fmaxf(largest, ShuffleXor(largest, 2));
-    // The exponents are kept within what fp32 can take back.
+    // The exponents are limited so that fp32 can revert them.
     int exponent = static_cast<int>(FloatBits(largest) >> 23) - 127 - 10;
     exponent = exponent < -60 ? -60 : exponent > 100 ? 100 : exponent;
     if (largest == 0) exponent = 0;

@@ -53,7 +53,7 @@ class CudaGpu final : public Gpu {
     Enter();
     const cudaError_t code = cudaHostRegister(data, bytes, cudaHostRegisterPortable | cudaHostRegisterMapped);
     if (code == cudaSuccess) return std::make_unique<Registered>(data);
-    cudaGetLastError();  // or the next launch would be blamed for it
+    cudaGetLastError();  // otherwise the next launch would report it
     *error = {.out_of_memory = code == cudaErrorMemoryAllocation,
               .message = std::string("cudaHostRegister: ") + cudaGetErrorString(code) + " (" + std::to_string(bytes) +
                          " bytes)"};

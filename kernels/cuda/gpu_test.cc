@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A GPU as other processes' memory needs it; on the emulated one, too.
+// A GPU whose memory processes share, real or emulated.
 #include "kernels/gpu.h"
 
 #include <gmock/gmock.h>
@@ -35,9 +35,9 @@ TEST_F(GpuTest, IsOneForAll) {
   EXPECT_EQ(FindGpu(-1, &why_), nullptr);
 }
 
-// A daemon's work: copies between an engine's arena and the processor's memory, hashing on the way. Checksums come back
-// in the processor's memory, too.
-TEST_F(GpuTest, MovesBetweenItsMemoryAndTheProcessors) {
+// A daemon's work: copies between an engine's arena and CPU memory, hashed on the way. Checksums are also returned in
+// CPU memory.
+TEST_F(GpuTest, CopiesBetweenGpuAndCpuMemory) {
   gpu_->Enter();
   std::unique_ptr<std::byte, decltype(&std::free)> memory(
       static_cast<std::byte*>(std::aligned_alloc(4096, kCopiedBytes)), std::free);
@@ -67,7 +67,7 @@ TEST_F(GpuTest, MovesBetweenItsMemoryAndTheProcessors) {
   EXPECT_EQ(checksums[1], checksums[0]);
 }
 
-TEST_F(GpuTest, WhatIsRegisteredIsNotRegisteredTwice) {
+TEST_F(GpuTest, RegisteringTwiceIsRefused) {
   std::unique_ptr<std::byte, decltype(&std::free)> memory(
       static_cast<std::byte*>(std::aligned_alloc(4096, kCopiedBytes)), std::free);
   auto registration = gpu_->Register(memory.get(), kCopiedBytes, &error_);

@@ -12,7 +12,7 @@ namespace ashlar::kernels::cuda {
 
 // Rows on one side of a move. Device pointers.
 struct Side {
-  // Units: row r of a unit lies at r × dim. Null: slots.
+  // Units: row r of a unit is at r × dim. Null: slots.
   void* const* units;
   float* const* scales;
   PagedSlots slots;    // page_table null: one page
@@ -65,8 +65,8 @@ struct Element {
   }
 };
 
-// A row is cut into items of kCount numbers that one thread moves: first the items that turn (pairs of two vectors, or
-// vectors of pairs), then the rest.
+// A row is divided into items of kCount numbers that one thread moves: first the rotated items (pairs of two vectors,
+// or vectors of pairs), then the rest.
 template <DType kType, int kCount>
 struct Items {
   using T = typename Element<kType>::Bits;
@@ -76,7 +76,7 @@ struct Items {
   static __device__ int Turning(const Move& move) { return (TwoVectors(move) ? 1 : 2) * move.pairs / kCount; }
   static __device__ int Count(const Move& move) { return Turning(move) + (move.dim - 2 * move.pairs) / kCount; }
 
-  // fn(number) sees every turned number of the item; what it gives is written where `to` is not null.
+  // fn(number) sees every rotated number of the item; its result is written if `to` is not null.
   template <typename Fn>
   static __device__ __forceinline__ void Run(const Move& move, int item, const uint8_t* from, uint8_t* to, Fn&& fn) {
     const auto at = [](auto* row, int element) { return row + element * static_cast<int>(sizeof(T)); };
@@ -123,7 +123,7 @@ struct Items {
   }
 };
 
-// Converts an item's numbers to stored bits: turned numbers are floats, others are bits already.
+// Converts an item's numbers to stored bits: rotated numbers are floats, others are already bits.
 template <DType kType>
 struct Plain {
   using Bits = typename Element<kType>::Bits;

@@ -15,7 +15,7 @@ void Check(cudaError_t error, const char* what);
 template <typename... Parameters>
 void Launch(const char* what, void (*kernel)(Parameters...), dim3 blocks, int threads, size_t shared_bytes,
             cudaStream_t stream, const Parameters&... parameters) {
-  // More than 48 KiB of shared memory must be asked for.
+  // More than 48 KiB of shared memory must be requested.
   if (shared_bytes > (48 << 10)) {
     Check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared_bytes)),
           what);

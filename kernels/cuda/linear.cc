@@ -11,7 +11,7 @@
 namespace ashlar::kernels::cuda {
 namespace {
 
-// Builds the arrays that one call's Chain points to: counts them first, then stages them.
+// Builds the arrays of one call's Chain: counts them first, then stages them.
 class ChainBuilder {
  public:
   // `tables`: per-head pointer tables; `wide`: states written as fp16.
@@ -95,7 +95,7 @@ class ChainBuilder {
 
   const LinearShape& shape_;
   CudaQueue& queue_;
-  const int64_t numbers_;  // of one state
+  const int64_t numbers_;  // numbers of one state
   Chain chain_;
   Staged<Step> steps_;
   Staged<HeadTuple> tuples_;

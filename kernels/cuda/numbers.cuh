@@ -60,7 +60,7 @@ __device__ inline float Load(DType dtype, const void* array, int64_t index) {
   return 0;
 }
 
-// Likewise; the types of linear layers.
+// The same for the types of linear layers.
 __device__ inline void Store(DType dtype, void* array, int64_t index, float value) {
   switch (dtype) {
     case DType::kF32:
@@ -77,7 +77,7 @@ __device__ inline void Store(DType dtype, void* array, int64_t index, float valu
   }
 }
 
-// cos and sin of position × frequency. The angle is taken modulo whole turns in fp64, so that what fp32 sees is small.
+// cos and sin of position × frequency. The angle is reduced modulo full turns in fp64, so that its fp32 value is small.
 __device__ inline float2 Turn(int64_t position, double frequency) {
   constexpr double kInversePi = 0.31830988618379067154;
   const double half_turns = static_cast<double>(position) * frequency * kInversePi;

@@ -58,7 +58,7 @@ uint64_t CudaQueue::Completed() const {
 }
 
 void CudaQueue::WaitFor(uint64_t sequence) {
-  // A younger call's event may stand in the same place by then: waiting for it only waits longer.
+  // A later call's event may occupy the same place by then: waiting for it only waits longer.
   if (Completed() >= sequence) return;
   Check(cudaEventSynchronize(pending_[sequence % kMaxPending].event), "a kernel failed");
 }
@@ -70,7 +70,7 @@ void CudaQueue::Begin(size_t bytes) {
     std::abort();
   }
   begin_ = limit_;
-  // A call's arguments are copied at once, so they do not wrap around.
+  // A call's arguments are copied at once, so they must not wrap around.
   if (begin_ % kRingBytes + bytes > kRingBytes) begin_ += kRingBytes - begin_ % kRingBytes;
   end_ = begin_;
   limit_ = begin_ + bytes;
@@ -115,7 +115,7 @@ bool CudaQueue::Reserve(size_t bytes) {
   Check(cudaFree(std::exchange(workspace_, nullptr)), "workspace");
   workspace_bytes_ = 0;
   if (cudaMalloc(&workspace_, bytes) != cudaSuccess) {
-    cudaGetLastError();  // or the next launch would be blamed for it
+    cudaGetLastError();  // otherwise the next launch would report it
     workspace_ = nullptr;
     return false;
   }

@@ -24,7 +24,7 @@ struct Staged {
 
 // Arguments that the device reads (pointer tables, page tables) pass through a ring of kRingBytes: pinned memory on the
 // host, a copy on the device. A call waits for older work only if more than kRingBytes of arguments, or kMaxPending
-// calls, are under way.
+// calls, are in flight.
 class CudaQueue final : public Queue {
  public:
   static constexpr size_t kRingBytes = size_t{16} << 20;
@@ -38,8 +38,8 @@ class CudaQueue final : public Queue {
   uint64_t Completed() const override;
   void WaitFor(uint64_t sequence) override;
 
-  // The steps of one call, in this order: Begin with room for all that it stages, Stage, Upload, kernels on stream(),
-  // End.
+  // The steps of one call, in this order: Begin with space for everything it stages, Stage, Upload, kernels on
+  // stream(), End.
   void Begin(size_t bytes);
   template <typename T>
   Staged<T> Stage(size_t count) {
@@ -65,7 +65,7 @@ class CudaQueue final : public Queue {
 
   // Device memory for numbers between kernels of one call, valid until End. Grows to the largest call seen.
   void* Workspace(size_t bytes);
-  bool Reserve(size_t bytes);  // as Gpu::Reserve
+  bool Reserve(size_t bytes);  // like Gpu::Reserve
 
  private:
   static constexpr size_t kAlignment = 256;
@@ -79,7 +79,7 @@ class CudaQueue final : public Queue {
   void* workspace_ = nullptr;
   size_t workspace_bytes_ = 0;
 
-  // Offsets into an endless ring; where it really lies is the offset modulo kRingBytes.
+  // Offsets into an endless ring; the actual place is the offset modulo kRingBytes.
   size_t begin_ = 0, end_ = 0, limit_ = 0;
   struct Pending {
     cudaEvent_t event = nullptr;

@@ -35,7 +35,7 @@ __device__ inline float* ScaleAt(const Move& move, const Side& side, int64_t uni
          row % move.heads * slots.scale_head_stride;
 }
 
-// 8-bit rows that have scales, one warp a row: first the turned row's largest magnitude, then the numbers.
+// 8-bit rows with scales, one warp per row: first the rotated row's largest magnitude, then the numbers.
 template <DType kType, int kCount>
 __device__ void TurnScaledRow(const Move& move, const uint8_t* from, float old_scale, uint8_t* to, float* scale) {
   using Item = Items<kType, kCount>;
@@ -61,7 +61,7 @@ __device__ void TurnScaledRow(const Move& move, const uint8_t* from, float old_s
   } rescale = {old_scale / new_scale};
 #pragma unroll 1
   for (int item = lane; item < items; item += 32) Item::Run(move, item, from, to, rescale);
-  // Every lane has read the old scale, which may stand in the same place.
+  // Every lane has read the old scale, which may be at the same address.
   SyncWarp();
   if (lane == 0) *scale = new_scale;
 }
@@ -81,7 +81,7 @@ __device__ uint8_t* ReadUnit(const uint8_t* unit, int64_t bytes, uint8_t* image)
   return image;
 }
 
-// One block: one unit, or, where nothing is hashed, `rows_per_block` of its rows.
+// One block: one unit, or, without hashing, `rows_per_block` of its rows.
 template <DType kType, int kCount, bool kRescale>
 __global__ void __launch_bounds__(kThreads, 2) MoveKernel(const __grid_constant__ Move move, int64_t rows_per_block) {
   constexpr int kBytes = ElementBytes(kType);
@@ -170,7 +170,7 @@ void LaunchMove(const Move& move, bool vectors, dim3 blocks, int64_t rows_per_bl
   Launch("rows", kernel, blocks, kThreads, shared, stream, move, rows_per_block);
 }
 
-// Collects whether rows and everything between them come in whole vectors of 16 bytes.
+// Collects whether rows and everything between them consist of whole vectors of 16 bytes.
 class Alignment {
  public:
   explicit Alignment(DType dtype) : element_bytes_(static_cast<int64_t>(ElementBytes(dtype))) {}
@@ -189,7 +189,7 @@ class Alignment {
   uintptr_t bits_ = 0;
 };
 
-// Shared memory for a unit's image beside the scratch, so that several blocks fit on a multiprocessor.
+// Shared memory for a unit's image besides the scratch memory, so that several blocks fit on a multiprocessor.
 constexpr size_t kLargestImage = 64 << 10;
 
 void RunMove(Move& move, Alignment alignment, CudaQueue& queue) {
@@ -199,7 +199,7 @@ void RunMove(Move& move, Alignment alignment, CudaQueue& queue) {
   const int64_t units = CeilDivide(move.tokens, move.unit_tokens),
                 unit_rows = std::min<int64_t>(move.unit_tokens, move.tokens) * move.heads;
   const bool hashed = move.checksums != nullptr || move.scale_checksums != nullptr;
-  // Blocks of whole units where they are hashed; else enough blocks to fill the device, of no less than 8 rows.
+  // Blocks of whole units if they are hashed; otherwise enough blocks to fill the device, with at least 8 rows each.
   const int64_t splits =
       hashed ? 1 : std::clamp<int64_t>(CeilDivide(4 * queue.multiprocessors(), units), 1, CeilDivide(unit_rows, 8));
   const int64_t rows_per_block = CeilDivide(unit_rows, splits);
@@ -269,7 +269,7 @@ Side UnitsSide(const void* const* units, const float* const* scales, int64_t cou
 
 Event RotateKeys(const RotateKeysArgs& args, CudaQueue& queue) {
   queue.Begin(queue.Room<float2>(Pairs(args.rotation, args.delta)));
-  // One page that holds all rows, cut into units of as many as a block takes at least.
+  // One page that holds all rows, cut into units as large as a block's minimum.
   const auto side = [&](const void* base, const float* scales) {
     return Side{.slots = {.base = const_cast<void*>(base),
                           .token_stride = args.dim,

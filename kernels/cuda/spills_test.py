@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compiles the CUDA sources for every target and fails if the assembler reports a kernel that spills registers.
 
-usage: spills_test.py NVCC SOURCE_ROOT ARCHITECTURE[,…] FILE.cu …
-Needs no GPU. Prints a row a kernel and target: registers, stack, spills.
+usage: spills_test.py NVCC SOURCE_ROOT ARCHITECTURE[,…] FILE.cu … Needs no GPU. Prints one row per kernel and target:
+registers, stack, spills.
 """
 
 import pathlib
@@ -17,7 +17,7 @@ REGISTERS = re.compile(r"Used (\d+) registers")
 
 
 def read_report(text):
-    """Yields (kernel, target, registers, stack, spill stores, spill loads) from what ptxas -v prints."""
+    """Yields (kernel, target, registers, stack, spill stores, spill loads) from the output of ptxas -v."""
     kernel = target = frame = None
     for line in text.splitlines():
         if match := FUNCTION.search(line):
@@ -37,7 +37,7 @@ def short_name(kernel):
 
 
 def check_reader():
-    """That a spill is seen, also one of a function that a kernel calls."""
+    """Checks that a spill is detected, also one of a function that a kernel calls."""
     sample = """ptxas info    : Compiling entry function '_Z3fooKernel' for 'sm_80'
 ptxas info    : Function properties for _Z3fooKernel
     8 bytes stack frame, 4 bytes spill stores, 4 bytes spill loads

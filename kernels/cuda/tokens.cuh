@@ -6,14 +6,14 @@
 
 namespace ashlar::kernels::cuda {
 
-inline constexpr int kTileTokens = 8;  // whose inputs are in shared memory at once
+inline constexpr int kTileTokens = 8;  // tokens whose inputs are in shared memory at once
 
 // mamba1's A.
 __device__ inline float DecayAt(const Chain& chain, const Place& place, int row) {
   return chain.decay_table[(static_cast<int64_t>(place.head) * chain.d_k + row) * chain.d_v + place.column];
 }
 
-// Inputs of a few tokens in shared memory, as one block needs them.
+// Inputs of a few tokens in shared memory, for one block.
 template <int kBlocks>
 struct Tile {
   static constexpr int kRows = Column<kBlocks>::kRows;
@@ -62,7 +62,8 @@ struct Tile {
   }
 };
 
-// X ← T_t X + u_t for each token t of [begin, end), and its output. wrote(t, u): what this column takes in at t's key.
+// X ← T_t X + u_t for each token t of [begin, end), and its output. wrote(t, u): the value that this column receives at
+// t's key.
 template <int kBlocks, bool kElementwise, typename Wrote>
 __device__ void Advance(const Chain& chain, const Place& place, int64_t begin, int64_t end, Column<kBlocks>& column,
                         Wrote&& wrote) {

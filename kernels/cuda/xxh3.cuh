@@ -51,7 +51,7 @@ __device__ inline uint64_t Read64(const uint8_t* from) {
   for (int i = 0; i < 8; ++i) value |= static_cast<uint64_t>(from[i]) << (8 * i);
   return value;
 }
-// Of the secret, at a multiple of eight.
+// A word of the secret, at a multiple of eight.
 __device__ inline uint64_t SecretWord(int offset) {
   return *reinterpret_cast<const uint64_t*>(kSecret + offset);
 }
@@ -161,8 +161,8 @@ __device__ inline void SumBlock(const uint8_t* data, int64_t block, int64_t stri
 
 }  // namespace xxh3
 
-// The hash of `bytes` at `data`, shared or global memory. All kThreads threads of the block take part and get it; what
-// they wrote to `data` before must be ordered by a barrier.
+// The hash of `bytes` at `data`, shared or global memory. All kThreads threads of the block take part and get it; their
+// earlier writes to `data` must be ordered by a barrier.
 __device__ inline __attribute__((noinline)) uint64_t Digest(const void* bytes_of_unit, int64_t bytes,
                                                             xxh3::Scratch& scratch) {
   using namespace xxh3;
@@ -184,7 +184,7 @@ __device__ inline __attribute__((noinline)) uint64_t Digest(const void* bytes_of
 #pragma unroll
   for (int i = 0; i < 8; ++i) accumulator = thread == i ? start[i] : accumulator;
   const bool aligned = reinterpret_cast<uintptr_t>(data) % 16 == 0;
-  // The last 64 bytes are a stripe of their own, and may be read twice.
+  // The last 64 bytes form a separate stripe, and may be read twice.
   const int64_t stripes = (bytes - 1) / kStripeBytes, full_blocks = (bytes - 1) / kBlockBytes;
   for (int64_t first = 0; first <= full_blocks; first += kRoundBlocks) {
     const int count = static_cast<int>(full_blocks + 1 - first < kRoundBlocks ? full_blocks + 1 - first : kRoundBlocks);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host back end: Highway, dispatched at run time to what the processor has.
+// The host back end: Highway, dispatched at run time to the best target of the CPU.
 #include "kernels/host/attention/attention.h"
 #include "kernels/host/decoding/decoding.h"
 #include "kernels/host/linear/linear.h"

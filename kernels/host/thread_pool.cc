@@ -9,10 +9,10 @@ namespace ashlar::kernels {
 namespace {
 
 // A layer's kernels follow each other within microseconds: a thread that slept between them would cost more than it
-// brings. Longer than this the process has other things to do, and the core is given up.
+// gains. After a longer pause the process has other work, and the core is released.
 constexpr std::chrono::microseconds kSpin{30};
 
-// Waits a little for `ready`; says whether it came true.
+// Waits briefly for `ready`. Returns whether it became true.
 template <typename Ready>
 bool Spin(Ready ready) {
   const auto deadline = std::chrono::steady_clock::now() + kSpin;
@@ -40,7 +40,7 @@ ThreadPool::ThreadPool(int threads) {
   try {
     for (int i = 1; i < threads; ++i) threads_.emplace_back([this] { Serve(); });
   } catch (const std::system_error&) {
-    // The process may have no more threads. Those that there are do the work.
+    // The process may have no more threads. The existing ones do the work.
   }
 }
 
@@ -69,7 +69,7 @@ void ThreadPool::Run(int64_t count, Body body, void* context) {
   Drain(batch);
   {
     MutexLock lock(mutex_);
-    Remove(&batch);  // from here on nobody joins
+    Remove(&batch);  // from now on no thread joins
   }
   const auto left = [&batch] { return batch.joined.load(std::memory_order_acquire) == 0; };
   if (Spin(left)) return;
@@ -91,7 +91,7 @@ void ThreadPool::Serve() {
       lock.Unlock();
       Drain(*batch);
       lock.Lock();
-      // The last touch: as soon as the count is down, the caller may return and the batch is gone.
+      // The last access: once the count is down, the caller may return and the batch is gone.
       if (batch->joined.fetch_sub(1, std::memory_order_release) == 1) finished_.NotifyAll();
       continue;
     }

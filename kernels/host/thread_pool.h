@@ -12,11 +12,11 @@
 
 namespace ashlar::kernels {
 
-// Run may be called from several threads at once. Each caller works on its own batch; the pool's threads join whichever
-// batch has work left, the oldest first. Indices of a batch are handed out in ascending order. Run allocates nothing.
+// Run may be called from several threads at once. Each caller works on its own batch; the pool's threads join any batch
+// with remaining work, the oldest first. Indices of a batch are handed out in ascending order. Run allocates nothing.
 class ThreadPool final : public Workers {
  public:
-  // `threads` counts the calling thread: n makes n − 1 threads, 1 makes none, 0 makes one thread a core. When the
+  // `threads` counts the calling thread: n creates n − 1 threads, 1 creates none, 0 creates one thread per core. If the
   // process may have no more threads, the pool has fewer.
   explicit ThreadPool(int threads);
   // No Run may be in progress.

@@ -46,8 +46,8 @@ TEST(ThreadPool, HandsOutIndicesInAscendingOrder) {
   for (const auto& [thread, indices] : taken.by_thread) EXPECT_TRUE(std::is_sorted(indices.begin(), indices.end()));
 }
 
-// Every body waits until all threads are inside one: it ends only if Run really runs them side by side.
-TEST(ThreadPool, UsesAllItsThreadsAlsoAfterTheySlept) {
+// Every body waits until all threads are inside one: the test ends only if Run executes them in parallel.
+TEST(ThreadPool, UsesAllItsThreadsAfterASleep) {
   constexpr int kThreads = 4;
   ThreadPool pool(kThreads);
   for (int round = 0; round < 3; ++round) {

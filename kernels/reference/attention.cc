@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention, one query at a time over all it sees, with every score in memory before the softmax.
+// Attention, one query at a time over all visible keys, with every score in memory before the softmax.
 #include <algorithm>
 #include <cmath>
 #include <vector>
@@ -10,7 +10,7 @@
 namespace ashlar::kernels::reference {
 namespace {
 
-// The position to which the pages' keys are turned.
+// The position to which the pages' keys are rotated.
 enum class Keys { kLanded, kUnrotated, kZeroBased };
 
 std::vector<double> ReadRow(const PagedSlots& slots, int64_t slot, int32_t head, int32_t dim) {
@@ -22,7 +22,7 @@ std::vector<double> ReadRow(const PagedSlots& slots, int64_t slot, int32_t head,
   return values;
 }
 
-// To its own position, from none: the only turn that carries the rotation's scale.
+// Rotates to its own position, from none: the only rotation that applies the rotation's scale.
 void Place(const AttendArgs& args, int64_t position, std::vector<double>& key) {
   const int32_t first = args.shape.kind == AttentionKind::kMla ? args.shape.key_dim : 0;
   Turn(args.rotation, position, key.data() + first);
@@ -57,7 +57,7 @@ std::vector<Seen> See(const AttendArgs& args, Keys stand, int64_t position, int3
   return seen;
 }
 
-// The scores of what a query sees.
+// The scores of the keys that a query sees.
 std::vector<double> Score(const AttendArgs& args, Keys stand, int64_t token, int32_t head,
                           const std::vector<Seen>& seen) {
   const int32_t dim = args.shape.QueryDim();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding from buffers the long way: the state is rebuilt in fp64 slot by slot, and then the recurrence goes on.
+// Decoding from buffers in the simplest way: rebuilds the state in fp64 slot by slot, then continues the recurrence.
 #include <cmath>
 #include <vector>
 
@@ -20,7 +20,7 @@ struct Slot {
   int64_t key, write, gate;
 };
 
-// The state after the first `tokens` slots behind `start`.
+// The state after the first `tokens` slots after `start`.
 Matrix StateBehind(const LinearShape& shape, const StateView& start, const TokenBuffer& buffer, int32_t tokens,
                    int32_t h) {
   Matrix state = start.heads == nullptr ? Matrix(shape.d_k, shape.d_v) : ReadState(shape, start, h);

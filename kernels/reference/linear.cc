@@ -70,7 +70,7 @@ double DecayOf(const LinearShape& shape, const Transition& t, int32_t h, int32_t
     case TransitionForm::kDiagonal:
       return std::exp(t.logs[i]);
     case TransitionForm::kElementwise:
-      if (std::isinf(t.logs[j])) return 0;  // composed with a transition of zero; A may be zero itself
+      if (std::isinf(t.logs[j])) return 0;  // composed with a transition of zero; A itself may be zero
       return std::exp(shape.decay_table[(int64_t{h} * shape.d_k + i) * shape.d_v + j] * t.logs[j]);
     default:
       return 0;
@@ -82,7 +82,7 @@ Matrix Apply(const LinearShape& shape, const Transition& t, int32_t h, const Mat
   const bool matrix = t.form == TransitionForm::kDense || t.form == TransitionForm::kLowRank;
   Matrix out(x.rows, x.columns);
   for (int32_t i = 0; i < x.rows; ++i) {
-    if (matrix) {  // along rows of X: the order of sums is the same, and the compiler can see vectors
+    if (matrix) {  // along rows of X: the order of sums is the same, and the compiler can vectorise
       for (int32_t m = 0; m < x.rows; ++m) {
         for (int32_t j = 0; j < x.columns; ++j) out(i, j) += t.dense(i, m) * x(m, j);
       }
@@ -93,7 +93,7 @@ Matrix Apply(const LinearShape& shape, const Transition& t, int32_t h, const Mat
   return out;
 }
 
-// R(position) on the key axis: each column turns as a key.
+// R(position) on the key axis: each column is rotated like a key.
 void TurnState(const Rotation& rotation, int64_t position, Matrix& state) {
   if (rotation.style == RopeStyle::kNone) return;
   std::vector<double> column(static_cast<size_t>(state.rows));
@@ -122,7 +122,7 @@ void Advance(const LinearShape& shape, const Token& token, int32_t h, Transition
   }
 }
 
-// T ← T_next T. A transition that vanished stays so: logarithms of −∞.
+// T ← T_next T. A transition that vanished stays zero: logarithms of −∞.
 void Append(const LinearShape& shape, const Transition& next, int32_t h, Transition& t) {
   if (t.form == TransitionForm::kDense) {
     t.dense = Apply(shape, next, h, t.dense);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The truth that every back end is held against: plain loops over the arguments of kernels.h, one thread, fp64.
+// The reference for every back end: plain loops over the arguments of kernels.h, one thread, fp64.
 #pragma once
 
 #include "kernels/kernels.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One row of keys or values, and its turn in fp64.
+// One row of keys or values, and its rotation in fp64.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values on their way between stored units and paged slots, one row at a time.
+// Copies keys and values between stored units and paged slots, one row at a time.
 #include <algorithm>
 #include <cmath>
 #include <cstddef>
@@ -18,7 +18,7 @@ void CopyRow(DType dtype, int32_t dim, const Row& source, const Row& target) {
   if (source.scale != nullptr) *target.scale = *source.scale;
 }
 
-// target ← scale · R(delta) source, one key; in place when they are the same. The scale is of turned dimensions.
+// target ← scale · R(delta) source, one key; in place if they are the same. The scale is for rotated dimensions.
 void TurnRow(const Rotation& rotation, int64_t delta, double scale, DType dtype, int32_t dim, const Row& source,
              const Row& target) {
   if (rotation.style == RopeStyle::kNone || (delta == 0 && scale == 1)) return CopyRow(dtype, dim, source, target);

@@ -8,8 +8,8 @@
 namespace ashlar::kernels::testing {
 namespace {
 
-// Unrotated rows turned to where they stand, each token by one position more than the last, as an engine does it: with
-// the rotation's scale, and rounded once.
+// Unrotated rows, rotated to their positions, each token by one position more than the last, like an engine does it:
+// with the rotation's scale, and rounded once.
 Rows TurnToPlace(const Rows& rows, int32_t heads, const Rotation& rotation, int64_t first_delta) {
   Rows turned(rows.format, rows.rows, rows.dim);
   for (int64_t row = 0; row < rows.rows; ++row) {
@@ -77,7 +77,7 @@ AttentionCase RandomCase(Random& random, AttentionKind kind, RowFormat format, i
   what.shape.kind = kind;
   what.shape.kv_heads = mla ? 1 : static_cast<int32_t>(random.Integer(1, 3));
   what.shape.query_heads = what.shape.kv_heads * static_cast<int32_t>(random.Integer(1, 9));
-  // Whole vectors, which may be read in place, and what leaves remainders.
+  // Whole vectors, which may be read in place, and sizes that leave remainders.
   const auto dim_of_any_kind = [&] {
     return static_cast<int32_t>(random.Integer(0, 1) == 0 ? 64 * random.Integer(1, 2) : random.Integer(4, 90));
   };

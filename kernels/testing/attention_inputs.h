@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random contexts of attention: spans of keys and values in pages, standing in each of the three ways, and queries.
+// Random contexts of attention: spans of keys and values in pages, in each of the three kinds of stored keys, and
+// queries.
 #pragma once
 
 #include <memory>
@@ -26,7 +27,7 @@ struct SpanPlace {
 
 struct AttentionCase {
   AttentionShape shape;
-  RowFormat format;  // of keys and values
+  RowFormat format;  // format of keys and values
   RopeStyle style = RopeStyle::kHalfSplit;
   int32_t rotary_dim = 0;
   float rope_scale = 1;
@@ -34,18 +35,18 @@ struct AttentionCase {
   std::vector<int64_t> queries;  // their positions
 };
 std::string Describe(const AttentionCase& what);
-// A few spans, the last of which ends where the queries stand, somewhere beyond `start`.
+// A few spans, the last of which ends at the queries' position, somewhere beyond `start`.
 AttentionCase RandomCase(Random& random, AttentionKind kind, RowFormat format, int64_t start);
 
-// Outputs of one call, as it left them.
+// Outputs of one call.
 struct Attended {
   std::vector<float> out, lse;
 };
-// The largest of ‖a − b‖ / ‖b‖ over output rows, and |a − b| over lse. A row that sees nothing must be zero in both.
+// The largest of ‖a − b‖ / ‖b‖ over output rows, and |a − b| over lse. A row without visible keys must be zero in both.
 double LargestError(const AttentionShape& shape, const Attended& actual, const Attended& expected);
 
-// The context of a case. Its pages hold one random set of keys and values, standing in all three ways: zero-based keys
-// are turned by fp64, landed ones from those by the reference's Land.
+// The context of a case. Its pages hold one random set of keys and values in all three forms: zero-based keys are
+// rotated in fp64, and landed ones are made from those by the reference's Land.
 class AttentionContext {
  public:
   AttentionContext(Random& random, const AttentionCase& what);
@@ -53,7 +54,7 @@ class AttentionContext {
   // All spans, or some of them.
   AttendArgs Args(Stand stand, size_t first_span = 0, size_t spans = SIZE_MAX) const;
   Attended Run(Runner& runner, Stand stand) const { return Run(runner, stand, Args(stand)); }
-  // With outputs of its own.
+  // With separate outputs.
   Attended Run(Runner& runner, Stand stand, AttendArgs args) const;
 
   const std::vector<double>& frequencies() const { return frequencies_; }

@@ -22,7 +22,7 @@ inline std::ostream& operator<<(std::ostream& out, const Backend& backend) {
   return out << backend.kernels->name() << (backend.with_workers ? "_workers" : "");
 }
 
-// All of them. The reference computes on one thread whatever it is lent, and a device needs none.
+// All of them. The reference always uses one thread, and a device needs no workers.
 inline std::vector<Backend> Backends() {
   std::vector<Backend> backends;
   for (const Kernels* kernels : Available()) {
@@ -32,7 +32,7 @@ inline std::vector<Backend> Backends() {
   return backends;
 }
 
-// Those that are held against the reference.
+// The ones that are compared with the reference.
 inline std::vector<Backend> Candidates() {
   std::vector<Backend> candidates = Backends();
   std::erase_if(candidates, [](const Backend& backend) { return backend.kernels == &Reference(); });

@@ -64,7 +64,7 @@ class DecodingFixture : public ::testing::TestWithParam<std::tuple<Backend, Stat
     }
     return out;
   }
-  // Of one session.
+  // For one session.
   std::vector<float> Step(const DecodeLayer& layer, Session& session, int64_t token, bool flush = false) {
     std::vector<Session> sessions = {session};
     std::vector<float> out = Step(runner_, layer, sessions, {token}, {flush});
@@ -85,7 +85,7 @@ class DecodingFixture : public ::testing::TestWithParam<std::tuple<Backend, Stat
     return out;
   }
 
-  // The state behind the first `tokens` slots.
+  // The state after the first `tokens` slots.
   std::vector<float> Rebuilt(const LinearShape& shape, Session& session, int32_t tokens) {
     TypedState target(shape, DType::kF32);
     runner_.Run(RebuildStateArgs{.shape = shape, .request = session.View(), .tokens = tokens, .target = target.View()});
@@ -122,7 +122,7 @@ class DecodingFixture : public ::testing::TestWithParam<std::tuple<Backend, Stat
   Runner reference_{Reference()};
 };
 
-// Every back end but the reference with workers, which has no use for them.
+// Every back end except the reference with workers, which does not use them.
 inline auto EveryDecoding() {
   std::vector<Backend> backends = Backends();
   std::erase_if(backends, [](const Backend& b) { return b.kernels == &Reference() && b.with_workers; });
@@ -130,8 +130,8 @@ inline auto EveryDecoding() {
                             ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst));
 }
 
-inline constexpr auto kDecodingName = [](const auto& info) {
-  return ::testing::PrintToString(std::get<0>(info.param)) + "_" + Name(std::get<1>(info.param));
+inline constexpr auto kDecodingName = [](const auto& instance) {
+  return ::testing::PrintToString(std::get<0>(instance.param)) + "_" + Name(std::get<1>(instance.param));
 };
 
 }  // namespace ashlar::kernels::testing

@@ -43,7 +43,7 @@ double Distance(const std::vector<float>& a, const std::vector<float>& b) {
   return std::isfinite(squares) ? std::sqrt(squares) / std::max(std::sqrt(norm), 1e-30) : INFINITY;
 }
 
-DecodeLayer::DecodeLayer(Random& random, Family family, StateOrder order, int64_t count) : count(count) {
+DecodeLayer::DecodeLayer(Random& random, Family family, StateOrder order, int64_t its_count) : count(its_count) {
   shape.family = family;
   shape.order = order;
   shape.key_heads = static_cast<int32_t>(random.Integer(1, 2));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layers, states and token buffers for the tests of decoding, in memory of their own.
+// Layers, states and token buffers for the tests of decoding, with their own memory.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +22,7 @@ double Distance(const std::vector<float>& a, const std::vector<float>& b);
 // is NaN.
 struct DecodeLayer {
   DecodeLayer(Random& random, Family family, StateOrder order, int64_t count);
-  DecodeLayer(DecodeLayer&&) = default;  // vectors keep their place, and with it what shape.decay_table points to
+  DecodeLayer(DecodeLayer&&) = default;  // vectors keep their memory, to which shape.decay_table points
   TokenInputs View(int64_t begin, int64_t end) const;
   // The inputs of tokens order[0], order[1], …, one after another.
   DecodeLayer Gathered(const std::vector<int64_t>& order) const;
@@ -58,16 +58,16 @@ class TypedState {
   std::vector<int32_t> exponents_;
 };
 
-// One request's buffer with room for `slots`, in pages in random order; every number is NaN until a slot is filled.
-// Entries of the page table behind the last slot lead far outside.
+// One request's buffer with space for `slots`, in pages in random order; every number is NaN until a slot is filled.
+// Entries of the page table past the last slot are far outside.
 class SlotPages {
  public:
   SlotPages(Random& random, const LinearShape& shape, DType dtype, int32_t slots, int32_t page_tokens);
 
   TokenBuffer View(int32_t filled);
-  // Makes slots from `begin` on NaN again.
+  // Makes slots starting with `begin` NaN again.
   void Poison(int32_t begin);
-  // Slot j of head h: its write as floats, and where it lies.
+  // Slot j of head h: its write as floats, and its place.
   std::vector<float> Write(int32_t j, int32_t h);
   void SetWrite(int32_t j, int32_t h, const float* values);
   float* Gates(int32_t j, int32_t h);
@@ -92,7 +92,7 @@ struct RecurrentPass {
 
   LinearShape shape;
   std::vector<float> out;
-  std::vector<std::vector<float>> states;  // before the first token, behind the first, …
+  std::vector<std::vector<float>> states;  // before the first token, after the first, …
 };
 
 // Accepted relative error (Frobenius) of outputs and states of a decoding in which a state was rounded to `state`

@@ -67,7 +67,7 @@ void* DeviceCall::Bytes(const void* host, size_t bytes, bool written) {
     return const_cast<void*>(host);
   }
   if (copy.allocation == nullptr) {
-    // As far off a vector's alignment as it is here.
+    // With the same misalignment as on the host.
     const size_t offset = reinterpret_cast<uintptr_t>(host) % 16;
     copy.allocation = memory_.Allocate(copy.bytes + offset);
     copy.device = static_cast<std::byte*>(copy.allocation) + offset;

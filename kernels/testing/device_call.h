@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A call's arguments in the memory of a device: tests and benchmarks make theirs in the processor's.
+// Copies a call's arguments from host memory, where tests and benchmarks make them, to the memory of a device.
 #pragma once
 
 #include <deque>
@@ -10,8 +10,8 @@
 
 namespace ashlar::kernels::testing {
 
-// Copies of all arrays that one call computes with, each in an allocation of its own, so that a memory checker sees
-// every access outside. The result of Stage holds until the object ends.
+// Copies of all arrays of one call, each in a separate allocation, so that a memory checker detects every access
+// outside. The result of Stage is valid until the object ends.
 class DeviceCall {
  public:
   explicit DeviceCall(DeviceMemory& memory) : memory_(memory) {}
@@ -19,7 +19,7 @@ class DeviceCall {
   DeviceCall(const DeviceCall&) = delete;
   DeviceCall& operator=(const DeviceCall&) = delete;
 
-  // Twice over the arguments: arrays that several of them share are as long as the longest use.
+  // Two passes over the arguments: arrays shared by several of them are as long as the longest use.
   template <typename Args>
   Args Stage(const Args& args) {
     measuring_ = true;
@@ -31,7 +31,7 @@ class DeviceCall {
     return Place(args);
   }
 
-  // Copies what the call may have written to where the caller expects it.
+  // Copies what the call may have written to the caller's memory.
   void CopyBack();
 
  private:
@@ -64,7 +64,7 @@ class DeviceCall {
   T* InOut(T* host, int64_t count) {
     return static_cast<T*>(Bytes(host, static_cast<size_t>(count) * sizeof(T), true));
   }
-  // One pointer table of which every array has `bytes`, the last `last_bytes`.
+  // One pointer table whose arrays have `bytes` each, the last one `last_bytes`.
   void* const* Table(const void* const* host, int64_t count, size_t bytes, size_t last_bytes, bool written);
 
   LinearShape Shape(LinearShape shape);

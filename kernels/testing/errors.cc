@@ -11,7 +11,7 @@ namespace {
 
 constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Logarithms, or Σ dt: infinite where nothing is left.
+// Logarithms, or Σ dt: infinite if nothing is left.
 double LogarithmsError(std::span<const double> a, std::span<const double> b, double tolerance) {
   double worst = a.size() == b.size() ? 0 : kInfinity;
   for (size_t i = 0; i < std::min(a.size(), b.size()); ++i) {
@@ -66,7 +66,7 @@ double RelativeError(const States& a, const States& b) {
 }
 
 double TransitionError(const Tuple& a, const Tuple& b, double tolerance) {
-  // Below its normal range fp16 has no more than steps of 2^-24.
+  // Below its normal range fp16 only has steps of 2^-24.
   const double steps = b.transition_dtype() == DType::kF16 ? b.shape().d_k * 0x1p-24 : 0;
   double worst = 0;
   for (int32_t h = 0; h < b.shape().heads; ++h) {

@@ -27,12 +27,12 @@ double Tolerance(DType dtype, int64_t chain);
 // The accepted error of the coarsest of three types.
 double Tolerance(Dtypes dtypes, int64_t chain);
 
-// A transition is a contraction whose error matters absolutely: where products of erases have left little of it,
-// digits lost in the identity that it started from do not count against what is left.
+// A transition is a contraction whose error matters absolutely: if products of erases have left little of it, digits
+// lost in the initial identity do not count relative to the rest.
 inline constexpr double kTransitionFloor = 1e-6;
 
 double Norm(std::span<const double> a);
-// ‖a − b‖, Frobenius; +∞ where `a` holds a number that is not finite, or the sizes differ.
+// ‖a − b‖, Frobenius; +∞ if `a` holds a number that is not finite, or the sizes differ.
 double AbsoluteError(std::span<const double> a, std::span<const double> b);
 // ‖a − b‖ / ‖b‖, Frobenius; +∞ if `a` holds a number that is not finite, or the sizes differ. If both are so small that
 // fp32 has lost digits (‖b‖ < 1e-30), the difference counts against 1e-30.

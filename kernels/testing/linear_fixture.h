@@ -19,7 +19,7 @@ class LinearFixture : public ::testing::TestWithParam<std::tuple<Backend, Family
   Layer Draw(int32_t largest_dim, Character character) {
     return RandomLayer(random_, family_, order_, largest_dim, character);
   }
-  // Of these heads and dims.
+  // With these heads and dimensions.
   Layer Draw(LinearShape shape, Character character) {
     shape.family = family_;
     shape.order = order_;
@@ -35,9 +35,9 @@ class LinearFixture : public ::testing::TestWithParam<std::tuple<Backend, Family
   Runner reference_{Reference()};
 };
 
-inline std::string NameOf(const ::testing::TestParamInfo<std::tuple<Backend, Family, StateOrder>>& info) {
-  return ::testing::PrintToString(std::get<0>(info.param)) + "_" + Name(std::get<1>(info.param)) + "_" +
-         Name(std::get<2>(info.param));
+inline std::string NameOf(const ::testing::TestParamInfo<std::tuple<Backend, Family, StateOrder>>& instance) {
+  return ::testing::PrintToString(std::get<0>(instance.param)) + "_" + Name(std::get<1>(instance.param)) + "_" +
+         Name(std::get<2>(instance.param));
 }
 
 inline constexpr bool kErasing = true, kNotErasing = false;

@@ -11,7 +11,7 @@ namespace ashlar::kernels::testing {
 namespace {
 
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
-// Of mamba's dt, the middle: its decay table is divided by it, so that tokens decay as their character says.
+// Middle of mamba's dt: its decay table is divided by it, so that tokens decay according to their character.
 constexpr double kMeanStep = 0.25;
 
 void Normalise(std::span<float> row) {
@@ -119,7 +119,7 @@ Layer RandomLayer(Random& random, Family family, StateOrder order, int32_t large
   shape.key_heads = static_cast<int32_t>(random.Integer(1, 2));
   shape.heads = shape.key_heads * static_cast<int32_t>(random.Integer(1, 3));
   shape.d_k = static_cast<int32_t>(random.Integer(2, largest_dim));
-  // A state of one or two numbers may cancel to nearly nothing; then no fp32 result is near it, relatively.
+  // A state of one or two numbers may cancel to nearly nothing; then no fp32 result is relatively near it.
   do {
     shape.d_v = static_cast<int32_t>(random.Integer(3, largest_dim));
   } while (shape.d_v == shape.d_k);

@@ -17,7 +17,7 @@
 
 namespace ashlar::kernels::testing {
 
-// All that the tests store tuples and states in; the first is fp32 alone.
+// All types in which the tests store tuples and states; the first has only fp32.
 inline constexpr Dtypes kDtypes[] = {{},
                                      {DType::kF16, DType::kF32, DType::kF32},
                                      {DType::kF16, DType::kF16, DType::kF16},
@@ -34,7 +34,7 @@ struct Character {
   double magnitude = 1;
 };
 // Keys confined to a few dimensions of a dense random basis, without decay: an erasing family's transition is the
-// identity on all others, and nothing that was ever wrong is erased.
+// identity on all other dimensions, and errors are never erased.
 inline constexpr Character kPersistentSubspace = {Keys::kSubspace, Decay::kNone};
 inline constexpr Character kCharacters[] = {{Keys::kRandom, Decay::kByHead},
                                             {Keys::kRandom, Decay::kSlow},
@@ -65,19 +65,19 @@ Layer RandomLayer(Random& random, Family family, StateOrder order, int32_t large
 std::ostream& operator<<(std::ostream& out, const Layer& layer);
 std::ostream& operator<<(std::ostream& out, Dtypes dtypes);
 
-// Inputs of one layer. Tokens stand apart by odd strides; what lies between them is NaN and must not be read.
+// Inputs of one layer. Tokens are at odd strides; the gaps are NaN and must not be read.
 struct Tokens {
-  // The tokens [begin, end) as inputs of their own.
+  // The tokens [begin, end) as separate inputs.
   TokenInputs View(int64_t begin, int64_t end) const;
   TokenInputs View() const { return View(0, count); }
-  // Makes the tokens [begin, end) NaN: cached interiors, whose inputs nobody may need.
+  // Makes the tokens [begin, end) NaN: cached interiors, whose inputs must not be needed.
   void Poison(int64_t begin, int64_t end);
 
   int64_t count = 0;
   int64_t q_stride = 0, k_stride = 0, v_stride = 0, g_stride = 0, beta_stride = 0;
-  std::vector<float> q, k, v, g, beta;  // g, beta: empty where the family has none
+  std::vector<float> q, k, v, g, beta;  // g, beta: empty if the family has none
 };
-// Keys and queries are not turned yet.
+// Keys and queries are not rotated yet.
 Tokens RandomTokens(Random& random, const Layer& layer, int64_t count);
 // Turns queries and keys of the tokens [begin, end) as a layer with rotation has them, the first to `position`.
 void Turn(const LinearShape& shape, Tokens& tokens, int64_t begin, int64_t end, int64_t position);
@@ -89,20 +89,20 @@ Tuple Capture(Runner& runner, const LinearShape& shape, const TokenInputs& input
 Tuple ComposeTuples(Runner& runner, const LinearShape& shape, std::span<const TupleView> chain, Dtypes dtypes = {});
 States Compose(Runner& runner, const LinearShape& shape, std::span<const TupleView> chain, const States& initial);
 
-// The tuple of the tokens [begin, end) of an erasing family with its transition as a decay and one factor a token, by
+// The tuple of the tokens [begin, end) of an erasing family with its transition as a decay and one factor per token, by
 // plain loops; fp32.
 Tuple CaptureFactors(const LinearShape& shape, const Tokens& tokens, int64_t begin, int64_t end);
 
 std::vector<Tuple> Rounded(const std::vector<Tuple>& tuples, Dtypes dtypes);
 std::vector<TupleView> Views(const std::vector<Tuple>& tuples);
 
-// Lengths of a prompt's parts, each drawn from 0 (interiors: 1) on.
+// Lengths of a prompt's parts, each drawn from 0 (interiors: 1) upwards.
 struct Lengths {
   int interiors = 0;
   int64_t run = 9, interior = 14, last_run = 70;
 };
 
-// A prompt: interiors with their tuples, computed runs (some empty) before, between and behind them.
+// A prompt: interiors with their tuples, and computed runs (some empty) before, between and after them.
 struct Prompt {
   struct Part {
     bool interior;
@@ -127,8 +127,8 @@ struct Prompt {
   States initial;             // fp32
 };
 
-// State and outputs ([tokens][heads, d_v]) of every token run through the recurrence by the reference, and nothing
-// cached: what every other way of computing the prompt must give.
+// State and outputs ([tokens][heads, d_v]) of the recurrence over every token by the reference, without cached parts:
+// every other way of computing the prompt must give them.
 struct FullPass {
   explicit FullPass(const Prompt& prompt);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The names of families, element types and state orders, as test vectors, figures and the tests themselves have them.
+// Names of families, element types and state orders, for test vectors, figures and tests.
 #pragma once
 
 #include <string>

@@ -48,10 +48,15 @@ RowsShape RandomRowsShape(Random& random, RowFormat format) {
           .format = format};
 }
 
-Rows::Rows(RowFormat format, int64_t rows, int32_t dim)
-    : format(format), rows(rows), dim(dim), bytes(rows * RowBytes(format, dim)), scales(format.scaled ? rows : 0) {}
+Rows::Rows(RowFormat its_format, int64_t its_rows, int32_t its_dim)
+    : format(its_format),
+      rows(its_rows),
+      dim(its_dim),
+      bytes(its_rows * RowBytes(its_format, its_dim)),
+      scales(its_format.scaled ? its_rows : 0) {}
 
-Rows::Rows(RowFormat format, int64_t rows, int32_t dim, Random& random) : Rows(format, rows, dim) {
+Rows::Rows(RowFormat its_format, int64_t its_rows, int32_t its_dim, Random& random)
+    : Rows(its_format, its_rows, its_dim) {
   for (float& scale : scales) scale = static_cast<float>(random.Uniform(0.001, 0.01));
   for (int64_t row = 0; row < rows; ++row) {
     for (int32_t i = 0; i < dim; ++i) {
@@ -138,7 +143,7 @@ Pages::Pages(Random& random, const RowsShape& rows, PageOrder order, int32_t pag
   const int64_t last_page = (first_position + std::max<int64_t>(rows.tokens, 1) - 1) / page_tokens;
   const auto pages = static_cast<int32_t>(last_page - first_page + 1);
   table_.assign(last_page + 2, INT32_MAX);
-  // Twice as many pages as are needed, in random order.
+  // Twice as many pages as needed, in random order.
   std::ranges::copy_n(random.Permutation(2 * pages).begin(), pages, table_.begin() + first_page);
   constexpr size_t kLine = 64;
   const size_t element = ElementBytes(rows.format.dtype);

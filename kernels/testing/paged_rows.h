@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random stored rows, page pools and rotations for the tests of operations that move, turn and read keys and values.
+// Random stored rows, page pools and rotations for the tests of operations that move, rotate and read keys and values.
 #pragma once
 
 #include <cstddef>
@@ -17,7 +17,7 @@ enum class PageOrder { kTokensFirst, kHeadsFirst, kLoose };
 // The element type of a row, and whether the row has a scale.
 struct RowFormat {
   DType dtype = DType::kF32;
-  bool scaled = false;  // 8-bit types: a scale a row
+  bool scaled = false;  // 8-bit types: one scale per row
 
   // The greatest rounding error of a number near `value`, in a row of this scale.
   double Rounding(double value, double scale) const;
@@ -51,14 +51,14 @@ struct Rows {
   int64_t rows;
   int32_t dim;
   std::vector<std::byte> bytes;
-  std::vector<float> scales;  // empty where the format has none
+  std::vector<float> scales;  // empty if the format has none
 };
-// The largest |actual − expected| over all numbers, as a share of two roundings and `slack`; infinity where either is
-// not a number. Two back ends that each round once differ by no more than 1.
+// The largest |actual − expected| over all numbers, as a fraction of two roundings and `slack`; infinity if either is
+// not a number. Two back ends that each round once differ by at most 1.
 double LargestDifference(const Rows& actual, const Rows& expected, double slack);
 
-// Units in memory of their own; a partly filled last unit has only room for its tokens, so that a sanitizer sees any
-// step into its padding.
+// Units in separate memory; a partly filled last unit only has space for its tokens, so that a sanitizer detects any
+// access to its padding.
 class Units {
  public:
   explicit Units(const RowsShape& shape);
@@ -81,8 +81,8 @@ class Units {
   std::vector<float*> scale_pointers_;
 };
 
-// A pool of pages and the page table of a sequence in which `tokens` tokens stand from `first_position` on. Entries of
-// other pages of the sequence lead far outside of the pool: reading through them is a crash.
+// A pool of pages and the page table of a sequence with `tokens` tokens from `first_position`. Entries of other pages
+// of the sequence are far outside the pool: reading through them crashes.
 class Pages {
  public:
   // Pages start at a cache line; `misaligned`: one number past it, off any vector's alignment.
@@ -103,10 +103,10 @@ class Pages {
   PagedSlots ViewOf(Memory& memory) const;
   Memory& memory() { return memory_; }
 
-  // The rows of a memory's tokens, and those of the pages' tokens replaced by `rows`.
+  // The rows of a memory's tokens, and the memory with the tokens' rows replaced by `rows`.
   Rows RowsOf(Memory& memory) const;
   void SetRows(Memory& memory, const Rows& rows) const;
-  // Returns whether memories agree wherever no row of the tokens lies.
+  // Returns whether memories agree everywhere outside the tokens' rows.
   bool SameElsewhere(const Memory& a, const Memory& b) const;
 
  private:
@@ -124,7 +124,7 @@ class Pages {
 // The frequency table base^(−2i / rotary_dim), and the rotation that reads it.
 std::vector<double> Frequencies(int32_t rotary_dim, double base);
 
-// R(delta) of a key, in fp64. Written once more, since the reference is held to it too.
+// R(delta) of a key, in fp64. A second implementation, because the reference is compared with it too.
 void TurnExactly(const Rotation& rotation, int64_t delta, std::vector<double>& key);
 
 }  // namespace ashlar::kernels::testing

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Random numbers of the kernels' tests. A seed is fresh in every run and printed with every failure.
+// Random numbers of the kernels' tests. Every run draws a new seed, which every failure prints.
 #pragma once
 
 #include <cstdint>

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The inputs and outputs of operations on linear layers, in memory of their own: states and tuples of any dtype and
-// form.
+// Inputs and outputs of operations on linear layers, with their own memory: states and tuples of any dtype and form.
 #pragma once
 
 #include <cstddef>
@@ -16,8 +15,8 @@ struct Dtypes {
   DType transition = DType::kF32, state = DType::kF32, running = DType::kF32;
 };
 
-// One matrix a head: a running state, or tuples' end states. Every head has an allocation of its own, so that a
-// sanitizer sees every step outside.
+// One matrix per head: a running state, or tuples' end states. Every head has a separate allocation, so that a
+// sanitizer detects every access outside.
 class States {
  public:
   States(const LinearShape& shape, DType dtype);
@@ -31,9 +30,9 @@ class States {
   const void* data(int32_t head) const { return bytes_[head].data(); }
   void* data(int32_t head) { return bytes_[head].data(); }
 
-  // A head's numbers as they lie in memory, the exponent applied.
+  // A head's numbers in memory order, with the exponent applied.
   std::vector<double> Values(int32_t head) const;
-  // Rounds numbers of any size into a head; fp16 with the exponent that the contract asks for.
+  // Rounds numbers of any size into a head; for fp16 with the exponent of the contract.
   void Set(int32_t head, std::span<const double> values);
   void SetElement(int32_t head, int64_t index, float value) { WriteElement(dtype_, data(head), index, value); }
   void SetExponent(int32_t head, int32_t exponent) { exponents_[head] = exponent; }
@@ -52,12 +51,12 @@ struct Factors {
   std::vector<double> d, a, b;
 };
 
-// One tuple: made in the family's natural form, changed into others by the functions below.
+// One tuple: created in the family's natural form, and converted into other forms by the functions below.
 class Tuple {
  public:
   Tuple(const LinearShape& shape, Dtypes dtypes);
 
-  // Formed anew by each call: take another after the tuple was written, changed or copied.
+  // Created by each call: call it again after the tuple was written, changed or copied.
   TupleView View() const;
   TupleTarget Target();
 
@@ -67,8 +66,7 @@ class Tuple {
   States& states() { return states_; }
   const States& states() const { return states_; }
 
-  // The numbers of a head's transition as they are stored: logarithms, or a matrix in the shape's order. Not for low
-  // rank.
+  // The stored numbers of a head's transition: logarithms, or a matrix in the shape's order. Not for low rank.
   std::vector<double> Transition(int32_t head) const;
   void SetTransition(int32_t head, std::span<const double> values);
   // Erases a head's transition.
@@ -86,7 +84,7 @@ class Tuple {
     int32_t rank = 0;
     std::vector<std::byte> bytes;
   };
-  // The 16-bit or fp32 numbers of `head` begin behind its diagonal.
+  // The 16-bit or fp32 numbers of `head` begin after its diagonal.
   size_t FactorsOffset() const { return static_cast<size_t>(shape_.d_k) * sizeof(float); }
 
   LinearShape shape_;

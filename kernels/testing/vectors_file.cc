@@ -15,7 +15,7 @@ namespace {
 
 using nlohmann::json;
 
-// The first thing that is wrong with a file. A reader continues with zeros after an error, and checks at the end.
+// The first error in a file. A reader continues with zeros after an error, and checks at the end.
 class Errors {
  public:
   void Add(const std::string& field, const std::string& what) {
@@ -77,7 +77,7 @@ class Field {
     errors_.Add(name_, "not a string");
     return {};
   }
-  // Nested arrays of just these sizes, as one row-major array; no size: one number.
+  // Nested arrays of exactly these sizes, as one row-major array; no size: one number.
   std::vector<double> Array(std::initializer_list<int64_t> sizes) const {
     std::vector<double> numbers;
     Append(sizes.begin(), sizes.end(), numbers);

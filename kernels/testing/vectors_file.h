@@ -30,7 +30,7 @@ struct LinearVector {
   std::vector<Segment> segments;  // in order, of all tokens
 };
 
-// Keys of one head that stand in a prompt twice or more, and one query over all of them.
+// Keys of one head that occur in a prompt twice or more, and one query over all of them.
 struct RopeVector {
   struct Landed {
     int64_t start = 0;
@@ -58,7 +58,7 @@ struct VectorsFile {
 };
 
 // The vectors, or an error that names the field: "linear[3].tokens[7].beta: not a number". Either section may be
-// missing or empty; others are not read.
+// missing or empty; other sections are ignored.
 std::variant<VectorsFile, std::string> ParseVectors(const std::string& text);
 
 }  // namespace ashlar::kernels::testing

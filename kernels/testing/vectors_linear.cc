@@ -91,7 +91,7 @@ class VectorLayer {
             .g_stride = heads * GateWidth(shape_),
             .beta_stride = heads * BetaWidth(shape_)};
   }
-  // The tokens [begin, end) alone.
+  // Only the tokens [begin, end).
   TokenInputs Inputs(int64_t begin, int64_t end) const {
     TokenInputs inputs = Inputs();
     inputs.tokens = end - begin;
@@ -103,7 +103,7 @@ class VectorLayer {
     return inputs;
   }
 
-  // Matrices of the file in the order of the layer's memory, and back: turning is its own inverse.
+  // Matrices of the file in the order of the layer's memory, and back: transposing is its own inverse.
   Numbers InOrder(const Numbers& matrix) const {
     return shape_.order == StateOrder::kKeyFirst ? matrix : Transposed(matrix, shape_.d_k);
   }
@@ -154,7 +154,7 @@ double VectorLayer::SumOfSteps(int32_t h, size_t segment, const Numbers& matrix,
     sum = std::log(t) / a;
   }
   if (fastest < 0) return sum;
-  // If no element tells the sum, it comes from the tokens.
+  // If no element determines the sum, it comes from the tokens.
   int64_t begin = 0;
   for (size_t i = 0; i < segment; ++i) begin += head(h).segments[i].tokens;
   for (int64_t t = begin; t < begin + head(h).segments[segment].tokens; ++t) sum += head(h).beta[t * d_v + channel];
@@ -195,7 +195,7 @@ Numbers VectorLayer::MatrixOf(const Tuple& tuple, int32_t h) const {
   return matrix;
 }
 
-// A transition is a contraction whose error matters absolutely: no error counts against less than a norm of 0.1.
+// A transition is a contraction whose error matters absolutely: no error counts relative to a norm below 0.1.
 double MatrixError(const Numbers& actual, const Numbers& expected) {
   return AbsoluteError(actual, expected) / std::max(Norm(expected), kTransitionFloor / kTolerance);
 }

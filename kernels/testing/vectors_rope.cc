@@ -10,7 +10,7 @@
 namespace ashlar::kernels::testing {
 namespace {
 
-// Turned keys: cos, sin, two products and a sum, each rounded once in fp32.
+// Rotated keys: cos, sin, two products and a sum, each rounded once in fp32.
 constexpr double kRotationTolerance = 1e-6;
 constexpr float kNan = std::numeric_limits<float>::quiet_NaN();
 
@@ -124,7 +124,7 @@ class RopeChecker {
     Add("Land", "to " + std::to_string(landed.start), Error(pages.Rows(), landed.keys), kRotationTolerance);
   }
 
-  // The query over all keys, one span a start; landed keys are landed there by this back end.
+  // The query over all keys, one span per start; this back end lands the landed keys there.
   void Attend(const char* name, Event (Kernels::*operation)(const AttendArgs&, Queue&) const,
               const std::vector<float>& keys, bool landed) {
     const std::vector<float> values = Floats(vector_.values), query = Floats(vector_.query);

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Computes the test vectors of docs/formats.md with the standard library alone, and prints them: a name and hexadecimal
-digits on a line. proto/testdata has the same values in NAME.hex; formats_page_test.py compares them."""
+"""Computes the test vectors of docs/formats.md only with the standard library, and prints them: a name and hexadecimal
+digits per line. proto/testdata has the same values in NAME.hex; formats_page_test.py compares them."""
 
 import hashlib
 import struct
@@ -61,13 +61,13 @@ print("key_prefix_checkpoint_media", chained(3, block, tokens, [(1, image)]).hex
 
 salt = hashlib.sha256(b"ashlar/salt/1" + b"user 7").digest()
 print("salt", salt.hex())
-namespace = hashlib.sha256(struct.pack("<B", 3) + namespace + salt).digest()  # of all keys below
+namespace = hashlib.sha256(struct.pack("<B", 3) + namespace + salt).digest()  # namespace of all keys below
 print("key_segment_salt", key(1, [1, 2, 3, -1, 2147483647]).hex())
 block = chained(2, bytes(32), range(256))
 print("key_prefix_checkpoint_salt", chained(3, block, tokens).hex())
 
 opaque = struct.pack("<BIQ", 3, 48, 100_000) + struct.pack("<BIQ", 3, 0, 6)
-own = struct.pack("<BB", 0, 1)  # the fields of version 2 of the gdn layer, as it has none of its own
+own = struct.pack("<BB", 0, 1)  # the gdn layer's fields of version 2, because it has none of its own
 print("layout_opaque", (b"AshL" + struct.pack("<IIIII", 3, 16, 8, 4, 4) + gdn + own + attention + opaque).hex())
 tails = struct.pack("<BB", 3, 2)  # conv_dtype bf16, [conv_channels, conv_kernel - 1]
 print("layout_tails", (b"AshL" + struct.pack("<IIIII", 2, 16, 8, 4, 2) + gdn + tails + attention).hex())

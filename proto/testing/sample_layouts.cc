@@ -85,7 +85,7 @@ LinearLayer RandomLinear(std::mt19937_64& random) {
   return layer;
 }
 
-// One run from `head` on.
+// One run starting at `head`.
 TransitionRun RandomRun(std::mt19937_64& random, const LinearLayer& layer, uint32_t index, uint32_t head) {
   TransitionRun run{.layer = index, .first_head = head, .heads = Uniform(random, 1, layer.value_heads - head)};
   run.form = OneOf(random, {layer.transition, TransitionForm::kZero, TransitionForm::kLowRank});

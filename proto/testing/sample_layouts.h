@@ -16,7 +16,7 @@ Identity ExampleIdentity();
 Layout ExampleLayout();
 // The example with its own type and order of convolution tails.
 Layout TailsLayout();
-// The example with an opaque layer of both kinds of bytes behind its two layers, and one with a state alone.
+// The example with two additional opaque layers: one with both kinds of bytes, and one with only a state.
 Layout OpaqueLayout();
 
 // Returns a random valid layout of any family, kind and dtype.

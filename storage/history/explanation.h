@@ -27,7 +27,7 @@ struct Query {
   Nanos remote_recompute = 0;  // the same, only for the comparison with fetching from other nodes
   double flops = 0;            // FLOPs to compute it; 0: unknown
   Nanos needed_at = 0;         // on the injected clock; a past time means now
-  bool defer = false;          // a hit does not cause a write to the disk (ObjectTable::Defer)
+  bool defer = false;          // a hit does not cause a write to the disk (Placement::Defer)
   bool storable = true;        // false: too short to have an interior; missed without a lookup
   bool unreachable = false;    // other nodes have it, but none answered in time
 };

@@ -23,8 +23,8 @@ struct Ghost {
   uint32_t uses = 0;                      // lookups that found it
   uint64_t bytes = 0;                     // size of the object, or of its plan if it was never published
   Nanos gone_at = 0;                      // when it happened, on the injected clock
-  Nanos lived = 0;                        // from publication until then; 0: never published
-  Nanos idle = 0;                         // from the last use or publication until then
+  Nanos lived = 0;                        // from publication to gone_at; 0: never published
+  Nanos idle = 0;                         // from the last use or publication to gone_at
   Reuse reuse;                            // for an evicted object
   uint64_t space = 0;                     // SpaceOf the namespace
 

@@ -14,7 +14,7 @@
 namespace ashlar::storage {
 namespace {
 
-// The system's random numbers, fetched in batches: one system call per word took 1.2 µs of every grant.
+// The system's random numbers, fetched in batches, because one system call per word took 1.2 µs of every grant.
 class SystemRandom {
  public:
   uint64_t operator()() {
@@ -78,8 +78,7 @@ absl::Status LeaseTable::Room(SessionId session, TenantId tenant, size_t segment
 }
 
 LeaseId LeaseTable::Grant(SessionId holder, TenantId tenant, LeasedObjects segments, Nanos needed_at,
-                          std::vector<ObjectTable::Reference> others, const MatchedPrefix& prefix,
-                          const LeaseId& name) {
+                          std::vector<ObjectReference> others, const MatchedPrefix& prefix, const LeaseId& name) {
   const Serial serial = next_serial_++;
   LeaseId id = name == LeaseId{} ? DrawId(random_) : name;
   // Zeros mean "no lease". No name is used twice, whatever the random source returns.
@@ -169,7 +168,7 @@ bool LeaseTable::Expire(Nanos now, Slice& slice) {
   return true;
 }
 
-void LeaseTable::GiveBack(TenantId tenant, LeasedObjects segments, std::vector<ObjectTable::Reference> others) {
+void LeaseTable::GiveBack(TenantId tenant, LeasedObjects segments, std::vector<ObjectReference> others) {
   if (segments.empty() && others.empty()) return;
   ended_[tenant].push_back({.others = std::move(others), .segments = std::move(segments)});
 }
@@ -182,7 +181,7 @@ bool LeaseTable::Settle(TenantId tenant, Slice& slice) {
     const size_t others = first.others.size(), all = others + first.segments.size();
     for (; first.settled < all; ++first.settled) {
       if (!slice.Take()) return false;
-      ObjectTable::Reference& reference =
+      ObjectReference& reference =
           first.settled < others ? first.others[first.settled] : first.segments[first.settled - others].object;
       reference = {};
     }

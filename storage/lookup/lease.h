@@ -20,7 +20,7 @@
 #include "storage/executor.h"
 #include "storage/ids.h"
 #include "storage/lookup/match.h"
-#include "storage/objects/object_table.h"
+#include "storage/objects/object_reference.h"
 #include "storage/slice.h"
 #include "storage/tier/tier.h"
 #include "storage/transfer/verified_layers.h"
@@ -28,7 +28,7 @@
 namespace ashlar::storage {
 
 // The entries of one lease: one result per query, including misses.
-using LeasedObjects = std::vector<ObjectTable::Result>;
+using LeasedObjects = std::vector<FoundObject>;
 
 // A lease keeps objects in place while any session holds it. Its id has 128 random bits, so that one process of an
 // engine can pass it to another; other tenants cannot distinguish it from an unknown id. A deadline ends a lease only
@@ -66,8 +66,7 @@ class LeaseTable {
   // Grants a lease. The session must have space (Room). `others` are the other shards of the listed objects. `name`
   // must be unused; all zero: a random id.
   LeaseId Grant(SessionId holder, TenantId tenant, LeasedObjects segments, Nanos needed_at,
-                std::vector<ObjectTable::Reference> others = {}, const MatchedPrefix& prefix = {},
-                const LeaseId& name = {});
+                std::vector<ObjectReference> others = {}, const MatchedPrefix& prefix = {}, const LeaseId& name = {});
   // Returns whether the id is in use by any session.
   bool Exists(const LeaseId& name) const { return serials_.contains(name); }
 
@@ -94,7 +93,7 @@ class LeaseTable {
   bool Expire(Nanos now, Slice& slice);
 
   // Adds references that are no longer needed, for Settle.
-  void GiveBack(TenantId tenant, LeasedObjects segments, std::vector<ObjectTable::Reference> others);
+  void GiveBack(TenantId tenant, LeasedObjects segments, std::vector<ObjectReference> others);
   // Releases the objects of the tenant's ended leases, in the order in which they ended. Returns false if more is left.
   bool Settle(TenantId tenant, Slice& slice);
   bool SettleAll(Slice& slice);  // for all tenants
@@ -111,7 +110,7 @@ class LeaseTable {
     LeaseId id{};
     TenantId tenant = 0;
     LeasedObjects segments;
-    std::vector<ObjectTable::Reference> others;
+    std::vector<ObjectReference> others;
     MatchedPrefix prefix;
     size_t Size() const { return segments.size() + others.size(); }
     absl::InlinedVector<SessionId, 1> holders;  // in the order in which they attached
@@ -133,7 +132,7 @@ class LeaseTable {
   };
   enum class Fit : uint8_t { kYes, kTooManyOfSession, kTooManyOfTenant };
   static_assert(limits::kMaxLeases * sizeof(Lease) +
-                        limits::kMaxLeasedSegments * (sizeof(ObjectTable::Result) + sizeof(uint32_t)) <=
+                        limits::kMaxLeasedSegments * (sizeof(FoundObject) + sizeof(uint32_t)) <=
                     40 << 20,
                 "a session's leases take at most 40 MiB, without the nodes of maps and sets");
 
@@ -156,7 +155,7 @@ class LeaseTable {
   std::map<TenantId, OfTenant> tenants_;
   absl::btree_set<std::pair<Nanos, Serial>> deadlines_;  // of leases with a deadline
   struct Ended {
-    std::vector<ObjectTable::Reference> others;
+    std::vector<ObjectReference> others;
     LeasedObjects segments;
     size_t settled = 0;  // number settled of both, `others` first
   };

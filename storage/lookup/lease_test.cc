@@ -11,6 +11,8 @@
 #include <utility>
 
 #include "proto/limits.h"
+#include "storage/objects/object_finder.h"
+#include "storage/objects/object_writer.h"
 #include "storage/testing/rig.h"
 #include "storage/testing/tenants.h"
 
@@ -26,7 +28,7 @@ class LeaseTest : public ::testing::Test {
         table_({.ghosts_per_tenant = 4}, {.memory = {tier_.get()}}, executor_, clock_, observer_),
         leases_(Counter(), {.unused_lease = kUnused}) {}
 
-  // The first draws are zero, then a number repeats: neither may name a lease.
+  // The first draws are zero, and then a number repeats: neither may name a lease.
   static std::function<uint64_t()> Counter() {
     return [calls = uint64_t{0}]() mutable -> uint64_t {
       const uint64_t call = calls++;
@@ -37,15 +39,15 @@ class LeaseTest : public ::testing::Test {
 
   LeasedObjects OneObject() {
     ObjectHeader plan{.bytes = limits::kExtentBytes};
-    ObjectTable::Room room = table_.Reserve({kTenant}, plan);
-    if (room.object) table_.Publish(room.object, plan);
+    ObjectWriter::Room room = writer_.Reserve({kTenant}, plan);
+    if (room.object) writer_.Publish(room.object, plan);
     LeasedObjects segments;
-    segments.push_back(table_.Find(kTenant, {.key = plan.key}));
+    segments.push_back(finder_.Find(kTenant, {.key = plan.key}));
     segments.push_back({.reason = MissReason::kNeverSeen});
     return segments;
   }
 
-  // All at once.
+  // Releases all in one slice.
   static void ReleaseAll(LeaseTable& leases, SessionId session) {
     Slice whole;
     EXPECT_TRUE(leases.ReleaseAll(session, whole));
@@ -57,13 +59,15 @@ class LeaseTest : public ::testing::Test {
     EXPECT_TRUE(leases.SettleAll(whole));
   }
 
-  uint32_t References() { return table_.Find(kTenant, {.key = Key{}}).object->references - 1; }
+  uint32_t References() { return finder_.Find(kTenant, {.key = Key{}}).object->references - 1; }
 
   ManualClock clock_;
   CountingObserver observer_;
   ManualExecutor executor_;
   std::unique_ptr<MemoryTier> tier_;
   ObjectTable table_;
+  ObjectFinder finder_{table_, clock_};
+  ObjectWriter writer_{table_, clock_};
   LeaseTable leases_;
 };
 
@@ -98,7 +102,7 @@ TEST_F(LeaseTest, HoldsObjectsUntilTheLastHolderReleases) {
   EXPECT_EQ(References(), 1u);
 
   leases_.Release(kAnn, id);
-  leases_.Release(kAnn, id);  // harmless
+  leases_.Release(kAnn, id);  // has no effect
   EXPECT_EQ(leases_.Held(kAnn, id), nullptr);
   EXPECT_NE(leases_.Held(kBob, id), nullptr);
   EXPECT_EQ(References(), 1u);
@@ -204,7 +208,7 @@ TEST_F(LeaseTest, SettlesOneStepPerSegment) {
   EXPECT_EQ(References(), 0u);
 }
 
-// Against looking at all of them, in any order of granting, using, releasing and attaching.
+// Compares with a search through all leases, for any order of granting, using, releasing and attaching.
 TEST_F(LeaseTest, EndsInOrderOfDeadlineWhateverHappensBefore) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(::testing::Message() << "seed " << seed);
@@ -238,7 +242,7 @@ TEST_F(LeaseTest, EndsInOrderOfDeadlineWhateverHappensBefore) {
       for (const auto& [id, lease] : known) {
         if (lease.deadline >= 0 && lease.deadline <= now) due[{lease.deadline, lease.order}] = id;
       }
-      while (!due.empty()) {  // some, then the next ones
+      while (!due.empty()) {  // in several batches
         const size_t steps = 1 + random() % 3, before = due.size();
         Slice slice(steps);
         ASSERT_EQ(leases.Expire(now, slice), steps >= before);

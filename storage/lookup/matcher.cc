@@ -9,7 +9,7 @@
 
 namespace ashlar::storage {
 
-Found Matcher::Describe(const ObjectTable::Result& result) {
+Found Matcher::Describe(const FoundObject& result) {
   if (!result.object) return {.reason = result.reason};
   if (result.object->gone != MissReason::kNone) return {.reason = result.object->gone};
   return {.tier = result.tier, .header = &result.object->header, .slot = &result.object.copy().slot};
@@ -17,14 +17,14 @@ Found Matcher::Describe(const ObjectTable::Result& result) {
 
 Match Matcher::Describe(const LeaseId& lease, const LeasedObjects& segments) const {
   Match match{.lease = lease};
-  for (const ObjectTable::Result& segment : segments) match.found.push_back(Describe(segment));
+  for (const FoundObject& segment : segments) match.found.push_back(Describe(segment));
   if (const MatchedPrefix* const prefix = leases_.Prefix(lease)) match.prefix = {*prefix};
   return match;
 }
 
 // Engines read the header in place. If it has changed since it was written, they would miss the object and could not
 // publish it again. A call verifies an object only once.
-bool Matcher::HeaderIsWhole(const ObjectTable::Reference& object, Verified& verified) {
+bool Matcher::HeaderIsWhole(const ObjectReference& object, Verified& verified) {
   if (!object.copy().whole()) return true;  // in promotion; landings will verify it
   if (!verified.insert(object->id).second) return true;
   std::string room;
@@ -32,12 +32,12 @@ bool Matcher::HeaderIsWhole(const ObjectTable::Reference& object, Verified& veri
   return VerifyHeader(ReadStart(object.tier(), object.copy().slot, bytes, room)).ok();
 }
 
-ObjectTable::Result Matcher::FindWhole(SessionId session, TenantId tenant, const Query& query, Others& others,
-                                       Verified& verified) {
+FoundObject Matcher::FindWhole(SessionId session, TenantId tenant, const Query& query, Others& others,
+                               Verified& verified) {
   const auto before = static_cast<ptrdiff_t>(others.size());
-  ObjectTable::Result result = table_.Find(tenant, query, &others, level_of_(session));
+  FoundObject result = finder_.Find(tenant, query, &others, level_of_(session));
   if (!result.object) return result;
-  const auto is_whole = [&](const ObjectTable::Reference& object) { return HeaderIsWhole(object, verified); };
+  const auto is_whole = [&](const ObjectReference& object) { return HeaderIsWhole(object, verified); };
   if (is_whole(result.object) && std::all_of(others.begin() + before, others.end(), is_whole)) return result;
   table_.Drop(result.object, MissReason::kChecksumFailed);
   others.erase(others.begin() + before, others.end());
@@ -50,10 +50,9 @@ bool Matcher::IsWhole(SessionId session, TenantId tenant, const Query& query) {
   return static_cast<bool>(FindWhole(session, tenant, query, others, verified).object);
 }
 
-ObjectTable::Result Matcher::Find(SessionId session, TenantId tenant, const Query& query, Others& others,
-                                  Verified& verified) {
+FoundObject Matcher::Find(SessionId session, TenantId tenant, const Query& query, Others& others, Verified& verified) {
   if (!query.storable) return {.reason = Missed(session, tenant, query, MissReason::kTooShort)};
-  ObjectTable::Result result = FindWhole(session, tenant, query, others, verified);
+  FoundObject result = FindWhole(session, tenant, query, others, verified);
   if (!result.object) return {.reason = Missed(session, tenant, query, result.reason)};
   return result;
 }
@@ -68,12 +67,12 @@ absl::StatusOr<Match> Matcher::Attach(SessionId session, TenantId tenant, const 
                                       const std::optional<TensorShard>& shard) {
   const LeasedObjects* const found = leases_.Peek(tenant, lease);
   if (found == nullptr) return absl::NotFoundError("lease: unknown or expired");
-  const auto of_another = [&](const ObjectTable::Result& segment) {
+  const auto of_another = [&](const FoundObject& segment) {
     return shard && segment.object && segment.object->header.shard != *shard;
   };
   // A GPU's memory is useless to a process on another GPU or without one.
   const size_t level = level_of_(session);
-  const auto elsewhere = [&](const ObjectTable::Result& segment) {
+  const auto elsewhere = [&](const FoundObject& segment) {
     return segment.object && segment.object.level() != level && segment.object.tier().gpu() != nullptr;
   };
   if (std::ranges::any_of(*found, of_another)) return AttachShard(session, tenant, lease, shard);
@@ -87,7 +86,7 @@ absl::StatusOr<Match> Matcher::AttachShard(SessionId session, TenantId tenant, c
                                            const std::optional<TensorShard>& shard) {
   const LeasedObjects& found = *leases_.Peek(tenant, lease);
   uint64_t listed = 0;
-  for (const ObjectTable::Result& segment : found) {
+  for (const FoundObject& segment : found) {
     listed += shard ? shard->size : segment.object ? segment.object->header.shard.size : 1;
   }
   if (absl::Status room = leases_.Room(session, tenant, listed); !room.ok()) return room;
@@ -97,7 +96,7 @@ absl::StatusOr<Match> Matcher::AttachShard(SessionId session, TenantId tenant, c
   LeasedObjects own = ForShard(found, shard, level_of_(session), others);
   leases_.Use(lease);
   Match match;
-  for (const ObjectTable::Result& segment : own) match.found.push_back(Describe(segment));
+  for (const FoundObject& segment : own) match.found.push_back(Describe(segment));
   match.prefix = {prefix};
   match.lease = leases_.Grant(session, tenant, std::move(own), clock_.Now(), std::move(others), prefix);
   return match;
@@ -109,7 +108,7 @@ LeasedObjects Matcher::ForShard(const LeasedObjects& segments, const std::option
                                 Others& others) {
   LeasedObjects own;
   own.reserve(segments.size());
-  for (const ObjectTable::Result& segment : segments) {
+  for (const FoundObject& segment : segments) {
     if (!segment.object) {
       own.push_back({.reason = segment.reason});
       continue;
@@ -124,11 +123,11 @@ LeasedObjects Matcher::ForShard(const LeasedObjects& segments, const std::option
       own.push_back({.reason = segment.object->gone});
       continue;
     }
-    ObjectTable::Result mine = table_.ShardAt(segment.object, shard, level);
+    FoundObject mine = finder_.ShardAt(segment.object, shard, level);
     if (mine.object) mine.tier = std::max(segment.tier, mine.tier);
     own.push_back(std::move(mine));
     for (uint32_t rank = 0; rank < shard.size; ++rank) {
-      if (rank != shard.rank) others.push_back(table_.Shard(segment.object, {.rank = rank, .size = shard.size}));
+      if (rank != shard.rank) others.push_back(finder_.Shard(segment.object, {.rank = rank, .size = shard.size}));
     }
   }
   return own;

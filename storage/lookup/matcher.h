@@ -16,6 +16,8 @@
 #include "storage/lookup/explainer.h"
 #include "storage/lookup/lease.h"
 #include "storage/lookup/match.h"
+#include "storage/objects/object_finder.h"
+#include "storage/objects/object_reference.h"
 #include "storage/objects/object_table.h"
 #include "storage/observer.h"
 #include "storage/prefix/prefixes.h"
@@ -28,9 +30,10 @@ class Matcher {
   // `level_of` returns the level that a session's engine lands from and maps.
   using IsOpen = std::function<bool(SessionId)>;
   using LevelOf = std::function<size_t(SessionId)>;
-  Matcher(ObjectTable& table, Prefixes& prefixes, LeaseTable& leases, Explainer& explainer, const Clock& clock,
-          Observer& observer, IsOpen is_open, LevelOf level_of)
+  Matcher(ObjectTable& table, ObjectFinder& finder, Prefixes& prefixes, LeaseTable& leases, Explainer& explainer,
+          const Clock& clock, Observer& observer, IsOpen is_open, LevelOf level_of)
       : table_(table),
+        finder_(finder),
         prefixes_(prefixes),
         leases_(leases),
         explainer_(explainer),
@@ -51,13 +54,12 @@ class Matcher {
  private:
   friend class Search;
   using Verified = absl::flat_hash_set<ObjectId>;
-  using Others = std::vector<ObjectTable::Reference>;  // other shards of the found objects
+  using Others = std::vector<ObjectReference>;  // other shards of the found objects
 
-  static Found Describe(const ObjectTable::Result& result);
-  static bool HeaderIsWhole(const ObjectTable::Reference& object, Verified& verified);
-  ObjectTable::Result FindWhole(SessionId session, TenantId tenant, const Query& query, Others& others,
-                                Verified& verified);
-  ObjectTable::Result Find(SessionId session, TenantId tenant, const Query& query, Others& others, Verified& verified);
+  static Found Describe(const FoundObject& result);
+  static bool HeaderIsWhole(const ObjectReference& object, Verified& verified);
+  FoundObject FindWhole(SessionId session, TenantId tenant, const Query& query, Others& others, Verified& verified);
+  FoundObject Find(SessionId session, TenantId tenant, const Query& query, Others& others, Verified& verified);
   MissReason Missed(SessionId session, TenantId tenant, const Query& query, MissReason reason);  // returns the reason
   LeasedObjects ForShard(const LeasedObjects& segments, const std::optional<TensorShard>& shard, size_t level,
                          Others& others);
@@ -65,6 +67,7 @@ class Matcher {
                                     const std::optional<TensorShard>& shard);
 
   ObjectTable& table_;
+  ObjectFinder& finder_;
   Prefixes& prefixes_;
   LeaseTable& leases_;
   Explainer& explainer_;

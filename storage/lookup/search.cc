@@ -60,6 +60,9 @@ bool Search::Run(Slice& slice) {
       case Stage::kBegin:
         ended = Begin(slice);
         break;
+      case Stage::kWeigh:
+        ended = Weigh(slice);
+        break;
       case Stage::kPeek:
         ended = Peek(slice);
         break;
@@ -103,7 +106,83 @@ bool Search::Begin(Slice& slice) {
   for (const Prefixes::Candidate& candidate : candidates_) prefix_.resumable.push_back(candidate.depth);
   if (candidates_.empty()) return PrefixIsKnown();
   segments_.reserve(queries_.size());
-  return GoTo(Stage::kPeek);
+  return GoTo(prompt_->tokens_per_second > 0 ? Stage::kWeigh : Stage::kPeek);
+}
+
+// Break-even check of prefixes: a depth is only used if loading its objects is faster than computing the tokens that no
+// shallower depth saves at less cost. Blocks of a prefix may be in several tiers, so it is checked as a whole.
+bool Search::Weigh(Slice& slice) {
+  if (matcher_.level_of_(session_) == ObjectFinder::kWhereItLies) return GoTo(Stage::kPeek);
+  if (!SumBlocks(/*own=*/false, slice) || !SumBlocks(/*own=*/true, slice)) return false;
+  ExcludeSlow();
+  return candidates_.empty() ? PrefixIsKnown() : GoTo(Stage::kPeek);
+}
+
+bool Search::SumBlocks(bool own, Slice& slice) {
+  uint64_t depth = 0;
+  for (const Prefixes::Candidate& candidate : candidates_) {
+    if (candidate.own == own) depth = std::max(depth, candidate.checkpoint());
+  }
+  const PrefixModel& model = prompt_->model();
+  const size_t blocks = model.paged ? depth / model.block_tokens : 0;
+  std::vector<PromotionCost::Load>& sums = blocks_[own ? 1 : 0];
+  if (sums.empty()) sums.emplace_back();
+  Query query{.kind = ObjectKind::kPrefixBlock, .shard = model.shard, .ns = model.ns};
+  while (sums.size() <= blocks) {
+    if (!slice.Take()) return false;
+    query.key = (own ? *prompt_->own() : prompt_->shared()).blocks()[sums.size() - 1];
+    PromotionCost::Load sum = sums.back();
+    sum += matcher_.finder_.LoadOf(tenant_, query, matcher_.level_of_(session_));
+    sums.push_back(sum);
+  }
+  return true;
+}
+
+PromotionCost::Load Search::LoadOf(const Prefixes::Candidate& candidate) const {
+  const PrefixModel& model = prompt_->model();
+  const PrefixKeys& keys = candidate.own ? *prompt_->own() : prompt_->shared();
+  const size_t level = matcher_.level_of_(session_);
+  const uint64_t depth = candidate.checkpoint();
+  PromotionCost::Load load = blocks_[candidate.own ? 1 : 0][model.paged ? depth / model.block_tokens : 0];
+  Query query{.kind = ObjectKind::kCheckpoint, .key = keys.Checkpoint(depth), .shard = model.shard, .ns = model.ns};
+  load += matcher_.finder_.LoadOf(tenant_, query, level);
+  if (candidate.span_begin == 0) return load;
+  query.kind = ObjectKind::kSpan;
+  query.key = candidate.span;
+  load += matcher_.finder_.LoadOf(tenant_, query, level);
+  return load;
+}
+
+void Search::ExcludeSlow() {
+  auto& costs = matcher_.table_.costs()[tenant_];
+  const Nanos ahead = std::max<Nanos>(needed_at_ - matcher_.clock_.Now(), 0);
+  double most_saved = 0;  // ns
+  uint64_t deepest = 0;
+  const Prefixes::Candidate* deepest_slow = nullptr;
+  std::vector<bool> slow;
+  for (const Prefixes::Candidate& candidate : candidates_) {
+    const double saved = 1e9 * static_cast<double>(candidate.depth) / prompt_->tokens_per_second -
+                         static_cast<double>(costs.Estimate(LoadOf(candidate), ahead));
+    slow.push_back(saved < most_saved);
+    if (slow.back()) {
+      deepest_slow = &candidate;
+    } else {
+      deepest = candidate.depth;
+    }
+    most_saved = std::max(most_saved, saved);
+  }
+  if (deepest_slow == nullptr || costs.ProbesLoad()) return;
+  if (deepest_slow->depth > deepest) {
+    const PrefixKeys& keys = deepest_slow->own ? *prompt_->own() : prompt_->shared();
+    const Query missed{.kind = ObjectKind::kCheckpoint,
+                       .key = keys.Checkpoint(deepest_slow->checkpoint()),
+                       .shard = prompt_->model().shard,
+                       .ns = prompt_->model().ns,
+                       .tokens = deepest_slow->depth - deepest};
+    matcher_.Missed(session_, tenant_, missed, MissReason::kSlowerThanRecompute);
+  }
+  size_t i = 0;
+  std::erase_if(candidates_, [&](const Prefixes::Candidate&) { return slow[i++]; });
 }
 
 bool Search::Peek(Slice& slice) {
@@ -126,7 +205,7 @@ bool Search::Choose() {
   const Cover cover = BestCover(depths, segments_, model.layout->head, model.layout->tail,
                                 [&model](uint64_t depth) { return model.costs.Flops(depth); });
   const auto chosen = std::ranges::find(candidates_, cover.prefix, &Prefixes::Candidate::depth);
-  if (chosen == candidates_.end()) return PrefixIsKnown();  // segments alone, from the first one, save more
+  if (chosen == candidates_.end()) return PrefixIsKnown();  // segments without a prefix, from the first one, save more
   chosen_ = *chosen;
   of_prefix_ = Prefixes::Objects(*prompt_, chosen_);
   matcher_.prefixes_.DeferWrites(tenant_, *prompt_, candidates_, chosen_, of_prefix_);
@@ -139,13 +218,13 @@ bool Search::Hold(Slice& slice) {
   for (; next_ < of_prefix_.size(); ++next_) {
     if (!slice.Take()) return false;
     objects_.push_back(matcher_.FindWhole(session_, tenant_, of_prefix_[next_], others_, verified_));
-    const ObjectTable::Reference& object = objects_.back().object;
+    const ObjectReference& object = objects_.back().object;
     if (object) {
       if (object->header.provenance == Provenance::kComposed) prefix_.provenance = Provenance::kComposed;
       continue;
     }
-    // Excludes all candidates that need the lost object: a lost block excludes all of its depth or deeper, a lost
-    // checkpoint or span those that use it.
+    // Excludes all candidates that need the lost object: a lost block excludes candidates of its depth or deeper; a
+    // lost checkpoint or span excludes those that use it.
     const ObjectKind lost = of_prefix_[next_].kind;
     const uint64_t block_end = (next_ + 1) * prompt_->model().block_tokens;
     std::erase_if(candidates_, [&](const Prefixes::Candidate& candidate) {
@@ -179,7 +258,7 @@ bool Search::PrefixIsKnown() {
 }
 
 bool Search::Find(Slice& slice) {
-  if (next_ == 0) found_.reserve(queries_.size() + objects_.size());  // a lease needs memory for its entries only
+  if (next_ == 0) found_.reserve(queries_.size() + objects_.size());  // a lease only needs memory for its entries
   for (; next_ < queries_.size(); ++next_) {
     if (!slice.Take()) return false;
     const Query& query = queries_[next_];
@@ -220,16 +299,16 @@ bool Search::Answer(Slice& slice) {
   }
   for (; next_ < queries_.size() + of_found_.size(); ++next_) {
     if (!slice.Take()) return false;
-    ObjectTable::Reference& other = of_found_[next_ - queries_.size()];
+    ObjectReference& other = of_found_[next_ - queries_.size()];
     if (other->gone != MissReason::kNone) lost_.push_back(std::move(other));
   }
-  std::erase_if(of_found_, [](const ObjectTable::Reference& other) { return !other; });
+  std::erase_if(of_found_, [](const ObjectReference& other) { return !other; });
   matcher_.leases_.GiveBack(tenant_, {}, std::exchange(lost_, {}));
   prefix_.objects = Named(of_prefix_, static_cast<uint32_t>(queries_.size()));
   return GoTo(Stage::kAnswerPrefix);
 }
 
-// Replies with all objects of a prefix or with none: first the reply takes them, then they are counted.
+// Replies with all objects of a prefix or with none: the reply reserves space for all of them before they are counted.
 bool Search::AnswerPrefix(Slice& slice) {
   for (; next_ < 2 * prefix_.objects.size(); ++next_) {
     if (!slice.Take()) return false;

@@ -2,6 +2,7 @@
 // Search: one lookup, divided into slices.
 #pragma once
 
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <optional>
@@ -38,10 +39,11 @@ class Search {
   Match Take() { return std::move(match_); }
 
  private:
-  enum class Stage : uint8_t { kBegin, kPeek, kChoose, kHold, kFind, kAnswer, kAnswerPrefix, kSettle, kDone };
+  enum class Stage : uint8_t { kBegin, kWeigh, kPeek, kChoose, kHold, kFind, kAnswer, kAnswerPrefix, kSettle, kDone };
 
   // One function per stage. Returns false at the end of the slice; otherwise `stage_` is the next stage.
   bool Begin(Slice& slice);
+  bool Weigh(Slice& slice);
   bool Peek(Slice& slice);
   bool Choose();
   bool Hold(Slice& slice);
@@ -51,7 +53,10 @@ class Search {
   bool Settle(Slice& slice);
 
   bool GoTo(Stage stage);  // returns true
-  bool PrefixIsKnown();    // or there is none; the segments are next
+  bool PrefixIsKnown();    // or that there is none; the segments are next
+  bool SumBlocks(bool own, Slice& slice);
+  PromotionCost::Load LoadOf(const Prefixes::Candidate& candidate) const;
+  void ExcludeSlow();
   void LetPrefixGo();
   void DropPrefix(MissReason instead);
   void Grant();
@@ -67,7 +72,7 @@ class Search {
   MissReason refused_;
 
   Stage stage_ = Stage::kBegin;
-  size_t next_ = 0;     // index in what the stage processes
+  size_t next_ = 0;     // index among the items of the stage
   uint64_t begin_ = 0;  // position of the next query in the prompt
   size_t listed_ = 0;   // objects in all shards that the queries may find
   Nanos needed_at_ = 0;
@@ -75,6 +80,8 @@ class Search {
 
   std::vector<CoverSegment> segments_;  // as far as known without using them
   std::vector<Prefixes::Candidate> candidates_;
+  // Of the shared blocks and the conversation's own: element i is the load of the first i blocks.
+  std::array<std::vector<PromotionCost::Load>, 2> blocks_;
   Prefixes::Candidate chosen_;
   std::vector<Query> of_prefix_;  // objects that the chosen candidate needs
   LeasedObjects objects_;         // held objects of of_prefix_
@@ -83,7 +90,7 @@ class Search {
 
   LeasedObjects found_;  // one per query, then the prefix's objects
   Matcher::Others of_found_;
-  Matcher::Others lost_;  // found, but gone before the end
+  Matcher::Others lost_;  // found first, but lost before the end
   bool any_ = false;      // any object is held
   Match match_;
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Look-ups in slices: as in one piece where nothing happens in between, and right whatever does.
+// Lookups in slices: the result of one uninterrupted lookup if nothing happens in between, and a correct result if
+// anything does.
 #include "storage/lookup/search.h"
 
 #include <gmock/gmock.h>
@@ -22,9 +23,9 @@ namespace {
 using ::testing::Each;
 using ::testing::Field;
 
-constexpr uint64_t kTokens = 64;  // of a segment
+constexpr uint64_t kTokens = 64;  // tokens of a segment
 
-// One cache, with texts of some segments and, before them, of prefixes.
+// One cache, with texts of several segments, preceded by prefixes.
 class SearchWorld {
  public:
   explicit SearchWorld(CacheOptions options = {})
@@ -56,10 +57,10 @@ class SearchWorld {
     cache().Commit(kBob, engine_.Offer(text, text.size(), {}), [](const std::vector<CommitOutcome>&) {});
     rig_.Settle();
   }
-  void Evict(uint64_t text) { cache().Evict(kTenant, TestPlan(text, kTokens).key); }
+  void Evict(uint64_t text) { cache().retention().Evict(kTenant, TestPlan(text, kTokens).key); }
   PrefixText Text(const Tokens& tokens) const { return engine_.Text(tokens); }
 
-  // A look-up of `steps` a slice; `between` is called after each slice but the last.
+  // A lookup with `steps` per slice. Calls `between` after each slice but the last.
   Match Lookup(std::span<const Query> queries, const PrefixText* prompt, size_t steps,
                const std::function<void()>& between, const LeaseId& name = {}) {
     const auto search = cache().StartLookup(kAnn, queries, prompt, nullptr, name);
@@ -83,7 +84,7 @@ std::vector<MissReason> Reasons(const Match& match) {
 
 // The same calls on two caches, one of which looks up in slices. Prompts begin with committed texts, so that prefixes
 // are chosen, held and answered, too.
-TEST(Search, FindsWhatALookupInOnePieceFinds) {
+TEST(Search, FindsTheSameAsAnUnslicedLookup) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -122,9 +123,9 @@ TEST(Search, FindsWhatALookupInOnePieceFinds) {
   EXPECT_GT(resumed, 1u);
 }
 
-// An object answered as a hit is the one asked for, and stays until the lease ends, whatever happens between two
+// An object reported as a hit is the requested one, and stays until the lease ends, whatever happens between two
 // slices.
-TEST(Search, HoldsWhatItFindsWhateverHappensInBetween) {
+TEST(Search, HoldsWhatItFindsBetweenSlices) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -146,7 +147,7 @@ TEST(Search, HoldsWhatItFindsWhateverHappensInBetween) {
           return world.Evict(random() % 16);
         case 2:
           return world.Commit(Numbers(static_cast<int32_t>(1000 * (random() % 4)), 512));
-        case 3:  // other texts need the room
+        case 3:  // other texts need the space
           return world.Publish(1000 + random());
         default: {
           const std::vector<Query> others = SearchWorld::Queries(std::vector<uint64_t>{random() % 16, random() % 16});
@@ -164,7 +165,7 @@ TEST(Search, HoldsWhatItFindsWhateverHappensInBetween) {
       ASSERT_GT(found.slot->Extents(), 0u);
       ASSERT_TRUE(cache.Holds(kAnn, match.lease));
     }
-    // Room for all that is not leased: nothing is held but by the lease.
+    // Publishes enough to fill all space that is not leased: only the lease holds objects.
     for (uint64_t other = 0; other < 3; ++other) world.Publish(1'000'000 + random());
     for (size_t i = 0; i < queries.size(); ++i) {
       if (match.found[i].reason == MissReason::kNone) {
@@ -180,7 +181,7 @@ TEST(Search, HoldsWhatItFindsWhateverHappensInBetween) {
 
 class SearchEnds : public ::testing::Test {
  protected:
-  // A look-up of four texts, all there, with one call of `between` behind the first two.
+  // A lookup of four existing texts, with one call of `between` after the first two.
   Match Lookup(const std::function<void()>& between, const LeaseId& name = {}) {
     for (const uint64_t text : texts_) world_.Publish(text);
     bool called = false;
@@ -191,7 +192,7 @@ class SearchEnds : public ::testing::Test {
         },
         name);
   }
-  uint32_t References() { return cache().Explain(kTenant, {queries_.data(), 1})[0].present->references; }
+  uint32_t References() { return cache().explainer().Explain(kTenant, queries_[0]).present->references; }
   Cache& cache() { return world_.cache(); }
 
   SearchWorld world_{CacheOptions{.leased_segments_per_session = 6}};
@@ -209,7 +210,7 @@ TEST_F(SearchEnds, EndsWithSession) {
 }
 
 TEST_F(SearchEnds, HitsDespiteLaterDrain) {
-  const Match match = Lookup([&] { cache().StartDrain(); });
+  const Match match = Lookup([&] { cache().offers().StartDrain(); });
   EXPECT_THAT(Reasons(match), Each(MissReason::kNone));
   EXPECT_THAT(Reasons(cache().Lookup(kAnn, queries_)), Each(MissReason::kDaemonUnavailable)) << "what begins now";
 }
@@ -250,7 +251,7 @@ TEST_F(SearchEnds, FindsObjectsPublishedMeanwhile) {
   EXPECT_EQ(match.found[3].reason, MissReason::kNone);
 }
 
-TEST_F(SearchEnds, GivenUpAndReleases) {
+TEST_F(SearchEnds, ReleasesWhenCancelled) {
   for (const uint64_t text : texts_) world_.Publish(text);
   {
     const auto search = cache().StartLookup(kAnn, queries_, nullptr, nullptr);
@@ -276,7 +277,7 @@ TEST_F(SearchEnds, ReacquiresObjectsDuringSettle) {
   EXPECT_TRUE(cache().Holds(kAnn, match.lease));
 }
 
-// A session's end, cut: it is closed at once, and all that it held is given back in the end.
+// A session that ends in slices: it is closed at once, and everything it held is released in the end.
 TEST_F(SearchEnds, EndsWithSessionClosedInSlices) {
   Lookup([] {});
   const Cache::Reservation reserved = cache().Reserve(kAnn, TestPlan(77, kTokens));

@@ -78,7 +78,7 @@ TEST(Arena, PagesAreAllocatedAtCreation) {
 }
 
 TEST(Arena, ReportsReasonForMissingMemory) {
-  // No address space for it; address space, but no memory.
+  // First no address space, then address space but no memory.
   for (const uint64_t bytes : {uint64_t{1} << 62, uint64_t{1} << 45}) {
     const absl::StatusOr<Arena> arena = Arena::Make(bytes, {});
     EXPECT_TRUE(absl::IsResourceExhausted(arena.status())) << arena.status();

@@ -12,7 +12,7 @@ namespace ashlar::storage {
 namespace {
 
 struct Node {
-  explicit Node(int* alive = nullptr) : alive(alive) {}
+  explicit Node(int* its_alive = nullptr) : alive(its_alive) {}
   ~Node() {
     if (alive != nullptr) --*alive;
   }
@@ -34,8 +34,8 @@ TEST(HugePagesTest, LargePiecesAreWholePages) {
   pages.deallocate(small, 100, 64);
 }
 
-// More than a chunk holds, of every size that a chunk has.
-TEST(NodePoolTest, NodesHavePlacesOfTheirOwn) {
+// More nodes than a chunk holds, for every size of chunk.
+TEST(NodePoolTest, EachNumaNodeHasItsOwnAddresses) {
   constexpr uint64_t kNodes = 3 * HugePages::kBytes / sizeof(Node);
   int alive = kNodes;
   {
@@ -59,7 +59,7 @@ TEST(NodePoolTest, NodesHavePlacesOfTheirOwn) {
   EXPECT_EQ(alive, 0) << "what is deleted has ended";
 }
 
-TEST(NodePoolTest, PlacesAreUsedAgain) {
+TEST(NodePoolTest, ReusesAddresses) {
 #ifdef __SANITIZE_ADDRESS__
   GTEST_SKIP() << "not under the address sanitizer";
 #endif

@@ -95,8 +95,8 @@ TEST(MemoryLock, SoftLimitsAreRaised) {
   EXPECT_EQ(now.rlim_cur, limit);
 }
 
-// Somebody else in the process has locked what was allowed: no space, as without memory.
-TEST(MemoryLock, AnArenaThatCannotBeLockedIsNone) {
+// Another part of the process has locked all that is allowed: there is no space, as if there were no memory.
+TEST(MemoryLock, AnArenaThatCannotBeLockedIsNotCreated) {
   const uint64_t limit = HardLimit();
   if (limit >= uint64_t{1} << 40) GTEST_SKIP() << "this process may lock any memory";
   Unprivileged([&] {

@@ -16,7 +16,7 @@ namespace {
 
 using ::testing::HasSubstr;
 
-// A machine's files, as AvailableMemory reads them.
+// A machine's files, in the form that AvailableMemory reads.
 class Machine : public ::testing::Test {
  protected:
   void SetUp() override { ASSERT_NE(mkdtemp(root_.data()), nullptr); }
@@ -52,7 +52,7 @@ TEST_F(Machine, EveryGroupAboveTheProcessCounts) {
   EXPECT_EQ(AvailableMemory(root_), 100'000u);
   Write("/sys/fs/cgroup/outer/memory.stat", "anon 600000\ninactive_file 200000\nactive_file 50000\nfile 300000\n");
   EXPECT_EQ(AvailableMemory(root_), 350'000u) << "cached files are given up first";
-  Write("/sys/fs/cgroup/memory.max", "10\n");  // as a container sees its own group
+  Write("/sys/fs/cgroup/memory.max", "10\n");  // a container sees only its own group
   Write("/sys/fs/cgroup/memory.current", "20\n");
   EXPECT_EQ(AvailableMemory(root_), 0u);
 }
@@ -71,8 +71,8 @@ TEST_F(Machine, GroupsOfVersion1Count) {
   EXPECT_EQ(AvailableMemory(root_), 300'001u);
 }
 
-// Pages that are there are not asked for again, and the memory that others will need stays free.
-TEST(ReservePages, CountsWhatIsMissingAndLeavesWhatIsToStayFree) {
+// Existing pages are not requested again, and memory that others need stays free.
+TEST(ReservePages, CountsMissingPagesAndKeepsTheReserve) {
   constexpr uint64_t kBytes = 1 << 20;
   const int memfd = memfd_create("ashlar-test", MFD_CLOEXEC);
   ASSERT_GE(memfd, 0);
@@ -87,7 +87,7 @@ TEST(ReservePages, CountsWhatIsMissingAndLeavesWhatIsToStayFree) {
   close(memfd);
 }
 
-TEST(ReservePages, AllocatesThemOrSaysHowManyThereAre) {
+TEST(ReservePages, AllocatesPagesOrReportsHowManyExist) {
   constexpr uint64_t kBytes = 1 << 20, kMost = uint64_t{1} << 45;
   const int memfd = memfd_create("ashlar-test", MFD_CLOEXEC);
   ASSERT_GE(memfd, 0);

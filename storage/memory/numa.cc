@@ -107,7 +107,7 @@ absl::Status SetNumaPolicy(void* mapping, uint64_t bytes, const NumaPolicy& poli
   constexpr size_t kBits = 8 * sizeof(unsigned long);               // NOLINT(google-runtime-int): the kernel's type
   std::array<unsigned long, NumaPolicy::kMaxNodes / kBits> mask{};  // NOLINT(google-runtime-int)
   for (const uint32_t node : policy.nodes) mask[node / kBits] |= 1UL << node % kBits;
-  // The kernel reads one bit less than it is told.
+  // The kernel reads one bit less than the given number.
   if (syscall(SYS_mbind, mapping, bytes, KernelsMode(policy.mode), mask.data(), NumaPolicy::kMaxNodes + 1, 0) != 0) {
     return absl::FailedPreconditionError(absl::ErrnoToStatus(errno, "mbind").ToString());
   }

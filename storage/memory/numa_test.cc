@@ -103,7 +103,7 @@ TEST(NumaPolicy, IsSetBeforePagesAreAllocated) {
   EXPECT_EQ(mode, MPOL_DEFAULT);
 }
 
-TEST(NumaPolicy, TheKernelsRefusalIsTold) {
+TEST(NumaPolicy, ReportsTheKernelsRefusal) {
   const auto arena = Arena::Make(kBoundBytes, {.numa = {Mode::kBind, {NumaPolicy::kMaxNodes - 1}}});
   EXPECT_TRUE(absl::IsFailedPrecondition(arena.status())) << arena.status();
   EXPECT_THAT(std::string(arena.status().message()), StartsWith("arena: "));

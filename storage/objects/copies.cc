@@ -17,7 +17,7 @@ void Copies::Apply(Entry& entry, size_t level, CopyEvent event) const {
 }
 
 bool Copies::Allocate(Entry& entry, size_t level, uint64_t extents) {
-  // The end of a victim ends its bundle: other victims, and perhaps this entry.
+  // Evicting a victim ends its bundle: other victims, and possibly this entry.
   ++entry.holds;
   std::optional<Slot> slot = levels_[level].Allocate(entry.pool, extents, [this, level](ObjectId id) {
     Entry* victim = index_.EntryOf(id);
@@ -119,8 +119,8 @@ bool Copies::DropIfRemote(Entry& entry) {
 }
 
 void Copies::Evict(Entry& entry, size_t level) {
-  // The disk may be copying from here. For a moment it may go on reading from extents that hold other objects' bytes by
-  // then: such a copy is never committed.
+  // The disk may be copying from here. It may continue to read for a moment, from extents that then hold other objects'
+  // bytes. Such a copy is never committed.
   const bool read_by_disk =
       levels_.ssd() != nullptr && !levels_.IsDisk(level) && Levels::IsCopiedFrom(entry, levels_.disk(), level);
   if (read_by_disk) Cancel(entry, levels_.disk());

@@ -16,44 +16,45 @@ namespace ashlar::storage {
 
 class Copies {
  public:
-  // All arguments must outlive this object; the scheduler may be constructed later. `taken`: CopyStates's.
+  // All arguments must outlive this object; the scheduler may be constructed later. `taken`: see CopyStates.
   Copies(Levels& levels, CopyScheduler& scheduler, const ObjectIndex& index, ObjectEvents& objects,
          CopyTransitionCounts* taken);
 
   // Applies an event to the copy at the level (CopyStates).
   void Apply(Entry& entry, size_t level, CopyEvent event) const;
 
-  // Allocates space at the level, if necessary in place of idle copies. False: there is none, or the entry was lost
-  // with a victim of its bundle; then it may be vacated.
+  // Allocates space at the level, if necessary in place of idle copies. Returns false if there is none, or if the
+  // eviction of another shard of the bundle has ended the entry; do not use the entry then.
   bool Allocate(Entry& entry, size_t level, uint64_t extents);
   // Registers what an earlier run left on the disk, or what another node has. Another node's copy is released as soon
-  // as this node has one, or nobody uses the object and nothing of it is on its way.
+  // as this node has one, or the object is unused and no part of it is in flight.
   void AdoptOnDisk(Entry& entry, Slot slot);
   void AdoptRemote(Entry& entry, RemoteCopyId copy, Nanos cost);
 
-  // A whole copy on this node is held while the caller reads it. Copies in a GPU's memory are not held. False: the copy
-  // is not held.
+  // A whole copy on this node is held while the caller reads it. Returns false if the object is gone or not ready, or
+  // the copy is not whole or in GPU memory.
   bool Hold(Entry& entry, size_t level);
   void Unhold(Entry& entry, size_t level);
-  // The bytes of a copy that the caller held before are not those that were published, or cannot be read: removes the
+  // Call it if the bytes of a copy that the caller held differ from the published ones, or cannot be read. Removes the
   // copy, or the object if this is its last copy or the copy is in use.
   void Damaged(Entry& entry, size_t level, MissReason why);
-  // Its bytes were wrong where they landed: reports this to the node that they came from, if any.
+  // Call it if bytes were wrong after a landing. Reports this to the node that they came from, if any.
   void Distrust(Entry& entry);
 
   // Ends a copy that is being filled.
   void Cancel(Entry& entry, size_t level);
-  // The bytes are no copy any more, by `event`. The space is released once the copy is not used.
+  // Marks the copy as broken; `event` says why. Its space is released once it is unused.
   void Break(Entry& entry, size_t level, CopyEvent event);
   void RemoveReader(Entry& entry, size_t level);
-  // Releases another node's copy if this node has one of its own and nothing reads the other.
+  // Releases another node's copy if this node has its own and nothing reads the other one.
   void ReleaseRemote(Entry& entry);
-  // Ends an object that only another node has, and that nobody waits for. True: it has ended and may be vacated.
+  // Ends an object that only another node has, and for which no caller waits. Returns true if it has ended; it may then
+  // be vacated.
   bool DropIfRemote(Entry& entry);
 
-  // Updates what follows from the entry's copies: their ranks, where the object resides, and whether it is saved.
+  // Updates everything derived from the entry's copies: their ranks, where the object resides, and whether it is saved.
   void Refresh(Entry& entry);
-  // Releases what is not used of an object that is gone; the entry is vacated with the last copy and reference.
+  // Releases the unused copies of an object that is gone. The entry is vacated with the last copy and reference.
   void Vacate(Entry& entry);
   void RefreshOrVacate(Entry& entry) { entry.gone == MissReason::kNone ? Refresh(entry) : Vacate(entry); }
 

@@ -64,7 +64,7 @@ void CopyScheduler::Hasten(Entry& entry, Nanos needed_at) {
   entry.needed_at = std::min(entry.needed_at, needed_at);
   for (size_t i = 0; i < levels_.size(); ++i) {
     const Copy& copy = entry.copies[i];
-    const bool wanted = copy.source > i || (i < levels_.memory() && copy.used());  // or it only goes down
+    const bool wanted = copy.source > i || (i < levels_.memory() && copy.used());  // or it only moves down
     if (copy.phase() == CopyPhase::kCopying && copy.tier_copy != nullptr && wanted) {
       copier_.Hasten(copy.tier_copy, needed_at);
     }
@@ -101,7 +101,7 @@ bool CopyScheduler::WantsCopyDown(const Entry& entry) {
 
 bool CopyScheduler::Admits(const Entry& entry, size_t level) {
   if (!levels_.IsDisk(level)) return true;
-  if (ssd_->degraded() || entry.deferred) return false;
+  if (ssd_->health().degraded() || entry.deferred) return false;
   std::optional<Key> victim;
   if (levels_[level].Full(entry.pool, entry.header.Extents())) {
     const Entry* next = levels_[level].NextVictim(entry.pool);
@@ -118,11 +118,11 @@ bool CopyScheduler::CopyDown(Entry& entry) {
     const size_t below = levels_.Below(i);
     if (!entry.copies[i].whole() || entry.copies[below].phase() != CopyPhase::kNone) continue;
     const bool to_disk = levels_.IsDisk(below);
-    if (to_disk && ssd_->degraded()) continue;
+    if (to_disk && ssd_->health().degraded()) continue;
     if (id != admitted && !Admits(entry, below)) continue;
     if (owner_.CopyDown(entry, i, below)) continue;
-    // A disk may have space in a moment. Memory that has none is full of what others copy there: if this object waited
-    // for that space and took it, they would take it back.
+    // A disk may soon have space. Full memory is full of objects that others copy there: if this object waited for that
+    // space and took it, they would take it back.
     if (to_disk) admitted = id;
     return !to_disk;
   }
@@ -131,7 +131,7 @@ bool CopyScheduler::CopyDown(Entry& entry) {
 
 bool CopyScheduler::CopyToDisk(Entry& entry) {
   const auto from = std::ranges::find_if(entry.copies, &Copy::whole);
-  if (!WantsCopyDown(entry) || from == entry.copies.end() || ssd_->degraded()) return true;
+  if (!WantsCopyDown(entry) || from == entry.copies.end() || ssd_->health().degraded()) return true;
   if (levels_[levels_.disk()].Full(entry.pool, entry.header.Extents())) return false;
   return owner_.CopyDown(entry, static_cast<size_t>(from - entry.copies.begin()), levels_.disk());
 }
@@ -148,7 +148,7 @@ void CopyScheduler::Flush(const std::vector<ObjectId>& order) {
     entry.queued_down = WantsCopyDown(entry);
     if (entry.queued_down) queues_[entry.pool.tenant].objects.push_back(next);
   }
-  if (ssd_ != nullptr) ssd_->Probe([this] { Pump(); });
+  if (ssd_ != nullptr) ssd_->health().Probe([this] { Pump(); });
   Pump();
 }
 
@@ -159,7 +159,7 @@ void CopyScheduler::Pump() {
 
 void CopyScheduler::Pump(Queue& queue) {
   // A disk that is being tried may write in a moment.
-  const bool waits = flushing_ && ssd_ != nullptr && ssd_->probing() && !ssd_->stalled();
+  const bool waits = flushing_ && ssd_ != nullptr && ssd_->health().probing() && !ssd_->health().stalled();
   while (!waits && !queue.objects.empty() && queue.under_way < kMaxIdleCopies) {
     const ObjectId next = queue.objects.front();
     queue.objects.pop_front();
@@ -179,7 +179,7 @@ void CopyScheduler::Pump(Queue& queue) {
 
 bool CopyScheduler::writing() const {
   const auto writes = [](const auto& tenant) { return !tenant.second.objects.empty() || tenant.second.under_way > 0; };
-  return !(ssd_ != nullptr && ssd_->stalled()) && std::ranges::any_of(queues_, writes);
+  return !(ssd_ != nullptr && ssd_->health().stalled()) && std::ranges::any_of(queues_, writes);
 }
 
 }  // namespace ashlar::storage

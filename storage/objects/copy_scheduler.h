@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CopyScheduler: when objects are copied between tiers. It runs the copies under way, and keeps the queues of objects
-// that are to be copied down ahead of need: to the tiers below, and to the disk in a drain.
+// CopyScheduler: decides when objects are copied between tiers. It runs the copies in flight, and keeps the queues of
+// objects to copy down before space is needed: to the tiers below, and to the disk in a drain.
 #pragma once
 
 #include <cstddef>
@@ -27,55 +27,56 @@ class CopyScheduler {
   class Owner {
    public:
     virtual ~Owner() = default;
-    // Allocates space at `to` and starts a copy from `from`, for which nobody waits. False: there is no space, or the
-    // entry has ended.
+    // Allocates space at `to` and starts a copy from `from` that no caller waits for. Returns false if there is no
+    // space, or the entry has ended.
     virtual bool CopyDown(Entry& entry, size_t from, size_t to) = 0;
     // The first `loaded` extents of the copy at the level are there.
     virtual void Loaded(Entry& entry, size_t level, uint64_t loaded) = 0;
-    // The copy, or the commit, that was started for the level has ended.
+    // The copy or commit that was started for the level has ended.
     virtual void Ended(Entry& entry, size_t level, const absl::Status& status) = 0;
   };
 
   // All arguments must outlive the scheduler. `copying` copies between memory tiers.
   CopyScheduler(Levels& levels, Executor& copying, AdmissionPolicy& admission, const ObjectIndex& index, Owner& owner);
 
-  // Starts to copy the object; the space is there. `needed_at`: TierCopier's. No event comes before this returns.
+  // Starts to copy the object; the space must be allocated. `needed_at`: see TierCopier. No event is sent before this
+  // returns.
   void Start(Entry& entry, size_t from, size_t to, Nanos needed_at);
-  // Has the disk acknowledge the copy that was written there.
+  // Commits the copy that was written to the disk.
   void Commit(Entry& entry);
   // Moves the object's copies on the way up to an earlier time of need.
   void Hasten(Entry& entry, Nanos needed_at);
-  // More of the source of the copy at the level is there.
+  // The first `loaded` extents of the source of this copy have become available.
   void Offer(Entry& entry, size_t level, uint64_t loaded);
-  // Ends the copy at the level. It has `Ended` before this returns if no piece is in flight, and otherwise later. Does
-  // not pump: a caller that frees space must not start to use it.
+  // Ends the copy at the level. If no piece is in flight, `Ended` is called before this returns, otherwise later. Does
+  // not start waiting copies: the caller is freeing space that they must not take.
   void Cancel(Entry& entry, size_t level);
 
   // Queues the object if a tier below should have a copy of it.
   void QueueDown(Entry& entry);
-  // Until EndFlush: writes objects that only memory has to the disk, whatever admission says, first those of `order`,
-  // then those that become whole. No object on the disk is evicted for them, and nothing else is copied down. A
-  // degraded disk is tried once more; nothing is written if it does not recover.
+  // Until EndFlush, writes objects that only memory has to the disk, regardless of admission: first the ones in
+  // `order`, then others as they become whole. No object on the disk is evicted for them, and nothing else is copied
+  // down. A degraded disk is tried once more; if it does not recover, nothing is written.
   void Flush(const std::vector<ObjectId>& order);
   void EndFlush() { flushing_ = false; }
   bool flushing() const { return flushing_; }
 
-  // Starts what was waiting for space or for an executor. Call it periodically. PumpCopies: only copies under way.
+  // Starts what was waiting for space or for an executor. Call it periodically. PumpCopies: only copies in progress.
   void Pump();
   void PumpCopies() { copier_.Pump(); }
 
   size_t under_way() const { return under_way_; }  // copies between tiers, commits among them
-  bool writing() const;                            // some copies down are under way or wait, and the disk answers
+  bool writing() const;                            // some copies down are in progress or waiting, and the disk responds
   std::vector<ObjectId> from_disk() const { return {from_disk_.begin(), from_disk_.end()}; }
   // Returns whether bytes of other nodes reach the level without a copy in CPU memory.
   bool ReadsStraightTo(size_t level) const { return copier_.ReadsStraightTo(levels_.TierAt(level)); }
 
  private:
-  // A tenant's objects that are to be copied down.
+  // A tenant's objects that wait to be copied down.
   struct Queue {
     std::deque<ObjectId> objects;
-    size_t under_way = 0;   // copies and commits that nobody waits for
-    ObjectId admitted = 0;  // the last object that found no space on the disk; it is not judged again
+    size_t under_way = 0;   // copies and commits in progress that no caller waits for
+    ObjectId admitted = 0;  // last object that was admitted but found no space; admission is not asked again
   };
 
   TierCopier::End EndOf(const Entry& entry, size_t level) const;
@@ -87,7 +88,7 @@ class CopyScheduler {
   bool CopyToDisk(Entry& entry);  // in a flush: from any whole copy, into free space
   void Pump(Queue& queue);
 
-  static constexpr size_t kMaxIdleCopies = 64;  // of a tenant, that nobody waits for
+  static constexpr size_t kMaxIdleCopies = 64;  // limit of a tenant's copies that no caller waits for
   static constexpr size_t kMaxQueued = 1 << 16;
 
   Levels& levels_;
@@ -96,8 +97,8 @@ class CopyScheduler {
   AdmissionPolicy& admission_;
   const ObjectIndex& index_;
   Owner& owner_;
-  std::map<TenantId, Queue> queues_;   // none is ever erased
-  std::multiset<ObjectId> from_disk_;  // of copies from the disk that are under way
+  std::map<TenantId, Queue> queues_;   // entries are never erased
+  std::multiset<ObjectId> from_disk_;  // copies from the disk in progress
   size_t under_way_ = 0;
   bool flushing_ = false;
 };

@@ -14,7 +14,7 @@ constexpr const char* kCopyEventNames[kCopyEvents] = {
     "allocate", "reserve", "adopt",  "load",    "write",      "commit",        "fail",     "abandon",
     "cancel",   "drain",   "refill", "release", "add reader", "remove reader", "add user", "remove user"};
 
-// The first row of an event in a phase; kCopyTransitions.size(): there is none.
+// The first row of an event in a phase; kCopyTransitions.size() if there is none.
 constexpr auto kFirstRows = [] {
   std::array<std::array<uint8_t, kCopyPhases>, kCopyEvents> rows{};
   for (auto& row : rows) row.fill(static_cast<uint8_t>(kCopyTransitions.size()));

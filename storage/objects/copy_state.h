@@ -16,17 +16,17 @@ namespace ashlar::storage {
 enum class CopyPhase : uint8_t {
   kNone,        // no space is allocated
   kCopying,     // space is allocated; the first `loaded` extents are there
-  kCommitting,  // on a disk: written, and not yet acknowledged
-  kWhole,       // complete, or reserved for a publisher, who writes it
+  kCommitting,  // on a disk: written, but not yet acknowledged
+  kWhole,       // complete, or reserved for a publisher, which writes it
   kDraining,    // cancelled, while pieces of it are still being written
-  kBroken,      // the bytes are no copy; the space stays until its last reader and user are gone
+  kBroken,      // the bytes are invalid; the space stays until its last reader and user are gone
 };
 inline constexpr size_t kCopyPhases = 6;
 
 enum class CopyEvent : uint8_t {
   kAllocate,   // space was allocated
-  kReserve,    // the space is a publisher's
-  kAdopt,      // the bytes are there: a restart found them, or another node has them
+  kReserve,    // the space is for a publisher, which writes it
+  kAdopt,      // the bytes exist: a restart found them, or another node has them
   kLoad,       // all bytes arrived in memory
   kWrite,      // all bytes are written to the disk
   kCommit,     // the disk acknowledged the copy
@@ -34,20 +34,20 @@ enum class CopyEvent : uint8_t {
   kAbandon,    // unwanted before any byte moved
   kCancel,     // unwanted while bytes move
   kDrain,      // the last piece of a cancelled copy ended
-  kRefill,     // the same, and a user arrived meanwhile: the space is filled again
+  kRefill,     // the last piece of a cancelled copy ended, but a user arrived: the space is filled again
   kRelease,    // the space is given back
-  kAddReader,  // another copy, or a check, reads the bytes
+  kAddReader,  // another copy or a check reads the bytes
   kRemoveReader,
   kAddUser,  // a reference keeps the copy in place, or waits for it
   kRemoveUser,
 };
 inline constexpr size_t kCopyEvents = 16;
 
-// What must hold besides the phase. Bits; all of them must hold.
+// Conditions besides the phase. Bits; all of them must hold.
 enum CopyGuard : uint8_t {
   kAlways = 0,
   kLive = 1,      // lookups find the object
-  kGone = 2,      // they do not any more
+  kGone = 2,      // lookups no longer find it
   kUsed = 4,      // the copy has users
   kUnwanted = 8,  // the copy has no users, or the object is gone
   kIdle = 16,     // the copy has neither readers nor users
@@ -56,7 +56,7 @@ enum CopyGuard : uint8_t {
 struct CopyTransition {
   CopyEvent event;
   CopyPhase from;
-  uint8_t guard;  // of CopyGuard
+  uint8_t guard;  // bits of CopyGuard
   CopyPhase to;
 };
 
@@ -129,7 +129,7 @@ class CopyState {
 // Applies events.
 class CopyStates {
  public:
-  // `taken` counts the rows that are taken; null: nobody counts.
+  // `taken` counts the transitions taken; null: they are not counted.
   explicit CopyStates(CopyTransitionCounts* taken = nullptr) : taken_(taken) {}
 
   void Apply(CopyState& copy, CopyEvent event, bool gone) const;

@@ -98,7 +98,7 @@ TEST(CopyState, RefillsOnlyForAUserOfALiveObject) {
 }
 
 // Every event that the table does not list for a phase ends the process.
-TEST(CopyState, RefusesWhatTheTableDoesNotList) {
+TEST(CopyState, RefusesEventsOutsideTheTable) {
   for (size_t event = 0; event < kCopyEvents; ++event) {
     for (size_t phase = 0; phase < kCopyPhases; ++phase) {
       const auto is_listed = [&](const CopyTransition& row) {
@@ -112,7 +112,7 @@ TEST(CopyState, RefusesWhatTheTableDoesNotList) {
   }
 }
 
-TEST(CopyState, ReleasesNoCopyThatIsUsed) {
+TEST(CopyState, ReleasesNoCopyInUse) {
   using enum CopyEvent;
   EXPECT_DEATH(After({{kAdopt}, {kAddReader}, {kRelease}}), "event \"release\" is not allowed: phase whole, 1 readers");
   EXPECT_DEATH(After({{kAdopt}, {kAddUser}, {kRelease, kIsGone}}), "0 readers, 1 users, object gone");

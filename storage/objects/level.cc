@@ -72,7 +72,7 @@ std::optional<Slot> Level::Allocate(const TenantPool& pool, uint64_t extents, ab
     // Copies that were evicted before may still be on the disk, which frees their extents once the deletion is durable.
     const uint64_t missing = extents > free ? extents - free : 1, freeing = FreeingExtents(pool.tenant);
     if (missing <= freeing) return std::nullopt;
-    // By id, because the end of one victim may end others of the list.
+    // By id, because evicting one victim may end others of the list.
     std::vector<ObjectId> victims;
     for (const RankedObject* victim : Victims(pool, missing - freeing)) victims.push_back(victim->id);
     if (victims.empty()) return std::nullopt;
@@ -89,7 +89,7 @@ uint64_t Level::FreeingExtents(TenantId tenant) const {
 
 Entry* Level::NextVictim(const TenantPool& pool) {
   const std::vector<RankedObject*> victims = Victims(pool, 1);
-  return victims.empty() ? nullptr : static_cast<Entry*>(victims.front());  // Track was given entries
+  return victims.empty() ? nullptr : static_cast<Entry*>(victims.front());  // Track adds only entries
 }
 
 bool Level::HasSpaceFor(const RankedObject& object, uint64_t extents, bool evicting) {

@@ -34,24 +34,26 @@ class Level {
   void SetFloor(const TenantPool& pool, uint64_t bytes);
 
   // Allocates for the pool, if necessary in place of idle copies: the pool's own, or those that other pools have above
-  // their floors. `evict` is called for each such copy and must free it, at once or (on a disk) soon; an object may end
-  // before its call. If all idle copies would not be enough, none is evicted. Empty: there is no space, or not yet.
+  // their floors. `evict` is called for each such copy and must free it, at once or, on a disk, soon; an object may end
+  // before `evict` is called for it. If all idle copies would not be enough, none is evicted. Empty: there is no space,
+  // or not yet.
   std::optional<Slot> Allocate(const TenantPool& pool, uint64_t extents, absl::FunctionRef<void(ObjectId)> evict);
   // Full: Allocate would have to evict copies for that number of extents. NextVictim: the first of them.
   bool Full(const TenantPool& pool, uint64_t extents) const { return extents > FreeExtents(pool); }
   Entry* NextVictim(const TenantPool& pool);  // null: none
-  // Returns whether there is space for an object: free space, or (`evicting`) that of copies that are each worth less.
+  // Returns whether there is space for an object: free space or, with `evicting`, the space of copies that are each
+  // worth less.
   bool HasSpaceFor(const RankedObject& object, uint64_t extents, bool evicting);
   // Returns whether extents of the tenant were evicted and are not free yet.
   bool IsFreeing(const TenantPool& pool) const { return FreeingExtents(pool.tenant) > 0; }
 
-  // Gives back an allocated slot, or a part of one. Freed: another party frees the tier's extents.
+  // Frees an allocated slot or a part of one. Freed: another component frees the tier's extents.
   void Free(const TenantPool& pool, Slot slot);
   void Freed(const TenantPool& pool, uint64_t extents);
   // Counts a slot that an earlier run left.
   void Adopt(const TenantPool& pool, uint64_t extents) { shares_[pool].used += extents; }
 
-  // The entry's copy is whole: it is ranked until Erase, and may be evicted while it is idle.
+  // Call it when the entry's copy is whole: it is ranked until Erase, and may be evicted while it is idle.
   void Track(Entry& entry, Rank& copy);
   void Touch(Rank& copy) { policy_.Touch(copy); }
   void SetIdle(const TenantPool& pool, Rank& copy, bool idle);
@@ -67,9 +69,9 @@ class Level {
     uint64_t floor = 0, used = 0, idle = 0;  // extents
   };
   const Share& ShareOf(const TenantPool& pool) const;
-  uint64_t FreeExtents(const TenantPool& pool) const;  // that the pool may allocate without evicting
-  uint64_t FreeingExtents(TenantId tenant) const;      // evicted, and not yet free
-  // Idle copies that together have that number of extents; empty: there are not enough.
+  uint64_t FreeExtents(const TenantPool& pool) const;  // extents that the pool may allocate without evicting
+  uint64_t FreeingExtents(TenantId tenant) const;      // evicted, but not yet free
+  // Returns idle copies with at least that number of extents in total; empty if there are not enough.
   std::vector<RankedObject*> Victims(const TenantPool& pool, uint64_t extents);
 
   Tier& tier_;

@@ -45,7 +45,7 @@ TierKind Levels::NearestTo(const Entry& entry, size_t level) const {
   return Nearest(entry);
 }
 
-size_t Levels::WhereItLies(const Entry& entry) const {
+size_t Levels::LevelToSendFrom(const Entry& entry) const {
   if (entry.copies[common_].whole()) return common_;
   const size_t on_gpu = OnAnotherGpu(entry, common_);
   return on_gpu == kNowhere ? common_ : on_gpu;
@@ -88,7 +88,7 @@ bool Levels::OnDisk(const Entry& entry) const {
 }
 
 bool Levels::IsStalled(const Entry& entry, size_t level) const {
-  if (ssd_ == nullptr || !ssd_->stalled()) return false;
+  if (ssd_ == nullptr || !ssd_->health().stalled()) return false;
   while (level < memory_) {
     const Copy& copy = entry.copies[level];
     const bool comes = copy.phase() == CopyPhase::kCopying || copy.phase() == CopyPhase::kDraining;
@@ -99,7 +99,7 @@ bool Levels::IsStalled(const Entry& entry, size_t level) const {
 }
 
 bool Levels::OnStalledDiskAlone(const Entry& entry) const {
-  if (ssd_ == nullptr || !ssd_->stalled() || !entry.copies[disk_level_].readable()) return false;
+  if (ssd_ == nullptr || !ssd_->health().stalled() || !entry.copies[disk_level_].readable()) return false;
   return std::none_of(entry.copies.begin(), entry.copies.begin() + static_cast<ptrdiff_t>(memory_),
                       [](const Copy& copy) { return copy.whole(); });
 }

@@ -17,8 +17,8 @@
 
 namespace ashlar::storage {
 
-// Memory tiers come first, those of several GPUs side by side at the top; then the disk; then other nodes, which are a
-// level for copies and have no `Level`.
+// Memory tiers come first, with the tiers of several GPUs at the top, as siblings; then the disk; then other nodes,
+// which are a level for copies and have no `Level`.
 class Levels {
  public:
   static constexpr size_t kNowhere = SIZE_MAX;
@@ -26,11 +26,11 @@ class Levels {
   // `prices`: the cheapest copy is evicted first; null: the least recently used one.
   Levels(const Tiers& tiers, const ReuseModels* prices, Observer& observer);
 
-  size_t size() const { return levels_.size(); }  // of this node
-  size_t beside() const { return beside_; }       // levels that stand side by side, at the top
+  size_t size() const { return levels_.size(); }  // levels of this node
+  size_t beside() const { return beside_; }       // number of sibling levels at the top
   size_t memory() const { return memory_; }       // levels that engines can map
-  size_t common() const { return common_; }       // the level of sessions that name none
-  size_t disk() const { return disk_level_; }     // kNowhere: this node has none
+  size_t common() const { return common_; }       // the level of sessions that do not choose one
+  size_t disk() const { return disk_level_; }     // kNowhere: this node has no disk
   size_t remote() const { return levels_.size(); }
   size_t Below(size_t level) const { return level < beside_ ? beside_ : level + 1; }
   bool IsDisk(size_t level) const { return level == disk_level_; }
@@ -39,34 +39,36 @@ class Levels {
   Level& operator[](size_t level) { return *levels_[level]; }
   const Tier& TierAt(size_t level) const { return levels_[level]->tier(); }
   SsdTier* ssd() const { return ssd_; }             // null: none
-  RemoteSource* source() const { return source_; }  // of other nodes' copies; null: none
+  RemoteSource* source() const { return source_; }  // source of other nodes' copies; null: none
   PoolShares pools() const;
 
-  // The nearest readable copy of an object; kNone: there is none yet. `NearestTo` a level: there, below, or elsewhere.
+  // The nearest readable copy of an object; kNone: there is none yet. `NearestTo` a level: at the level, below it, or
+  // elsewhere.
   TierKind Nearest(const Entry& entry) const;
   TierKind NearestTo(const Entry& entry, size_t level) const;
-  // The level that another node is sent the object from: the common level, or a GPU's if only a GPU has a whole copy.
-  size_t WhereItLies(const Entry& entry) const;
-  // The nearest level below that a copy at this level can be read from, or another GPU's that has a whole copy;
-  // kNowhere: there is none.
+  // The level from which the object is sent to another node: the common level, or a GPU's if only a GPU has a whole
+  // copy.
+  size_t LevelToSendFrom(const Entry& entry) const;
+  // The nearest lower level from which a copy at this level can be read, or another GPU's with a whole copy; kNowhere
+  // if there is none.
   size_t SourceBelow(const Entry& entry, size_t level) const;
   size_t OnAnotherGpu(const Entry& entry, size_t level) const;
   static bool IsCopiedFrom(const Entry& entry, size_t level, size_t source);
   static bool IsCopiedFromBelow(const Entry& entry, size_t level);
   // The tiers that have a whole copy, top to bottom, of a published object; empty for null.
   std::vector<TierKind> TiersOf(const Entry* entry) const;
-  // Returns whether the disk has a copy, or something of one.
+  // Returns whether the disk has a copy or a part of one.
   bool OnDisk(const Entry& entry) const;
 
   // Returns whether the copy at the level comes from a disk that is stalled.
   bool IsStalled(const Entry& entry, size_t level) const;
-  // Returns whether the object can be read from nowhere but a stalled disk.
+  // Returns whether only a stalled disk has the object.
   bool OnStalledDiskAlone(const Entry& entry) const;
-  // Returns why the missing rest of a copy does not come: the object is gone, or the disk is stalled. kNone: it comes,
-  // or nothing is missing.
+  // Returns why the missing rest of a copy will not arrive: the object is gone, or the disk is stalled. kNone: it will
+  // arrive, or nothing is missing.
   MissReason Lost(const Entry& entry, size_t level) const;
 
-  // The object was used: its copies become the most recent ones of their levels.
+  // Records a use: the object's copies become the most recent ones of their levels.
   void Touch(Entry& entry);
 
  private:

@@ -18,14 +18,14 @@ class Lifetimes {
  public:
   explicit Lifetimes(const Clock& clock) : clock_(clock) {}
 
-  // The tenant's objects expire when they were not used for `ttl` (0: never). `live`: those that are there.
+  // The tenant's objects expire if they are unused for `ttl` (0: never). `live`: the existing objects.
   void SetTimeToLive(TenantId tenant, Nanos ttl, std::vector<Entry*> live);
   // The object was looked up or published.
   void Used(Entry& entry);
   // Sets and clears `pinned`; `until` 0: no end. A second pin replaces the first.
   void Pin(Entry& entry, Nanos until);
   void Unpin(Entry& entry);
-  // The object is gone.
+  // Call it when the object is gone.
   void End(Entry& entry);
 
   bool IsExpired(const Entry& entry) const;
@@ -39,8 +39,8 @@ class Lifetimes {
 
   const Clock& clock_;
   std::map<TenantId, Nanos> ttls_;
-  std::map<TenantId, std::list<Entry*>> by_use_;  // of tenants whose objects expire; the longest unused first
-  std::set<std::pair<Nanos, ObjectId>> pins_;     // that end, by when
+  std::map<TenantId, std::list<Entry*>> by_use_;  // tenants' expiring objects, the longest unused first
+  std::set<std::pair<Nanos, ObjectId>> pins_;     // pins with an end, by time
 };
 
 }  // namespace ashlar::storage

@@ -47,7 +47,7 @@ TEST_F(LifetimesTest, ListsExpiredObjectsTheLongestUnusedLast) {
   EXPECT_THAT(lifetimes_.Expired(), IsEmpty());
 }
 
-TEST_F(LifetimesTest, SortsObjectsThatCameBeforeTheTimeToLive) {
+TEST_F(LifetimesTest, SortsObjectsOlderThanTheTimeToLive) {
   entries_[0].last_used_at = 30;
   entries_[1].last_used_at = 10;
   entries_[2].last_used_at = 20;

@@ -14,15 +14,15 @@
 
 namespace ashlar::storage {
 
-// Entries are numbered in the order in which they are added. One that is gone has left the keys; it is deleted with its
-// last copy and reference.
+// Entries are numbered in the order in which they are added. An entry that is gone is no longer found by its key; it is
+// deleted with its last copy and reference.
 class ObjectIndex {
  public:
   Entry& Add(std::unique_ptr<Entry> entry);
   void Delete(ObjectId id) { entries_.erase(id); }
 
   Entry* EntryOf(ObjectId id) const;  // null: it was deleted
-  Entry* Live(ObjectId id) const;     // null: it is gone
+  Entry* Live(ObjectId id) const;     // null if the entry is gone
   ObjectId newest() const { return next_id_ - 1; }
 
   SegmentTable& keys() { return keys_; }
@@ -30,11 +30,12 @@ class ObjectIndex {
   // Returns the numbers of the objects of a key: the end of one of them may end others.
   std::vector<ObjectId> IdsOf(TenantId tenant, const Key& key) const;
 
-  // Shows the entries after `after` up to `last`, a step of the slice each, in order, until `visit` returns false. They
-  // include entries that are not published yet, and those that are gone and still in use. `after` becomes the last one
-  // that was shown. Returns false if the slice ended first: call again. `visit` may end objects, the shown one too.
+  // Visits the entries after `after` up to `last` in order, one step of the slice each, until `visit` returns false.
+  // These include entries that are not published yet, and ones that are gone but still in use. Sets `after` to the last
+  // visited entry. Returns false if the slice ended first: call again. `visit` may end objects, including the visited
+  // one.
   bool Walk(ObjectId& after, ObjectId last, Slice& slice, absl::FunctionRef<bool(Entry&)> visit) const;
-  void ForEach(absl::FunctionRef<void(Entry&)> visit) const;  // `visit` deletes none
+  void ForEach(absl::FunctionRef<void(Entry&)> visit) const;  // `visit` must not delete entries
 
  private:
   ObjectId next_id_ = 1;

@@ -11,7 +11,7 @@
 namespace ashlar::storage {
 namespace {
 
-// An offered object yields to those that engines wait for.
+// Time for which an offered object yields to objects that engines wait for.
 constexpr Nanos kOffersYield = 1'000'000'000;
 
 }  // namespace
@@ -28,19 +28,19 @@ std::vector<Entry*> ObjectOffers::Unsaved() const {
   return unsaved;
 }
 
-void ObjectOffers::Flush() {
-  EndFlush();
-  flushing_ = true;
+void ObjectOffers::StartDrain() {
+  EndDrain();
+  draining_ = true;
   std::vector<ObjectId> order;
   for (const Entry* entry : Unsaved()) order.push_back(entry->id);
   table_.placement().scheduler().Flush(order);
 }
 
-void ObjectOffers::EndFlush() {
+void ObjectOffers::EndDrain() {
   table_.placement().scheduler().EndFlush();
   to_transfer_.clear();
-  if (!std::exchange(flushing_, false)) return;
-  std::vector<ObjectId> changed;  // by number: a copy down may end other entries
+  if (!std::exchange(draining_, false)) return;
+  std::vector<ObjectId> changed;  // by number, because a copy down may end other entries
   table_.index().ForEach([&](Entry& entry) {
     if (std::exchange(entry.transfer, Entry::Transfer::kNone) != Entry::Transfer::kNone) changed.push_back(entry.id);
   });
@@ -50,7 +50,7 @@ void ObjectOffers::EndFlush() {
 }
 
 std::optional<Offering> ObjectOffers::NextToHand() {
-  if (!flushing_) return std::nullopt;
+  if (!draining_) return std::nullopt;
   if (to_transfer_.empty()) {
     for (const Entry* entry : Unsaved()) {
       if (entry->transfer == Entry::Transfer::kNone) to_transfer_.push_back(entry->id);
@@ -104,7 +104,7 @@ std::optional<Offering> ObjectOffers::Describe(TenantId tenant, const Key& key) 
 }
 
 TakeOutcome ObjectOffers::Judge(const Offering& offered, bool evicting) {
-  if (flushing_) return TakeOutcome::kDraining;
+  if (draining_) return TakeOutcome::kDraining;
   const std::vector<Entry*> known = table_.index().keys().All(offered.pool.tenant, offered.key);
   if (!std::ranges::all_of(known, &Entry::ready)) return TakeOutcome::kBeingPublished;
   const auto have = [](const Entry* entry) { return entry->resides != TierKind::kNone; };
@@ -113,7 +113,7 @@ TakeOutcome ObjectOffers::Judge(const Offering& offered, bool evicting) {
     return have(entry) || entry->copies[table_.ranks().LevelOf(*entry)].phase() == CopyPhase::kCopying;
   };
   if (known.size() == offered.shards && std::ranges::all_of(known, comes))
-    return TakeOutcome::kAccepted;  // the copy under way serves this offer, too
+    return TakeOutcome::kAccepted;  // the copy in progress also serves this offer
   Entry coming;
   coming.pool = offered.pool;
   coming.header.kind = offered.kind;
@@ -126,7 +126,7 @@ TakeOutcome ObjectOffers::Judge(const Offering& offered, bool evicting) {
 
 Reuse ObjectOffers::ReuseOf(const Entry& entry, const Offering& offered) const {
   const uint64_t now = table_.reuse().now(offered.pool.tenant);
-  return {.kind = ObjectTable::KindOf(entry),
+  return {.kind = entry.KindOfReuse(),
           .uses = offered.uses,
           .used = now - std::min(now, offered.idle),
           .saves_a_byte = offered.saves_a_byte};
@@ -138,15 +138,15 @@ void ObjectOffers::Promote(const Offering& offered, std::function<void(bool)> do
     Entry* const entry =
         table_.index().keys().Find(offered.pool.tenant, offered.key, {.rank = rank, .size = offered.shards});
     if (entry == nullptr || !entry->ready) break;
-    coming.shards.push_back(table_.Refer(*entry, table_.ranks().LevelOf(*entry)));
+    coming.shards.push_back(ObjectReference(*entry, table_.ranks().LevelOf(*entry)));
   }
   bool comes = coming.shards.size() == offered.shards;
-  for (const ObjectTable::Reference& shard : coming.shards) {
-    Entry& entry = *table_.index().EntryOf(shard->id);
+  for (const ObjectReference& shard : coming.shards) {
+    Entry& entry = shard.entry();
     if (!comes || entry.gone != MissReason::kNone || entry.resides != TierKind::kNone) continue;
     if (entry.uses == 0) {
-      // Its former holder may not have announced it. It counts as found twice, so that other nodes find it here.
-      entry.uses = std::max(ObjectTable::kTold, offered.uses);
+      // Its previous holder may not have announced it. It counts as found twice, so that other nodes find it here.
+      entry.uses = std::max(Residences::kTold, offered.uses);
       entry.taken = true;
       entry.reuse = ReuseOf(entry, offered);
     }
@@ -163,8 +163,8 @@ void ObjectOffers::Promote(const Offering& offered, std::function<void(bool)> do
 
 void ObjectOffers::SettleTaken() {
   for (auto at = coming_.begin(); at != coming_.end();) {
-    const auto gone = [](const ObjectTable::Reference& shard) { return shard->gone != MissReason::kNone; };
-    const auto whole = [](const ObjectTable::Reference& shard) { return shard->resides != TierKind::kNone; };
+    const auto gone = [](const ObjectReference& shard) { return shard->gone != MissReason::kNone; };
+    const auto whole = [](const ObjectReference& shard) { return shard->resides != TierKind::kNone; };
     const bool lost = std::ranges::any_of(at->shards, gone);
     if (!lost && !std::ranges::all_of(at->shards, whole)) {
       ++at;

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "storage/executor.h"
+#include "storage/objects/object_reference.h"
 #include "storage/objects/object_table.h"
 #include "storage/objects/offers.h"
 
@@ -19,11 +20,9 @@ class ObjectOffers final : public Offers {
  public:
   ObjectOffers(ObjectTable& table, const Clock& clock) : table_(table), clock_(clock) {}
 
-  // A drain: writes what only memory has to the disk, pinned objects first, then the hottest (CopyScheduler::Flush).
-  // Flush may be called again.
-  void Flush();
-  void EndFlush();
-
+  void StartDrain() override;
+  void EndDrain() override;
+  bool draining() const override { return draining_; }
   std::optional<Offering> NextToHand() override;
   void Handed(TenantId tenant, const Key& key, bool taken) override;
   void SetGroup(TenantId tenant, const Key& key, uint64_t group) override;
@@ -33,12 +32,12 @@ class ObjectOffers final : public Offers {
   void SettleTaken() override;
 
  private:
-  std::vector<Entry*> Unsaved() const;  // in the order of Flush
+  std::vector<Entry*> Unsaved() const;  // in the order of a drain
   Reuse ReuseOf(const Entry& entry, const Offering& offered) const;
 
   // An offered object on its way here.
   struct Coming {
-    std::vector<ObjectTable::Reference> shards;
+    std::vector<ObjectReference> shards;
     std::function<void(bool)> done;
   };
 
@@ -46,7 +45,7 @@ class ObjectOffers final : public Offers {
   const Clock& clock_;
   std::list<Coming> coming_;
   std::vector<ObjectId> to_transfer_;  // the hottest last
-  bool flushing_ = false;
+  bool draining_ = false;
 };
 
 }  // namespace ashlar::storage

@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "proto/limits.h"
+#include "storage/objects/object_finder.h"
+#include "storage/objects/object_writer.h"
 #include "storage/testing/engine.h"
 #include "storage/testing/rig.h"
 
@@ -32,22 +34,24 @@ class ObjectTableTest : public ::testing::Test {
   }
 
   ReserveOutcome Publish(uint8_t key, uint64_t extents, TenantId tenant = 1) {
-    const ObjectTable::Room room = table_.Reserve({tenant}, Plan(key, extents));
-    if (room.object) table_.Publish(room.object, room.object->header);
+    const ObjectWriter::Room room = writer_.Reserve({tenant}, Plan(key, extents));
+    if (room.object) writer_.Publish(room.object, room.object->header);
     return room.outcome;
   }
-  MissReason Find(uint8_t key, TenantId tenant = 1) { return table_.Find(tenant, {.key = Plan(key, 1).key}).reason; }
+  MissReason Find(uint8_t key, TenantId tenant = 1) { return finder_.Find(tenant, {.key = Plan(key, 1).key}).reason; }
 
   ManualClock clock_;
   CountingObserver observer_;
   ManualExecutor executor_;
   std::unique_ptr<MemoryTier> tier_;
   ObjectTable table_;
+  ObjectFinder finder_{table_, clock_};
+  ObjectWriter writer_{table_, clock_};
 };
 
 TEST_F(ObjectTableTest, EvictsTheLeastRecentlyUsed) {
   for (const uint8_t key : {1, 2, 3, 4}) ASSERT_EQ(Publish(key, 2), ReserveOutcome::kGranted);
-  EXPECT_EQ(Find(1), MissReason::kNone);  // a use
+  EXPECT_EQ(Find(1), MissReason::kNone);  // counts as a use
   EXPECT_EQ(Publish(5, 3), ReserveOutcome::kGranted);
   EXPECT_EQ(Find(2), MissReason::kEvicted);
   EXPECT_EQ(Find(3), MissReason::kEvicted);
@@ -56,7 +60,8 @@ TEST_F(ObjectTableTest, EvictsTheLeastRecentlyUsed) {
   EXPECT_THAT(observer_.evicted, ElementsAre(MissReason::kEvicted, MissReason::kEvicted));
 }
 
-// Three objects are asked for again and again, others once: more of them between two uses than there is room for.
+// Three objects are requested repeatedly, and others once. More other objects arrive between two uses than there is
+// space for.
 TEST(PoolEvictionTest, ReusedObjectStaysDuringScan) {
   const auto hits = [](EvictionMode mode) {
     const std::unique_ptr<MemoryTier> tier = TestTier({{1, 8}});
@@ -64,14 +69,16 @@ TEST(PoolEvictionTest, ReusedObjectStaysDuringScan) {
     CountingObserver observer;
     ManualExecutor executor;
     ObjectTable table({.eviction = mode}, {.memory = {tier.get()}}, executor, clock, observer);
-    const auto ask = [&table](uint32_t text) {
+    ObjectFinder finder(table, clock);
+    ObjectWriter writer(table, clock);
+    const auto ask = [&](uint32_t text) {
       ObjectHeader plan{.kind = ObjectKind::kSegment, .tokens = 64, .bytes = limits::kExtentBytes};
       for (size_t i = 0; i < 4; ++i) plan.key.bytes[i] = static_cast<uint8_t>(text >> 8 * i);
       table.reuse().Tick(1);
-      if (table.Find(1, {.key = plan.key}).reason == MissReason::kNone) return true;
-      const ObjectTable::Room room = table.Reserve({1}, plan);
+      if (finder.Find(1, {.key = plan.key}).reason == MissReason::kNone) return true;
+      const ObjectWriter::Room room = writer.Reserve({1}, plan);
       EXPECT_EQ(room.outcome, ReserveOutcome::kGranted);
-      if (room.object) table.Publish(room.object, room.object->header);
+      if (room.object) writer.Publish(room.object, room.object->header);
       return false;
     };
     int found = 0;
@@ -86,10 +93,10 @@ TEST(PoolEvictionTest, ReusedObjectStaysDuringScan) {
   EXPECT_GT(hits(EvictionMode::kPrice), 450) << "of 500";
 }
 
-TEST_F(ObjectTableTest, AReferenceKeepsAnObjectHoweverOldItIs) {
+TEST_F(ObjectTableTest, AReferenceKeepsAnOldObject) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
-  ObjectTable::Result used = table_.Find(1, {.key = Plan(1, 4).key});
-  ObjectTable::Reference second = used.object.Share();
+  FoundObject used = finder_.Find(1, {.key = Plan(1, 4).key});
+  ObjectReference second = used.object.Share();
   ASSERT_EQ(Publish(2, 4), ReserveOutcome::kGranted);
   ASSERT_EQ(Publish(3, 4), ReserveOutcome::kGranted);
   EXPECT_EQ(Find(2), MissReason::kEvicted);
@@ -104,7 +111,7 @@ TEST_F(ObjectTableTest, EvictsNothingInVain) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
   ASSERT_EQ(Publish(2, 4), ReserveOutcome::kGranted);
   EXPECT_EQ(Publish(3, 9), ReserveOutcome::kNoSpace) << "larger than the whole budget";
-  const ObjectTable::Result used = table_.Find(1, {.key = Plan(1, 4).key});
+  const FoundObject used = finder_.Find(1, {.key = Plan(1, 4).key});
   EXPECT_EQ(Publish(3, 5), ReserveOutcome::kNoSpace) << "what is idle would not be enough";
   EXPECT_THAT(observer_.evicted, IsEmpty());
   EXPECT_EQ(Find(2), MissReason::kNone);
@@ -118,9 +125,9 @@ TEST_F(ObjectTableTest, EvictsNothingOfOtherTenants) {
   EXPECT_EQ(Find(1, 2), MissReason::kEvicted);
 }
 
-TEST_F(ObjectTableTest, HidesWhatIsNotPublishedAndErasesWhatNeverIs) {
+TEST_F(ObjectTableTest, HidesUnpublishedObjectsAndErasesAbandonedOnes) {
   {
-    const ObjectTable::Room room = table_.Reserve({1}, Plan(1, 4));
+    const ObjectWriter::Room room = writer_.Reserve({1}, Plan(1, 4));
     EXPECT_EQ(Find(1), MissReason::kBeingPublished);
     EXPECT_EQ(Publish(1, 4), ReserveOutcome::kBeingPublished);
     EXPECT_EQ(Publish(2, 5), ReserveOutcome::kNoSpace) << "a reservation is not evicted";
@@ -133,7 +140,7 @@ TEST_F(ObjectTableTest, HidesWhatIsNotPublishedAndErasesWhatNeverIs) {
 
 TEST_F(ObjectTableTest, ADroppedObjectsBytesStayUntilTheLastReferenceGoes) {
   ASSERT_EQ(Publish(1, 4), ReserveOutcome::kGranted);
-  ObjectTable::Result used = table_.Find(1, {.key = Plan(1, 4).key});
+  FoundObject used = finder_.Find(1, {.key = Plan(1, 4).key});
   table_.Drop(used.object, MissReason::kChecksumFailed);
   table_.Drop(used.object, MissReason::kChecksumFailed);
   EXPECT_EQ(Find(1), MissReason::kChecksumFailed);
@@ -152,7 +159,7 @@ TEST_F(ObjectTableTest, RemembersGhosts) {
   for (int use = 0; use < 3; ++use) EXPECT_EQ(Find(1), MissReason::kNone);
   clock_.Advance(20);
   const Nanos evicted_at = clock_.Now();
-  { const ObjectTable::Room never_published = table_.Reserve({1}, Plan(2, 8)); }
+  { const ObjectWriter::Room never_published = writer_.Reserve({1}, Plan(2, 8)); }
   ASSERT_EQ(observer_.ghosts.size(), 2u);
 
   const Ghost& evicted = observer_.ghosts[0];
@@ -172,7 +179,7 @@ TEST_F(ObjectTableTest, RemembersGhosts) {
   EXPECT_EQ(abandoned.lived, 0);
 }
 
-// A machine without memory for another arena, though the budget allows one.
+// A machine without memory for another arena, although the budget allows one.
 class FullMachine final : public Tier {
  public:
   explicit FullMachine(MemoryTier& tier) : tier_(tier) {}
@@ -194,18 +201,19 @@ class FullMachine final : public Tier {
   MemoryTier& tier_;
 };
 
-TEST(PoolOnAFullMachine, MakesDoWithTheMemoryThereIs) {
+TEST(PoolOnAFullMachine, WorksWithTheAvailableMemory) {
   const auto memory = TestTier({{1, 32}});
   FullMachine tier(*memory);
   CountingObserver observer;
   ManualExecutor executor;
   const ManualClock clock;
   ObjectTable table({}, {.memory = {&tier}}, executor, clock, observer);
+  ObjectWriter writer(table, clock);
   const auto publish = [&](uint8_t key, uint64_t extents) {
     ObjectHeader plan{.bytes = extents * limits::kExtentBytes};
     plan.key.bytes.fill(key);
-    const ObjectTable::Room room = table.Reserve({1}, plan);
-    if (room.object) table.Publish(room.object, plan);
+    const ObjectWriter::Room room = writer.Reserve({1}, plan);
+    if (room.object) writer.Publish(room.object, plan);
     return room.outcome;
   };
   ASSERT_EQ(publish(1, 3), ReserveOutcome::kGranted);

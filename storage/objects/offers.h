@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offers: transfers of objects between nodes that no engine waits for.
+// Offers: drains, and transfers of objects between nodes that no engine waits for.
 #pragma once
 
 #include <cstdint>
@@ -33,9 +33,17 @@ class Offers {
  public:
   virtual ~Offers() = default;
 
-  // In a drain, other nodes may take objects whose write to the disk has not begun. NextToHand returns an object that
-  // is only in memory: pinned ones first, then by value; nothing if none is left now. The disk does not write it until
-  // Handed reports whether another node has taken it; a taken object counts as saved.
+  // Draining, before the memory tiers are lost. Lookups miss everything (kDaemonUnavailable), nothing is reserved
+  // (kUnavailable), and calls in flight continue. Objects in memory only are written to the disk while it has free
+  // space, regardless of the admission policy: pinned ones first, then those with most hits (CopyScheduler::Flush).
+  // StartDrain may be called again, for the remaining objects. EndDrain accepts requests again.
+  virtual void StartDrain() = 0;
+  virtual void EndDrain() = 0;
+  virtual bool draining() const = 0;
+
+  // During a drain, other nodes may take objects whose write to the disk has not begun. NextToHand returns an object
+  // that is only in memory: pinned ones first, then by value; nothing if none is left now. The disk does not write it
+  // until Handed reports whether another node has taken it; a taken object counts as saved.
   virtual std::optional<Offering> NextToHand() = 0;
   virtual void Handed(TenantId tenant, const Key& key, bool taken) = 0;
 
@@ -43,9 +51,9 @@ class Offers {
   virtual void SetGroup(TenantId tenant, const Key& key, uint64_t group) = 0;
   // Returns the description of an object whose shards are all here; nothing for any other.
   virtual std::optional<Offering> Describe(TenantId tenant, const Key& key) const = 0;
-  // Judges another node's offer: kTaken if it may come. `evicting`: also in place of less valuable objects.
+  // Judges another node's offer: kTaken if this node accepts it. `evicting`: also in place of less valuable objects.
   virtual TakeOutcome Judge(const Offering& offered, bool evicting) = 0;
-  // Promotes an offered object with adopted shards (Cache::AdoptRemote). SettleTaken calls `done`; Promote calls it
+  // Promotes an offered object with adopted shards (Adoption::AdoptRemote). SettleTaken calls `done`; Promote calls it
   // itself if the object cannot come.
   virtual void Promote(const Offering& offered, std::function<void(bool whole)> done) = 0;
   // Reports arrived and failed objects. Call it many times a second.

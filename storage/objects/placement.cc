@@ -35,7 +35,8 @@ void Placement::Written(Entry& entry, size_t level) {
     levels_[level].Free(entry.pool, std::move(spare));
   }
   copy.source = static_cast<uint8_t>(level);
-  if (levels_.ssd() != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);  // only the disk asks admission
+  if (levels_.ssd() != nullptr)
+    admission_.Seen(entry.pool.tenant, entry.header.key);  // only the disk has an admission policy
   BecameWhole(entry, level, std::nullopt);
 }
 
@@ -56,6 +57,12 @@ void Placement::CallWaiters(Entry& entry) {
   for (const Entry::Waiter& waiter : ready) waiter.call();
 }
 
+void Placement::Defer(Entry& entry) const {
+  if (entry.ready || !defers()) return;
+  const std::vector<Entry*> shards = index_.keys().All(entry.pool.tenant, entry.header.key);
+  entry.deferred = std::ranges::all_of(shards, [&](const Entry* other) { return other == &entry || other->deferred; });
+}
+
 void Placement::Touch(Entry& entry) {
   levels_.Touch(entry);
   if (levels_.ssd() != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);
@@ -65,7 +72,7 @@ void Placement::Touch(Entry& entry) {
 void Placement::Changed(Entry& entry) {
   if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
   ++entry.holds;
-  // A copy on its way up that nobody waits for any more blocks others.
+  // A copy in promotion that no reference waits for blocks others.
   const bool unused = entry.references == 0;
   bool cancels = false;
   for (size_t i = 0; i < levels_.beside(); ++i) {
@@ -98,8 +105,8 @@ void Placement::Discard(Entry& entry) {
 
 void Placement::Tick() {
   if (SsdTier* const ssd = levels_.ssd(); ssd != nullptr) {
-    ssd->Tick(clock_.Now());
-    const std::vector<ObjectId> from_disk = ssd->stalled() ? scheduler_.from_disk() : std::vector<ObjectId>();
+    ssd->health().Tick(clock_.Now());
+    const std::vector<ObjectId> from_disk = ssd->health().stalled() ? scheduler_.from_disk() : std::vector<ObjectId>();
     for (const ObjectId id : from_disk) {  // a waiter may end entries
       if (Entry* const entry = index_.EntryOf(id)) CallWaiters(*entry);
     }
@@ -112,7 +119,7 @@ MissReason Placement::Promote(Entry& entry, size_t level, const Recompute& recom
   needed_at = std::max(now, needed_at);
   if (levels_.IsStalled(entry, level)) return MissReason::kTierError;
   const Copy& copy = entry.copies[level];
-  // The copy was cancelled, and pieces of it are still being written. It is filled again afterwards.
+  // The copy was cancelled while pieces of it are still being written. It is filled again afterwards.
   const bool drains = copy.phase() == CopyPhase::kDraining, awaited = drains && copy.state.users() > 1;
   if (copy.whole() || copy.phase() == CopyPhase::kCopying || awaited) {
     if (!promotion_[entry.pool.tenant].Pays(levels_.kind(level), entry.header.bytes, recompute.time)) {
@@ -123,11 +130,11 @@ MissReason Placement::Promote(Entry& entry, size_t level, const Recompute& recom
     scheduler_.Hasten(entry, needed_at);
     return MissReason::kNone;
   }
-  if (copy.phase() == CopyPhase::kBroken) return MissReason::kBudgetRefused;  // another copy still reads its space
+  if (copy.phase() == CopyPhase::kBroken) return MissReason::kBudgetRefused;  // another copy still reads from its space
   size_t from = levels_.SourceBelow(entry, level);
   if (from == Levels::kNowhere) from = levels_.OnAnotherGpu(entry, level);
-  if (from == Levels::kNowhere) return MissReason::kBudgetRefused;  // it was just evicted there, and drains
-  const bool stalled = levels_.IsDisk(from) ? levels_.ssd()->stalled() : levels_.IsStalled(entry, from);
+  if (from == Levels::kNowhere) return MissReason::kBudgetRefused;  // it was just evicted there, and is draining
+  const bool stalled = levels_.IsDisk(from) ? levels_.ssd()->health().stalled() : levels_.IsStalled(entry, from);
   if (stalled) return MissReason::kTierError;
   PromotionCost& cost = promotion_[entry.pool.tenant];
   const bool pays = from == levels_.remote() && entry.remote_cost > 0
@@ -142,7 +149,7 @@ MissReason Placement::Promote(Entry& entry, size_t level, const Recompute& recom
   return Fetch(entry, level) ? MissReason::kNone : MissReason::kBudgetRefused;
 }
 
-// From one GPU to another an object goes by the tier below both.
+// From one GPU to another, an object is copied through the tier below both.
 bool Placement::Fetch(Entry& entry, size_t level) {
   if (const size_t below = levels_.SourceBelow(entry, level); below != Levels::kNowhere) {
     return FetchFrom(entry, level, below);
@@ -155,7 +162,7 @@ bool Placement::Fetch(Entry& entry, size_t level) {
 }
 
 bool Placement::FetchFrom(Entry& entry, size_t level, size_t from) {
-  // Allocating may end another shard of its bundle, and with that the entry, or the last use of it.
+  // Allocating may end another shard of its bundle, and with that the entry, or its last use.
   ++entry.holds;
   copies_.Apply(entry, from, CopyEvent::kAddReader);  // the source is not evicted to make space
   copies_.Refresh(entry);
@@ -165,7 +172,7 @@ bool Placement::FetchFrom(Entry& entry, size_t level, size_t from) {
     return allocated && entry.gone == MissReason::kNone && copy.phase() == CopyPhase::kCopying;
   };
   copy.source = static_cast<uint8_t>(from);
-  // A tier in between gets a copy, too, where it has space and bytes come by it.
+  // A tier in between also gets a copy, if it has space and the bytes pass through it.
   const bool straight = from == levels_.remote() && scheduler_.ReadsStraightTo(level);
   std::vector<size_t> path = {from};
   for (size_t between = from - 1; !straight && from > level && wanted() && between >= levels_.Below(level); --between) {
@@ -186,10 +193,10 @@ bool Placement::FetchFrom(Entry& entry, size_t level, size_t from) {
     return false;
   }
   copies_.Refresh(entry);
-  // Engines read the header where it lies, before the rest has arrived.
+  // Engines read the header in place, before the rest has arrived.
   WriteStart(levels_.TierAt(level), copy.slot, EncodeHeader(entry.header));
   path.push_back(level);
-  // A copy down begins as all of those do, and is hastened.
+  // A copy down starts as usual, and is then expedited.
   const Nanos needed_at = from < level ? TierCopier::kWhenIdle : entry.needed_at;
   for (size_t i = 1; i < path.size(); ++i) StartCopy(entry, path[i - 1], path[i], needed_at);
   scheduler_.Hasten(entry, entry.needed_at);  // a copy in between that was on its way
@@ -198,7 +205,7 @@ bool Placement::FetchFrom(Entry& entry, size_t level, size_t from) {
 }
 
 void Placement::StartCopy(Entry& entry, size_t from, size_t to, Nanos needed_at) {
-  // It does no harm if the disk reads what is evicted meanwhile: such a copy is never committed.
+  // The disk may read an evicted copy meanwhile, because such a copy is never committed.
   if (!levels_.IsDisk(to)) copies_.Apply(entry, from, CopyEvent::kAddReader);
   scheduler_.Start(entry, from, to, needed_at);
   copies_.Refresh(entry);
@@ -253,7 +260,7 @@ void Placement::Failed(Entry& entry, size_t level, const absl::Status& status) {
     const MissReason why = source == levels_.remote() ? of_node : MissReason::kTierError;
     if (source > level) return objects_.Lost(entry, why, PolicyKind::kNone, levels_.kind(source));
   }
-  // The copy does not come any more, and a reference waits for it.
+  // The copy will not arrive, but a reference waits for it.
   const bool awaited = level < levels_.memory() && entry.copies[level].state.users() > 0;
   if (awaited && entry.gone == MissReason::kNone) {
     return objects_.Lost(entry, MissReason::kTierError, PolicyKind::kNone, levels_.kind(level));
@@ -262,7 +269,8 @@ void Placement::Failed(Entry& entry, size_t level, const absl::Status& status) {
   if (copies_.DropIfRemote(entry)) return;
   copies_.ReleaseRemote(entry);  // another copy may have become whole while this one was still reading
   copies_.Refresh(entry);
-  if (scheduler_.flushing() && !wanted) scheduler_.QueueDown(entry);  // it was draining when all else was queued
+  if (scheduler_.flushing() && !wanted)
+    scheduler_.QueueDown(entry);  // it was already draining when everything else was queued
 }
 
 void Placement::Committed(Entry& entry, size_t level, const absl::Status& status) {
@@ -290,14 +298,14 @@ void Placement::BecameWhole(Entry& entry, size_t level, std::optional<CopyEvent>
   if (level < levels_.memory()) CallWaiters(entry);
 }
 
-// A copy that was asked for ahead of need lets others pass: its time says nothing about the time of copying.
+// A copy requested ahead of need yields to others, so its duration says nothing about the time of copying.
 void Placement::Measure(const Entry& entry) {
   const Nanos now = clock_.Now();
   if (entry.needed_at > entry.promoted_at) {
     observer_.Prefetched(entry.pool.tenant, now <= entry.needed_at);
   } else {
-    promotion_[entry.pool.tenant].Promoted(levels_.kind(entry.promoted_from), entry.header.bytes,
-                                           now - entry.promoted_at);
+    promotion_[entry.pool.tenant].Promoted(levels_.kind(entry.promoted_from), entry.header.bytes, entry.promoted_at,
+                                           now);
   }
 }
 

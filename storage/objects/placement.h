@@ -37,18 +37,25 @@ class Placement final : private CopyScheduler::Owner {
   // The caller has written the reserved object to the first `header.Extents()` extents; the others become free.
   void Written(Entry& entry, size_t level);
 
-  // Makes sure that the object's copy in this memory tier is whole, or is being filled from the nearest copy below. An
-  // object that only another GPU has is copied down first. Otherwise returns the reason: kSlowerThanRecompute
+  // Makes the object's copy in this memory tier whole, or starts to fill it from the nearest lower copy. An object that
+  // only another GPU has is copied down first. If this is not possible, returns the reason: kSlowerThanRecompute
   // (promotion and landing take longer than `recompute`, if that is not 0), kBudgetRefused (no copy there may be
   // evicted) or kTierError (only a stalled disk has the object). The caller must hold a reference; the object must be
   // ready and not gone. Objects needed sooner are promoted first; a `needed_at` in the past means now.
   struct Recompute {
-    Nanos time = 0;       // to compute the object again; 0: unknown
-    Nanos of_remote = 0;  // likewise, if only another node has the object
+    Nanos time = 0;       // time to compute the object again; 0: unknown
+    Nanos of_remote = 0;  // the same if only another node has the object
   };
   MissReason Promote(Entry& entry, size_t level, const Recompute& recompute, Nanos needed_at);
   // Calls `call` when the first `extents` of the copy are loaded or lost (Levels::Lost), at once if they already are.
   void WhenLoaded(Entry& entry, size_t level, uint64_t extents, std::function<void()> call);
+
+  // Does not write a reserved object to the disk ahead of need, even if admission takes it: for checkpoints that are
+  // not worth writing yet. It is written in a drain, after its second hit, or after a hit by a query that does not
+  // defer it. All shards of a bundle follow the first one. No effect where objects are never deferred: without a disk,
+  // or if its admission takes everything.
+  void Defer(Entry& entry) const;
+  bool defers() const { return levels_.ssd() != nullptr && admission_.mode() != AdmissionMode::kAll; }
 
   // The object was looked up, or reserved again.
   void Touch(Entry& entry);
@@ -71,7 +78,7 @@ class Placement final : private CopyScheduler::Owner {
   Copies& copies() { return copies_; }
   CopyScheduler& scheduler() { return scheduler_; }
   size_t copies_under_way() const { return scheduler_.under_way(); }
-  // Objects that only memory has. `writing`: some of them are being written to the disk, or wait for it.
+  // Counts objects that only memory has. `writing`: some of them are being written to the disk, or wait for it.
   struct Unsaved {
     uint64_t objects = 0, bytes = 0;
     bool writing = false;

@@ -12,8 +12,8 @@
 
 namespace ashlar::storage {
 
-// The level of a rank is the last one at which an engine of that rank asked for or reserved a shard. A rank that never
-// has, and every object that is no shard, has the common level.
+// A rank's level is the last one at which an engine of that rank requested or reserved a shard. Ranks without such a
+// request, and objects that are not shards, have the common level.
 class RankLevels {
  public:
   explicit RankLevels(const Levels& levels) : levels_(levels) {}

@@ -25,7 +25,7 @@ TEST(SegmentTable, FindsWithinTheTenantOnly) {
   EXPECT_EQ(table.Find(2, mine.header.key), &theirs);
 }
 
-TEST(SegmentTable, FindsNothingThatWasRemoved) {
+TEST(SegmentTable, DoesNotFindRemovedSegments) {
   SegmentTable table;
   Entry mine = MakeEntry(1, 7), theirs = MakeEntry(2, 7);
   table.Insert(mine);

@@ -60,15 +60,15 @@ class TierCopy {
   using Place = TierCopier::Place;
   using Events = TierCopier::Events;
 
-  TierCopy(End from, End to, uint64_t extents, uint64_t available, Place place, Events events)
-      : from(from),
-        to(to),
-        tenant(to.slot->tenant),
-        extents(extents),
-        available(available),
-        place(place),
-        events(std::move(events)),
-        whole((extents + kPieceExtents - 1) / kPieceExtents) {
+  TierCopy(End its_from, End its_to, uint64_t its_extents, uint64_t its_available, Place its_place, Events its_events)
+      : from(its_from),
+        to(its_to),
+        tenant(its_to.slot->tenant),
+        extents(its_extents),
+        available(its_available),
+        place(its_place),
+        events(std::move(its_events)),
+        whole((its_extents + kPieceExtents - 1) / kPieceExtents) {
     if (from.memory != nullptr) source = ObjectBytes(*from.memory, *from.slot).extents();
     if (to.memory != nullptr) target = ObjectBytes(*to.memory, *to.slot).extents();
   }
@@ -80,8 +80,8 @@ class TierCopy {
   }
   bool IsRemote() const { return from.remote != 0; }
   bool UsesDisk() const { return !IsRemote() && (from.memory == nullptr || to.memory == nullptr); }
-  // Copies that wait for one of these do not delay copies by the others: the executor, the disk, other nodes. A copy
-  // refused by one node does not delay those from other nodes (refused_in).
+  // Copies that wait for one of these routes do not delay copies by the others: the executor, the disk, other nodes. A
+  // copy refused by one node does not delay copies from other nodes (refused_in).
   TierCopier::Way Way() const {
     return IsRemote() ? TierCopier::kRemote : UsesDisk() ? TierCopier::kDisk : TierCopier::kMemory;
   }
@@ -94,10 +94,10 @@ class TierCopy {
   Events events;
   std::vector<std::byte*> source, target;  // addresses of memory, per extent
   std::vector<bool> whole;                 // per piece
-  uint64_t started = 0;                    // in extents
-  uint64_t loaded = 0;                     // in extents
-  size_t in_flight = 0;                    // in pieces
-  uint64_t refused_in = 0;                 // round in which its source had no room for it
+  uint64_t started = 0;                    // extents
+  uint64_t loaded = 0;                     // extents
+  size_t in_flight = 0;                    // pieces
+  uint64_t refused_in = 0;                 // round in which its source had no space for it
   absl::Status ended;                      // not OK: no further piece starts
 };
 

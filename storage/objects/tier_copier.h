@@ -28,9 +28,9 @@ class TierCopy;  // one copy in progress
 // Metadata thread only. The number of pieces in flight is bounded per route, so a slow node does not delay a disk, and
 // a slow disk does not delay copies between memory tiers. A slow node does not delay other nodes' copies: the source
 // bounds the pieces of each node (RemoteSource::Read). Tenants take turns by bytes moved. Within a tenant, the copy
-// with the earliest need goes first, then the one that started first. A background copy follows the tenant's needed
-// copies; it has a small share beside other tenants' needed copies, so it makes progress. Pieces in flight are not
-// cancelled.
+// with the earliest need goes first, then the one that started first. Within a tenant, background copies run
+// after the needed ones. Next to other tenants' needed copies they get a small share, so they progress. Pieces in
+// flight are not cancelled.
 class TierCopier {
  public:
   // One end of a copy: a slot of a memory tier, a slot of the disk (`memory` is null), or a copy on another node
@@ -64,7 +64,7 @@ class TierCopier {
   // Starts no further piece. Returns true if nothing is in flight; then no event follows. Otherwise `done` is called
   // with CANCELLED.
   bool Cancel(TierCopy& copy);
-  // Retries pieces for which an executor had no room. Call it regularly.
+  // Retries pieces for which an executor had no space. Call it regularly.
   void Pump();
 
  private:
@@ -108,7 +108,7 @@ class TierCopier {
   SsdTier* const disk_;
   RemoteSource* const remote_;
   const size_t max_pieces_;
-  std::array<size_t, kWays.size()> pieces_{};   // in flight, per route
+  std::array<size_t, kWays.size()> pieces_{};   // pieces in flight, per route
   std::array<size_t, kWays.size()> waiting_{};  // queued copies, per route
   uint64_t begun_ = 0;
   uint64_t round_ = 0;  // a copy is refused at most once per round

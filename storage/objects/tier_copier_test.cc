@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Of whole ways between tiers the tests of placement see enough; here is what they cannot: whose turn it is.
+// Whose turn it is to copy, which the tests of placement cannot observe. They cover whole copies between tiers.
 #include "storage/objects/tier_copier.h"
 
 #include <gtest/gtest.h>
@@ -21,10 +21,10 @@
 namespace ashlar::storage {
 namespace {
 
-constexpr uint64_t kExtents = 4;  // one piece
+constexpr uint64_t kExtents = 4;  // extents of one piece
 constexpr TenantId kBlue = 1, kGreen = 2;
 
-// Refuses some tenants' work, as where their share of the queue is full.
+// Refuses some tenants' work, like an executor whose queue share is full.
 class Choosy final : public Executor {
  public:
   explicit Choosy(ManualExecutor& inner) : inner_(inner) {}
@@ -39,7 +39,7 @@ class Choosy final : public Executor {
   ManualExecutor& inner_;
 };
 
-// Other nodes, of which one has no room for any read.
+// Other nodes, one of which has no space for any read.
 class OneFull final : public RemoteSource {
  public:
   static constexpr RemoteCopyId kFull = 1;
@@ -89,7 +89,7 @@ class TierCopierTest : public ::testing::Test {
     }
     copier_.Pump();
   }
-  // Of the pieces in flight that have begun last.
+  // Among the pieces in flight that began last.
   size_t Latest(TenantId tenant, size_t of) {
     size_t count = 0;
     for (size_t i = executor_.pending() - of; i < executor_.pending(); ++i) count += executor_.tenant(i) == tenant;
@@ -138,8 +138,8 @@ TEST_F(TierCopierTest, MemoryThatRefusesDoesNotDelayTheDisk) {
   EXPECT_EQ(ended_, (std::vector<Nanos>{2, 1}));
 }
 
-// One tenant's copies, what the full node has needed first: the others begin, and it is asked once, not for each of
-// them.
+// One tenant's copies, with the full node's copies needed first: the others begin, and the full node is asked once
+// instead of once per copy.
 TEST_F(TierCopierTest, ANodeWithoutSpaceDoesNotDelayCopiesFromOthers) {
   OneFull source;
   TierCopier copier(executor_, nullptr, &source);
@@ -175,7 +175,7 @@ TEST_F(TierCopierTest, CopiesEarliestNeedFirst) {
   EXPECT_EQ(ended_, (std::vector<Nanos>{40, 20, 30}));
 }
 
-TEST_F(TierCopierTest, ANewcomersFirstPieceIsNextWhateverAnotherHasAskedFor) {
+TEST_F(TierCopierTest, ANewTenantsFirstPieceIsNext) {
   Ask(kBlue, 200, /*needed_at=*/0);
   ASSERT_EQ(executor_.pending(), 32u);  // of 800
   Ask(kGreen, 1, /*needed_at=*/1'000'000'000, /*pieces=*/1);
@@ -221,8 +221,8 @@ TEST_F(TierCopierTest, BackgroundCopiesYieldToNeededOnes) {
   EXPECT_EQ(ended_.back(), TierCopier::kWhenIdle);
 }
 
-// Copies of three tenants in memory, random in size, in what of their source is there, and in their time of need.
-// Counts for each tenant the pieces of others that begin while it has one that could.
+// Copies of three tenants in memory, of random size, source availability, and time of need. Counts, for each tenant,
+// the pieces of others that begin while the tenant has one that could.
 class RandomCopies final : public Executor {
  public:
   static constexpr size_t kTenants = 3;
@@ -260,7 +260,7 @@ class RandomCopies final : public Executor {
   }
 
   size_t most_passed() const { return most_passed_; }
-  TenantId left_out = kNoTenant;  // a mistake: nothing of this tenant begins
+  TenantId left_out = kNoTenant;  // an injected mistake: no piece of this tenant begins
 
  private:
   static constexpr uint64_t kMostExtents = 20;
@@ -270,7 +270,7 @@ class RandomCopies final : public Executor {
     uint64_t extents, available;
   };
 
-  // Pieces that can begin where so much of the source is there: whole ones, and the last one.
+  // Pieces that can begin if this part of the source is available: whole ones, and the last one.
   static uint64_t Pieces(uint64_t extents, uint64_t available) {
     return available == extents ? (extents + kExtents - 1) / kExtents : available / kExtents;
   }
@@ -299,17 +299,18 @@ class RandomCopies final : public Executor {
   std::unique_ptr<MemoryTier> memory_ = TestTier({{1, 64}, {2, 64}, {3, 64}});
   std::array<std::array<Slot, 2>, kTenants> slots_;
   ManualExecutor inner_;
-  std::vector<Open> open_;  // more of their sources will come
+  std::vector<Open> open_;  // more of their sources will arrive
   std::array<uint64_t, kTenants> startable_{};
   std::array<size_t, kTenants> passed_{};
   size_t most_passed_ = 0;
   TierCopier copier_;
 };
 
-// A piece costs up to four quanta, which the tenant owes for as many rounds; in a round each other one begins a piece.
+// A piece costs up to four quanta, which the tenant owes for as many rounds; in each round every other tenant begins a
+// piece.
 constexpr size_t kMostPassed = (RandomCopies::kTenants - 1) * (kExtents + 1);
 
-TEST(TierCopierTurns, AnyOrderOfCopiesLeavesNobodyBehind) {
+TEST(TierCopierTurns, AnyOrderOfCopiesServesAllTenants) {
   for (int i = 0; i < 12; ++i) {
     const uint64_t seed = std::random_device()();
     RandomCopies copies(seed);
@@ -318,7 +319,7 @@ TEST(TierCopierTurns, AnyOrderOfCopiesLeavesNobodyBehind) {
   }
 }
 
-TEST(TierCopierTurns, ATenantThatIsLeftOutIsSeen) {
+TEST(TierCopierTurns, DetectsAStarvedTenant) {
   RandomCopies copies(std::random_device{}());
   copies.left_out = 2;
   for (int step = 0; step < 1000; ++step) copies.Step();

@@ -49,7 +49,7 @@ class AdmissionPolicy {
   AdmissionMode mode() const { return mode_; }
   // Records a publication or a lookup.
   void Seen(TenantId tenant, const Key& key) { seen_.Add(tenant, key); }
-  // `victim` is the object that would be evicted; empty if there is space.
+  // `victim` is the object that would be evicted; empty if there is free space.
   bool Admits(TenantId tenant, const Key& key, const std::optional<Key>& victim) const;
 
  private:

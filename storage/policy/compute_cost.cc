@@ -37,7 +37,7 @@ ComputeCost CostOf(const ComputeCost& declared, const Layout& layout, const Tens
   if (declared.flops_per_token > 0) return declared;
   Shapes shapes{.layers = static_cast<double>(layout.layers.size())};
   for (const Layer& layer : layout.layers) {
-    if (std::holds_alternative<OpaqueLayer>(layer)) continue;  // its bytes say nothing of its width
+    if (std::holds_alternative<OpaqueLayer>(layer)) continue;  // its bytes do not tell its width
     if (const auto* const attention = std::get_if<AttentionLayer>(&layer)) {
       // Every shard has the whole latent.
       const double shards = attention->kind == AttentionKind::kMla ? 1 : shard.size;
@@ -72,6 +72,11 @@ double EstimateSavedFlops(const ObjectHeader& header) {
   // A block and a span save only their own tokens; a segment and a checkpoint save all tokens up to their end.
   const bool own = header.kind == ObjectKind::kPrefixBlock || header.kind == ObjectKind::kSpan;
   return Estimate(shapes).Flops(own ? header.first_token : 0, header.tokens) / header.shard.size;
+}
+
+float SavedFlopsPerByte(const ObjectHeader& header, double flops) {
+  const double saved = flops > 0 ? flops : EstimateSavedFlops(header);
+  return static_cast<float>(saved / static_cast<double>(header.bytes));
 }
 
 }  // namespace ashlar::storage

@@ -32,5 +32,7 @@ ComputeCost CostOf(const ComputeCost& declared, const Layout& layout, const Tens
 // Estimates in the same way the FLOPs of this shard that a hit on the object saves. For objects of an unknown engine:
 // recovered from the disk, or held by another node.
 double EstimateSavedFlops(const ObjectHeader& header);
+// Returns the saved FLOPs per byte of the object. `flops` 0: they are estimated.
+float SavedFlopsPerByte(const ObjectHeader& header, double flops);
 
 }  // namespace ashlar::storage

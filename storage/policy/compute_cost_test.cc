@@ -8,7 +8,7 @@
 namespace ashlar::storage {
 namespace {
 
-// The published shapes of Llama-3.1-8B, and of Qwen3-Next-80B, of which three billion parameters are active.
+// The published shapes of Llama-3.1-8B, and of Qwen3-Next-80B with its three billion active parameters.
 Layout Llama() {
   const AttentionLayer attention{.kv_heads = 8, .key_dim = 128, .value_dim = 128, .dtype = DType::kBF16};
   return {.page_tokens = 16, .layers = std::vector<Layer>(32, attention)};
@@ -24,7 +24,7 @@ Layout Qwen() {
   return layout;
 }
 
-TEST(ComputeCost, DeclaredCostIsTaken) {
+TEST(ComputeCost, UsesTheDeclaredCost) {
   const ComputeCost cost = CostOf({.flops_per_token = 7, .flops_per_square = 0}, Llama(), {});
   EXPECT_EQ(cost.flops_per_token, 7);
   EXPECT_EQ(cost.flops_per_square, 0);
@@ -41,7 +41,7 @@ TEST(ComputeCost, EstimateIsNearPublishedModels) {
   EXPECT_EQ(qwen.flops_per_square, 2.0 * 12 * 2048) << "linear layers cost the same at every depth";
 }
 
-TEST(ComputeCost, OpaqueLayersCountWithTheWidthOfTheOthersAndNeverAsNothing) {
+TEST(ComputeCost, OpaqueLayersCountWithTheWidthOfOtherLayers) {
   Layout layout = Llama();
   const ComputeCost without = CostOf({}, layout, {});
   layout.layers.push_back(OpaqueLayer{.token_bytes = 1 << 16, .state_bytes = 1 << 20});
@@ -58,8 +58,8 @@ TEST(ComputeCost, EstimateOfAShardIsTheWholeModels) {
   EXPECT_EQ(part.flops_per_square, whole.flops_per_square);
 }
 
-// A restart finds headers alone: they tell nearly the same.
-TEST(ComputeCost, HeadersTellAboutWhatTheLayoutTells) {
+// A restart finds only headers. Estimates from them are close to those from the layout.
+TEST(ComputeCost, EstimatesFromHeadersMatchTheLayout) {
   const uint32_t block = PrefixBlockTokens(Qwen());
   const ComputeCost cost = CostOf({}, Qwen(), {});
   const ObjectHeader rows = *PlanPrefixBlock(Qwen(), {}, {}, block, 10 * block);

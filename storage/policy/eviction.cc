@@ -52,7 +52,7 @@ std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> pools, 
     Rank& order = Order(pool);
     cursors.push_back({&order, order.younger, allowed});
   }
-  const uint64_t before = uses_;  // the next used rank was moved by this call
+  const uint64_t before = uses_;  // ranks with a later use were moved by this call
   std::vector<RankedObject*> victims;
   uint64_t found = 0;
   while (found < extents) {
@@ -135,7 +135,7 @@ void PricePolicy::Advance(Cursor& cursor, TenantId tenant, uint64_t before) {
 }
 
 std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> pools, uint64_t extents) {
-  const uint64_t before = uses_;  // the next used rank was moved by this call
+  const uint64_t before = uses_;  // ranks with a later use were moved by this call
   std::vector<uint64_t> allowed;
   std::vector<Cursor> cursors;
   for (const Allowance& from : pools) {

@@ -28,7 +28,7 @@ std::unique_ptr<EvictionPolicy> Make(EvictionMode mode, const ReuseModels& model
   return std::make_unique<LruPolicy>();
 }
 
-// In either mode, copies of equal worth and equal use leave by recency.
+// In either mode, copies of equal worth and equal use are evicted by recency.
 class EvictionPolicyTest : public ::testing::TestWithParam<EvictionMode> {
  protected:
   EvictionPolicyTest() {
@@ -63,7 +63,7 @@ class EvictionPolicyTest : public ::testing::TestWithParam<EvictionMode> {
 };
 
 INSTANTIATE_TEST_SUITE_P(All, EvictionPolicyTest, ::testing::Values(EvictionMode::kPrice, EvictionMode::kLru),
-                         [](const auto& info) { return info.param == EvictionMode::kPrice ? "Price" : "Lru"; });
+                         [](const auto& instance) { return instance.param == EvictionMode::kPrice ? "Price" : "Lru"; });
 
 TEST_P(EvictionPolicyTest, ReturnsLeastRecentlyUsedFirst) {
   for (ObjectId id = 1; id <= 4; ++id) Track(kPool, id, 2);
@@ -109,7 +109,7 @@ TEST_P(EvictionPolicyTest, NoVictimsIfAllInUse) {
   EXPECT_THAT(Victims(kPool, 3), ElementsAre(1, 2, 3)) << "all have been met, in their order";
 }
 
-TEST_P(EvictionPolicyTest, ComparesPoolsByAgeAndTakesFromNoneMoreThanIsAllowed) {
+TEST_P(EvictionPolicyTest, ComparesPoolsByAgeWithinTheirLimits) {
   const TenantPool open{9, PoolKind::kPublic}, own{9, PoolKind::kPrivate};
   for (ObjectId id = 1; id <= 6; ++id) Track(id % 2 == 0 ? own : open, id, 2);
   const auto victims = [&](uint64_t of_open, uint64_t of_own) { return Victims({{open, of_open}, {own, of_own}}, 8); };
@@ -128,7 +128,7 @@ TEST_P(EvictionPolicyTest, ErasesForGood) {
 
 class PricePolicyTest : public ::testing::Test {
  protected:
-  // Objects of one extent, each with a key of its own.
+  // Objects of one extent, each with a different key.
   void Add(ObjectId id, ReuseKind kind, float saves_a_byte) {
     auto& [object, copy] = objects_[id];
     object = {.id = id, .pool = kPool, .reuse = {.kind = kind, .saves_a_byte = saves_a_byte}};
@@ -180,7 +180,7 @@ TEST_F(PricePolicyTest, EvictsLeastLikelyReusedFirst) {
   EXPECT_THAT(Victims(3), ElementsAre(2, 3, 1));
 }
 
-TEST_F(PricePolicyTest, WeighsWorthAgainstLikelihood) {
+TEST_F(PricePolicyTest, WeighsValueAgainstLikelihood) {
   Teach();
   Add(1, ReuseKind::kSegment, 1);
   Add(2, ReuseKind::kCheckpoint, 2);
@@ -193,7 +193,7 @@ TEST_F(PricePolicyTest, RanksEquallyUsedTogether) {
   Add(1, ReuseKind::kSegment, 1);
   Add(2, ReuseKind::kSegment, 1);
   for (int i = 0; i < 5; ++i) Use(1);
-  // any object that is used again would have been used by now
+  // any object that is ever used again would have been used by now
   for (int i = 0; i < 10'000; ++i) models_.Tick(kPool.tenant);
   Add(3, ReuseKind::kSegment, 1);
   EXPECT_EQ(Victims(3).back(), 3u);

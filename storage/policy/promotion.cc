@@ -28,6 +28,32 @@ bool PromotionCost::PaysWith(Nanos copy, uint64_t bytes, Nanos recompute, Nanos 
   return recompute == 0 || std::max<Nanos>(copy - ahead, 0) + landings_.rate.Of(bytes) <= recompute;
 }
 
+void PromotionCost::Promoted(TierKind from, uint64_t bytes, Nanos began, Nanos ended) {
+  Way& way = copies_[from];
+  way.rate.Measured(bytes, ended - began);
+  way.busy.Measured(bytes, ended - std::max(began, way.last_end));
+  way.last_end = ended;
+}
+
+PromotionCost::Load& PromotionCost::Load::operator+=(const Load& other) {
+  for (size_t i = 0; i < bytes.size(); ++i) bytes[i] += other.bytes[i];
+  remote += other.remote;
+  return *this;
+}
+
+Nanos PromotionCost::Estimate(const Load& load, Nanos ahead) const {
+  Nanos copy = load.remote;
+  uint64_t all = 0;
+  for (size_t i = 0; i < load.bytes.size(); ++i) {
+    all += load.bytes[i];
+    const auto from = static_cast<TierKind>(i);
+    const auto way = copies_.find(from);
+    const bool known = from == TierKind::kRemote && load.remote > 0;
+    if (way != copies_.end() && !known) copy += way->second.busy.Of(load.bytes[i]);
+  }
+  return std::max<Nanos>(copy - ahead, 0) + landings_.rate.Of(all);
+}
+
 bool PromotionCost::PaysToKeep(uint64_t bytes, Nanos recompute) {
   return recompute == 0 || landings_.rate.Of(bytes) <= recompute || Probe(landings_);
 }

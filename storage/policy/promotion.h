@@ -3,6 +3,8 @@
 // to recompute it.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 #include <map>
 
@@ -15,8 +17,8 @@ namespace ashlar::storage {
 // small copies does not make large ones look expensive.
 class PromotionCost {
  public:
-  // An object was loaded: `took` is from the request to the last byte, including waiting.
-  void Promoted(TierKind from, uint64_t bytes, Nanos took) { copies_[from].rate.Measured(bytes, took); }
+  // An object was loaded: from the request, including waiting, to the last byte.
+  void Promoted(TierKind from, uint64_t bytes, Nanos began, Nanos ended);
   // A landing of `bytes` took `took`, without the time it waited for loading, which Promoted counts.
   void Landed(uint64_t bytes, Nanos took) { landings_.rate.Measured(bytes, took); }
 
@@ -30,6 +32,19 @@ class PromotionCost {
   bool Pays(TierKind from, uint64_t bytes, Nanos recompute, Nanos ahead = 0);
   // The same for a known load time whose source discards old measurements itself, so nothing is probed.
   bool PaysWith(Nanos copy, uint64_t bytes, Nanos recompute, Nanos ahead);
+  // Objects that are loaded together, because a prefix needs all of them.
+  static constexpr size_t kSources = static_cast<size_t>(TierKind::kRemote) + 1;
+  struct Load {
+    std::array<uint64_t, kSources> bytes{};  // by source tier; of kNone: bytes that need no load
+    Nanos remote = 0;                        // to fetch what comes from other nodes; 0: unknown
+
+    Load& operator+=(const Load& other);
+  };
+  // Estimates the time until all of it has landed. Loads overlap, so a tier's rate is that of the time in which it
+  // loads anything: the sum of the single objects' times would count the same waiting many times.
+  Nanos Estimate(const Load& load, Nanos ahead) const;
+  // Call it for a load that takes longer than computing. True: use it anyway, as Pays does once in kProbe times.
+  bool ProbesLoad() { return ++declined_loads_ % kProbe == 0; }
   // Returns whether to store an offered object, assuming it will be landed from the top tier. Probes like Pays.
   bool PaysToKeep(uint64_t bytes, Nanos recompute);
 
@@ -47,12 +62,15 @@ class PromotionCost {
   };
   struct Way {
     Rate rate;
+    Rate busy;           // time in which at least one object is loaded
+    Nanos last_end = 0;  // end of the latest load
     uint64_t declined = 0;
   };
   static bool Probe(Way& way) { return ++way.declined % kProbe == 0; }
 
   std::map<TierKind, Way> copies_;  // by source tier
   Way landings_;
+  uint64_t declined_loads_ = 0;
 };
 
 // One per tenant, because waiting for a tenant's own copies says nothing about other tenants.

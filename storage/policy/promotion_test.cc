@@ -11,7 +11,7 @@ TEST(PromotionCost, AcceptsUnknownCosts) {
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 1 << 20), 0);
   EXPECT_TRUE(cost.Pays(TierKind::kSsd, 1 << 20, 1)) << "nothing was measured";
   EXPECT_TRUE(cost.PaysToKeep(1 << 20, 1));
-  cost.Promoted(TierKind::kSsd, 1000, 5000);
+  cost.Promoted(TierKind::kSsd, 1000, 0, 5000);
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 100), 500);
   EXPECT_TRUE(cost.Pays(TierKind::kSsd, 100, 500));
   EXPECT_FALSE(cost.Pays(TierKind::kSsd, 100, 499));
@@ -22,7 +22,7 @@ TEST(PromotionCost, AcceptsUnknownCosts) {
 
 TEST(PromotionCost, AddsTheLandingToTheCopy) {
   PromotionCost cost;
-  cost.Promoted(TierKind::kSsd, 1000, 5000);
+  cost.Promoted(TierKind::kSsd, 1000, 0, 5000);
   cost.Landed(1000, 2000);
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 100), 700);
   EXPECT_EQ(cost.Estimate(TierKind::kDram, 100), 200) << "at the top there is nothing to copy";
@@ -36,7 +36,7 @@ TEST(PromotionCost, AddsTheLandingToTheCopy) {
 
 TEST(PromotionCost, PrefetchedCopyIsFree) {
   PromotionCost cost;
-  cost.Promoted(TierKind::kSsd, 1000, 5000);
+  cost.Promoted(TierKind::kSsd, 1000, 0, 5000);
   cost.Landed(1000, 2000);
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 1000, 1000), 6000);
   EXPECT_EQ(cost.Estimate(TierKind::kSsd, 1000, 9000), 2000) << "a landing cannot be done ahead";
@@ -46,8 +46,8 @@ TEST(PromotionCost, PrefetchedCopyIsFree) {
 
 TEST(PromotionCost, FollowsTheTierAsItChanges) {
   PromotionCost cost;
-  cost.Promoted(TierKind::kSsd, 1000, 8000);
-  for (int i = 0; i < 60; ++i) cost.Promoted(TierKind::kSsd, 1000, 1000);
+  cost.Promoted(TierKind::kSsd, 1000, 0, 8000);
+  for (int i = 0; i < 60; ++i) cost.Promoted(TierKind::kSsd, 1000, 0, 1000);
   EXPECT_NEAR(static_cast<double>(cost.Estimate(TierKind::kSsd, 1000)), 1000, 10);
 }
 
@@ -60,9 +60,9 @@ TEST(PromotionCost, FixedCostOfSmallCopiesDoesNotInflateLargeOnes) {
   EXPECT_LT(cost.Estimate(TierKind::kDram, 10'000'000), 1'100'000);
 }
 
-TEST(PromotionCost, ProbesWhatWasSlowOnce) {
+TEST(PromotionCost, RetriesSlowCopiesRarely) {
   PromotionCost cost;
-  cost.Promoted(TierKind::kSsd, 1000, 8000);
+  cost.Promoted(TierKind::kSsd, 1000, 0, 8000);
   cost.Landed(1000, 8000);
   int taken = 0, kept = 0;
   for (int i = 0; i < 64; ++i) {

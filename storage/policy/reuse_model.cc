@@ -9,7 +9,6 @@ namespace ashlar::storage {
 namespace {
 
 constexpr double kMostHazard = 0.999;
-constexpr double kLeastSurvival = 1e-4;  // survival below which a longer horizon changes nothing
 constexpr double kMostFactor = 10;
 
 }  // namespace
@@ -60,7 +59,8 @@ void ReuseModel::GivenUp(const Subject& subject) {
 void ReuseModel::AskedForAgain(const Subject& subject, uint64_t age) {
   const auto kind = static_cast<size_t>(subject.kind);
   Counts& counts = ended_[kind][UsesBucket(subject.uses)];
-  for (double* of : {&counts.last.back(), &counts.through.back()}) *of = std::max(*of - 1, 0.0);  // or erased in part
+  // Decay may have made these smaller than 1.
+  for (double* of : {&counts.last.back(), &counts.through.back()}) *of = std::max(*of - 1, 0.0);
   Factor& factor = ended_factors_[kind][SizeBucket(subject.fresh)];
   factor.expected = std::max(factor.expected - Expected(subject, kForever), 0.0);
   Ended(subject, age, true);
@@ -128,16 +128,23 @@ void ReuseModel::SetRates(size_t kind, size_t uses, const Known& counts, const K
     hazards[age] = std::min(hazard, kMostHazard);
     before[age + 1] = before[age] + hazards[age];
   }
-  for (size_t from = 0; from < kAges; ++from) {
-    double survives = 1, gained = 0, waited = 0, best = 0;
-    for (size_t age = from; age < kAges && survives > kLeastSurvival; ++age) {
-      const double ends = survives * hazards[age], width = BucketWidth(age);
-      gained += ends;
-      waited += (survives - ends / 2) * width;  // spells that end in a bucket end in its middle on average
-      survives -= ends;
-      best = std::max(best, gained / waited);
+  // From the last age to the first: a stretch of ages that begins at this one, extended as long as what follows gains
+  // more per waited request than the stretch so far. So each age is merged once.
+  struct Stretch {
+    double gained, waited, survives;
+  };
+  std::array<Stretch, kAges> later;
+  size_t count = 0;
+  for (size_t age = kAges; age-- > 0;) {
+    // Spells that end in a bucket end in its middle on average.
+    Stretch stretch{hazards[age], (1 - hazards[age] / 2) * BucketWidth(age), 1 - hazards[age]};
+    for (; count > 0 && later[count - 1].gained * stretch.waited > stretch.gained * later[count - 1].waited; --count) {
+      const Stretch& next = later[count - 1];
+      stretch = {stretch.gained + stretch.survives * next.gained, stretch.waited + stretch.survives * next.waited,
+                 stretch.survives * next.survives};
     }
-    rates_[kind][uses][from] = best;
+    rates_[kind][uses][age] = stretch.gained / stretch.waited;
+    later[count++] = stretch;
   }
 }
 

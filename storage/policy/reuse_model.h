@@ -11,9 +11,10 @@
 
 namespace ashlar::storage {
 
-// The kinds of objects, each with its own model. The first four are prefixes, by the reason for their checkpoint.
+// The kinds of objects, each with its own model. The first five are prefixes, by the reason for their checkpoint.
 enum class ReuseKind : uint8_t {
   kRequestEnd,  // after the last decoded token, where the conversation continues
+  kContinued,   // the end of a request that a later one has continued
   kBranch,      // where prompts diverged: the tokens before it are shared
   kPlaced,      // where prompts are expected to diverge
   kEdge,        // not a prefix but the new tokens of one prompt; used when another prompt diverges from it
@@ -22,7 +23,7 @@ enum class ReuseKind : uint8_t {
   kBlock,       // block of a prefix
   kOwn,         // private to a conversation
 };
-inline constexpr size_t kReuseKinds = 8;
+inline constexpr size_t kReuseKinds = 9;
 
 // A *spell* is the time from one use of an object (or its arrival) to its next use, in requests. For each kind and
 // number of earlier uses, the model counts how many spells reached each age and how many ended there by a use. That
@@ -71,8 +72,8 @@ class ReuseModel {
   static constexpr double kSizeWeight = 10;     // weight, in uses, of the average against those of one size
   static constexpr double kRemembered = 65536;  // spells; older ones then count half
 
-  // By age bucket. last: spells whose last bucket it is. through: the sum of the fractions of it that these spells
-  // passed. used: spells that ended there by a use. A spell that reached an age passed all earlier buckets.
+  // By age bucket. last: spells that ended in the bucket. through: the sum of the parts of the bucket that these spells
+  // passed. used: spells that ended in the bucket by a use. A spell passed all buckets before its last.
   struct Counts {
     std::array<double, kAges> last{}, through{}, used{};
   };

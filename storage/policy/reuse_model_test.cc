@@ -19,7 +19,7 @@ void End(ReuseModel& model, const Subject& subject, uint64_t age, bool used, int
   for (int i = 0; i < times; ++i) model.Ended(subject, age, used);
 }
 
-// Nothing known: the order is that of least recent use, and the price falls as 1/age.
+// Without observations the order is least recent use, and the price falls as 1/age.
 TEST(ReuseModelTest, DefaultsToLeastRecentlyUsed) {
   const ReuseModel model;
   for (size_t kind = 0; kind < kReuseKinds; ++kind) {
@@ -50,7 +50,7 @@ TEST(ReuseModelTest, RateIsDefinedAtEveryAge) {
   EXPECT_GT(model.Rate({ReuseKind::kEdge, UINT32_MAX, UINT64_MAX}, 3), 0);
 }
 
-TEST(ReuseModelTest, ChangesAtRefreshAlone) {
+TEST(ReuseModelTest, ChangesOnlyAtARefresh) {
   ReuseModel model;
   const double before = model.Rate(kEnd, 1);
   End(model, kEnd, 1, true, 100);
@@ -77,13 +77,14 @@ TEST(ReuseModelTest, UnfinishedSpellsCountUpToTheirAge) {
   const double unused = model.Rate(kEnd, 1);
   EXPECT_LT(unused, before / 5);
   EXPECT_NEAR(model.Rate(kEnd, 4096), ReuseModel().Rate(kEnd, 4096), 1e-3 * before) << "nothing came to that age";
-  // Nobody tells of them any longer.
+  // Nothing reports them any longer.
   model.Refresh();
   EXPECT_EQ(model.Rate(kEnd, 1), before);
 }
 
-// Used half of the time an age comes: censored spells must not count as unused beyond where they have come.
-TEST(ReuseModelTest, ShortSpellsSayNothingOfLaterAges) {
+// Half of the subjects are used whenever an age is reached: censored spells must not count as unused after their last
+// age.
+TEST(ReuseModelTest, ShortSpellsDoNotAffectLaterAges) {
   ReuseModel with, without;
   for (ReuseModel* model : {&with, &without}) {
     End(*model, kEnd, 256, true, 50);
@@ -96,8 +97,8 @@ TEST(ReuseModelTest, ShortSpellsSayNothingOfLaterAges) {
   EXPECT_NEAR(with.Rate(kEnd, 256), without.Rate(kEnd, 256), 1e-12);
 }
 
-// An object used every hundred requests is worth more the nearer the next use is, and little once that use did not
-// come.
+// An object used every hundred requests is worth more the nearer its next use is, and little after that use has not
+// happened.
 TEST(ReuseModelTest, PeriodicSubjectsStayForTheirPeriod) {
   ReuseModel model;
   for (int i = 0; i < 40; ++i) {
@@ -112,33 +113,33 @@ TEST(ReuseModelTest, PeriodicSubjectsStayForTheirPeriod) {
   EXPECT_NEAR(young, 1.0 / 100, 0.005) << "a use a hundred requests of waiting";
 }
 
-// Gittins' index looks ahead: a use that is certain later on counts now, one that is not waited for does not.
+// Gittins' index looks ahead: a certain later use counts now, but not if it is beyond the best stopping age.
 TEST(ReuseModelTest, StopsAtBestAge) {
   ReuseModel model;
-  End(model, kEnd, 1, true, 500);           // half at once
-  End(model, kEnd, 1'000'000, false, 500);  // half never
+  End(model, kEnd, 1, true, 500);           // half of them at once
+  End(model, kEnd, 1'000'000, false, 500);  // half of them never
   model.Refresh();
   EXPECT_GT(model.Rate(kEnd, 1), 0.4) << "by waiting for one request and giving up";
   EXPECT_LT(model.Rate(kEnd, 2), 0.01);
 }
 
-TEST(ReuseModelTest, KindsAndUsesHaveLawsOfTheirOwn) {
+TEST(ReuseModelTest, EachKindAndUseCountHasItsOwnLaw) {
   ReuseModel model;
   const Subject branch{.kind = ReuseKind::kBranch, .uses = 3, .fresh = 100};
   End(model, kEnd, 1000, false, 300);
   End(model, branch, 4, true, 300);
   model.Refresh();
   EXPECT_GT(model.Rate(branch, 1), 50 * model.Rate(kEnd, 1));
-  // One of whose number of uses nothing is known leans on its kind, not on others.
+  // A subject with an unknown number of uses falls back to its kind, and not to other kinds.
   EXPECT_GT(model.Rate({ReuseKind::kBranch, 0, 100}, 1), 10 * model.Rate({ReuseKind::kRequestEnd, 3, 100}, 1));
   EXPECT_EQ(model.Rate({ReuseKind::kPlaced, 0, 100}, 1), ReuseModel().Rate({ReuseKind::kPlaced, 0, 100}, 1));
-  // Numbers of uses are told apart where they are known.
+  // Numbers of uses are distinguished if they are known.
   End(model, {ReuseKind::kBranch, 0, 100}, 1000, false, 3000);
   model.Refresh();
   EXPECT_GT(model.Rate(branch, 1), 10 * model.Rate({ReuseKind::kBranch, 0, 100}, 1));
 }
 
-// Long turns are followed differently from short ones, whatever the age.
+// Long turns are continued differently from short ones, whatever the age.
 TEST(ReuseModelTest, SizesHaveAFactor) {
   ReuseModel model;
   const Subject small{ReuseKind::kRequestEnd, 0, 10}, large{ReuseKind::kRequestEnd, 0, 5000};
@@ -171,8 +172,8 @@ TEST(ReuseModelTest, FactorsAreBounded) {
   EXPECT_GT(model.Rate(always, 1), 20 * model.Rate(never, 1));
 }
 
-// Counts are halved when there are many, so what was true long ago gives way.
-TEST(ReuseModelTest, ErasesWhatWasLongAgo) {
+// Counts are halved when there are many, so old observations lose weight.
+TEST(ReuseModelTest, ForgetsOldSpells) {
   ReuseModel model;
   End(model, kEnd, 4, false, 60'000);
   model.Refresh();
@@ -183,7 +184,7 @@ TEST(ReuseModelTest, ErasesWhatWasLongAgo) {
   for (int i = 0; i < 8; ++i) End(model, kEnd, 4, true, 60'000);
   model.Refresh();
   EXPECT_GT(once, 100 * unused);
-  // Three in four or so: used in the bucket that two to four requests make. All of them, later.
+  // About three in four: used in the bucket that two to four requests make. All of them are used later.
   EXPECT_GT(model.Rate(kEnd, 4), 0.95 * ReuseModel().Rate(kEnd, 4) * 0.99 / 0.05);
 }
 
@@ -220,7 +221,7 @@ TEST(ReuseModelTest, EvictedCountsAsUnusedUntilRequestedAgain) {
   EXPECT_LT(model.Rate(segment, 100'000), model.Rate(segment, 100));
 }
 
-TEST(ReuseModelTest, AskingForWhatTheLawHasErasedInPartDoesNoHarm) {
+TEST(ReuseModelTest, APartlyForgottenLawStillAnswers) {
   ReuseModel model;
   const Subject segment{.kind = ReuseKind::kSegment};
   model.GivenUp(segment);

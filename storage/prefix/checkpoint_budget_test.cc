@@ -74,31 +74,31 @@ TEST_F(CheckpointBudgetTest, TailsAreOfWholePages) {
 TEST_F(CheckpointBudgetTest, BeforeIsTheDeepestThatIsKept) {
   CheckpointBudget store(kTokens, 100'000, model_, 1);
   PrefixNode &a = Node(1, 10), &b = Node(1, 20), &c = Node(1, 30);
-  EXPECT_EQ(&CheckpointBudget::Before(c), &tree_.root());
+  EXPECT_EQ(&CheckpointPrices::Before(c), &tree_.root());
   ASSERT_TRUE(store.Admit(a, 0));
-  EXPECT_EQ(&CheckpointBudget::Before(c), &a);
+  EXPECT_EQ(&CheckpointPrices::Before(c), &a);
   ASSERT_TRUE(store.Admit(b, 0));
-  EXPECT_EQ(&CheckpointBudget::Before(c), &b);
-  EXPECT_EQ(&CheckpointBudget::Before(b), &a);
-  EXPECT_EQ(&CheckpointBudget::Before(a), &tree_.root());
+  EXPECT_EQ(&CheckpointPrices::Before(c), &b);
+  EXPECT_EQ(&CheckpointPrices::Before(b), &a);
+  EXPECT_EQ(&CheckpointPrices::Before(a), &tree_.root());
 }
 
 // FLOPs a byte, a request: what it saves over the one before, by what only it holds.
-TEST_F(CheckpointBudgetTest, PriceIsWhatItSavesAByteItWouldFree) {
+TEST_F(CheckpointBudgetTest, PriceIsSavingPerFreedByte) {
   PrefixCosts costs = kTokens;
   costs.flops_per_square = 2;
   CheckpointBudget store(costs, 100'000, model_, 1);
   PrefixNode &a = Node(1, 10), &b = Node(1, 30);
   const double rate = model_.Rate({ReuseKind::kBranch, 0, 0}, 5);
-  EXPECT_DOUBLE_EQ(store.Price(b, 5), rate * (30 + 2 * 900) / (100 + 300));
+  EXPECT_DOUBLE_EQ(store.prices().Price(b, 5), rate * (30 + 2 * 900) / (100 + 300));
   ASSERT_TRUE(store.Admit(a, 5));
-  EXPECT_DOUBLE_EQ(store.Price(b, 5), rate * (30 + 2 * 900 - 10 - 2 * 100) / (100 + 200));
+  EXPECT_DOUBLE_EQ(store.prices().Price(b, 5), rate * (30 + 2 * 900 - 10 - 2 * 100) / (100 + 200));
   ASSERT_TRUE(store.Admit(b, 5));
-  EXPECT_DOUBLE_EQ(store.Price(a, 5), rate * (10 + 2 * 100) / 100) << "the pages would stay";
-  EXPECT_DOUBLE_EQ(store.Price(b, 5), rate * (30 + 2 * 900 - 10 - 2 * 100) / (100 + 200)) << "kept or not";
+  EXPECT_DOUBLE_EQ(store.prices().Price(a, 5), rate * (10 + 2 * 100) / 100) << "the pages would stay";
+  EXPECT_DOUBLE_EQ(store.prices().Price(b, 5), rate * (30 + 2 * 900 - 10 - 2 * 100) / (100 + 200)) << "kept or not";
 }
 
-TEST_F(CheckpointBudgetTest, PricesOnAWayAreThoseOfEach) {
+TEST_F(CheckpointBudgetTest, PricesAlongAPathMatchSinglePrices) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -122,20 +122,20 @@ TEST_F(CheckpointBudgetTest, PricesOnAWayAreThoseOfEach) {
     for (size_t i = resume + 1; i < way.size(); ++i) {
       if (random() % 3 != 0) missing.push_back(way[i]);
     }
-    const std::vector<double> prices = store.Prices(missing, 9);
+    const std::vector<double> prices = store.prices().Prices(missing, 9);
     ASSERT_EQ(prices.size(), missing.size());
-    for (size_t i = 0; i < missing.size(); ++i) ASSERT_DOUBLE_EQ(prices[i], store.Price(*missing[i], 9));
+    for (size_t i = 0; i < missing.size(); ++i) ASSERT_DOUBLE_EQ(prices[i], store.prices().Price(*missing[i], 9));
   }
 }
 
-TEST_F(CheckpointBudgetTest, TheCheapestGoes) {
+TEST_F(CheckpointBudgetTest, EvictsTheCheapest) {
   CheckpointBudget store(kTokens, 2 * (100 + 10 * 10), model_, 1);
   PrefixNode &old = Node(1, 10, 1), &young = Node(2, 10, 50), &next = Node(3, 10, 100);
   ASSERT_TRUE(store.Admit(young, 100));
   ASSERT_TRUE(store.Admit(old, 100));
-  EXPECT_EQ(store.LeastPrice(100), store.Price(old, 100));
+  EXPECT_EQ(store.LeastPrice(100), store.prices().Price(old, 100));
   EXPECT_EQ(store.going_price(), 0);
-  const double cheapest = store.Price(old, 100);
+  const double cheapest = store.prices().Price(old, 100);
   ASSERT_TRUE(store.Admit(next, 100));
   EXPECT_THAT(Kept(kTokens), UnorderedElementsAreArray({&young, &next}));
   EXPECT_EQ(store.evictions(), 1u);
@@ -143,14 +143,14 @@ TEST_F(CheckpointBudgetTest, TheCheapestGoes) {
   EXPECT_LE(store.going_price(), cheapest);
 }
 
-TEST_F(CheckpointBudgetTest, RefusesWhatIsWorthLessAndChangesNothing) {
+TEST_F(CheckpointBudgetTest, RefusesLessValuableCheckpoints) {
   CheckpointBudget store(kTokens, 3 * (100 + 10 * 10), model_, 1);
   PrefixNode &a = Node(1, 10, 60), &b = Node(2, 10, 90), &c = Node(3, 10, 95);
   for (PrefixNode* node : {&a, &b, &c}) ASSERT_TRUE(store.Admit(*node, 100));
   // Worth more than one of them, but two would have to leave, and the second is dearer.
   PrefixNode& wide = Node(4, 22, 80);
-  ASSERT_GT(store.Price(wide, 100), store.Price(a, 100));
-  ASSERT_LT(store.Price(wide, 100), store.Price(b, 100));
+  ASSERT_GT(store.prices().Price(wide, 100), store.prices().Price(a, 100));
+  ASSERT_LT(store.prices().Price(wide, 100), store.prices().Price(b, 100));
   EXPECT_FALSE(store.Admit(wide, 100));
   EXPECT_THAT(Kept(kTokens), UnorderedElementsAreArray({&a, &b, &c}));
   EXPECT_FALSE(wide.data.kept);
@@ -161,7 +161,7 @@ TEST_F(CheckpointBudgetTest, RefusesWhatIsWorthLessAndChangesNothing) {
   EXPECT_TRUE(Recount(tree_.root(), kTokens).needs_hold);
 }
 
-TEST_F(CheckpointBudgetTest, RefusesWhatIsLargerThanAllThereIs) {
+TEST_F(CheckpointBudgetTest, RefusesCheckpointsLargerThanTheBudget) {
   CheckpointBudget store(kTokens, 500, model_, 1);
   ASSERT_TRUE(store.Admit(Node(1, 10), 0));
   EXPECT_FALSE(store.Admit(Node(2, 41), 0)) << "100 + 410";
@@ -249,7 +249,7 @@ void RandomTraffic(const PrefixCosts& costs, uint64_t seed) {
       if (random() % 4 == 0 && node.data.leases == 0) store.Drop(node);
     } else {
       const PrefixRecount before = Recount(tree.root(), costs);
-      const double worth = store.Price(node, now);
+      const double worth = store.prices().Price(node, now);
       const uint64_t evictions = store.evictions();
       const bool admitted = store.Admit(node, now);
       const PrefixRecount after = Recount(tree.root(), costs);
@@ -259,7 +259,7 @@ void RandomTraffic(const PrefixCosts& costs, uint64_t seed) {
       } else {
         ASSERT_EQ(after.kept, before.kept);
         ASSERT_EQ(after.bytes, before.bytes);
-        ASSERT_EQ(store.Price(node, now), worth);
+        ASSERT_EQ(store.prices().Price(node, now), worth);
       }
     }
     if (node.data.kept && random() % 4 == 0) {

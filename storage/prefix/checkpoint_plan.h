@@ -28,23 +28,33 @@ class CheckpointPlan {
       absl::FunctionRef<double(uint64_t depth)>;
 
   // `model` is sorted by depth, all after `begin`, where the prompt can resume already. At most `most` checkpoints at
-  // multiples of `page`. O(most · masses).
-  CheckpointPlan(std::span<const OverlapModel::Mass> model, uint64_t begin, uint64_t page, size_t most, Cost cost);
+  // multiples of `page`. O(masses).
+  CheckpointPlan(std::span<const OverlapForecast::Mass> model, uint64_t begin, uint64_t page, size_t most, Cost cost);
 
-  size_t most() const { return expected_.size() - 1; }  // number of checkpoints that reduce the cost
-  // Returns the expected FLOPs that a request recomputes with that many checkpoints; non-increasing.
-  double Expected(size_t checkpoints) const { return expected_[checkpoints]; }
-  // Returns the depths of the checkpoints, ascending.
-  std::vector<uint64_t> Positions(size_t checkpoints) const;
+  size_t most() const { return most_; }  // number of checkpoints that reduce the cost
+  // Returns the expected FLOPs that a request recomputes with at most that many checkpoints, up to most();
+  // non-increasing. O(masses) for each number of checkpoints that no call has needed yet.
+  double Expected(size_t checkpoints);
+  // Returns the depths of the checkpoints, ascending; beyond most(), those of most().
+  std::vector<uint64_t> Positions(size_t checkpoints);
 
  private:
+  struct Line {
+    double slope, intercept;
+    uint32_t from;
+    double At(double x) const { return slope * x + intercept; }
+  };
+  static bool Hidden(const Line& before, const Line& middle, const Line& after);
   void AddLayer();
 
+  size_t most_;
   std::vector<uint64_t> at_;                 // y; the last one is after all masses
   std::vector<double> cost_, mass_, sum_;    // C(y), P, D
   std::vector<double> layer_;                // F_m
-  std::vector<double> expected_;             // F_m after the last, by m
+  std::vector<double> expected_;             // F_m after the last, by m, as far as needed
   std::vector<std::vector<uint32_t>> from_;  // the best i for j, by m − 1
+  std::vector<double> next_;                 // F_{m+1} while it is computed
+  std::vector<Line> hull_;
 };
 
 }  // namespace ashlar::storage

@@ -24,15 +24,15 @@ using ::testing::DoubleNear;
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-using Mass = OverlapModel::Mass;
+using Mass = OverlapForecast::Mass;
 using Cost = std::function<double(uint64_t)>;
 
 double TokensAt(uint64_t depth) {
   return static_cast<double>(depth);
 }
 
-// Everything that parts at a depth is computed again from the last checkpoint at or before it: said as plainly as
-// possible.
+// Every request that diverges at a depth is recomputed from the last checkpoint at or before it. A direct
+// implementation.
 double Recomputed(const std::vector<Mass>& model, uint64_t begin, const std::vector<uint64_t>& checkpoints,
                   const Cost& cost) {
   double sum = 0;
@@ -46,7 +46,7 @@ double Recomputed(const std::vector<Mass>& model, uint64_t begin, const std::vec
   return sum;
 }
 
-// Of all ways to put at most `most` checkpoints at multiples of `page` behind `begin`.
+// The minimum over all ways to place at most `most` checkpoints at multiples of `page` after `begin`.
 double LeastByBruteForce(const std::vector<Mass>& model, uint64_t begin, uint64_t page, size_t most, const Cost& cost,
                          std::vector<uint64_t> chosen = {}) {
   double least = Recomputed(model, begin, chosen, cost);
@@ -62,7 +62,7 @@ double LeastByBruteForce(const std::vector<Mass>& model, uint64_t begin, uint64_
 }
 
 void ExpectExact(const std::vector<Mass>& model, uint64_t begin, uint64_t page, size_t most, const Cost& cost) {
-  const CheckpointPlan plan(model, begin, page, most, cost);
+  CheckpointPlan plan(model, begin, page, most, cost);
   const double scale = model.empty() ? 1 : cost(model.back().depth);
   ASSERT_LE(plan.most(), most);
   for (size_t m = 0; m <= plan.most(); ++m) {
@@ -78,7 +78,7 @@ void ExpectExact(const std::vector<Mass>& model, uint64_t begin, uint64_t page, 
       before = position;
     }
   }
-  // More would make no difference.
+  // More checkpoints would make no difference.
   ASSERT_THAT(plan.Expected(plan.most()), DoubleNear(LeastByBruteForce(model, begin, page, most, cost), 1e-12 * scale));
 }
 
@@ -106,7 +106,7 @@ TEST(CheckpointPlanTest, MatchesBruteForce) {
   }
 }
 
-// Long prefixes cost more a token than short ones, so checkpoints belong deeper.
+// Long prefixes cost more per token than short ones, so checkpoints belong deeper.
 TEST(CheckpointPlanTest, MatchesBruteForceWithFlops) {
   const Cost flops = [](uint64_t depth) { return TokensAt(depth) * (7 + 3 * TokensAt(depth)); };
   for (int round = 0; round < 100; ++round) {
@@ -124,7 +124,7 @@ TEST(CheckpointPlanTest, MatchesBruteForceWithFlops) {
       << "0.2 · 40³ is more than 0.8 · 20³";
 }
 
-TEST(CheckpointPlanTest, MeetsTheVectors) {
+TEST(CheckpointPlanTest, MatchesTheTestVectors) {
   const char* const shared = std::getenv("ASHLAR_SHARED");
   const std::string folder = shared != nullptr ? shared : std::string(ASHLAR_SOURCE_DIR) + "/../shared";
   std::ifstream file(folder + "/vectors/vectors.json");
@@ -134,9 +134,9 @@ TEST(CheckpointPlanTest, MeetsTheVectors) {
   for (const nlohmann::json& vector : vectors) {
     std::vector<Mass> model;
     for (const double mass : vector.at("mass")) model.push_back({model.size(), mass});
-    model.erase(model.begin());  // prompts that part at the start cost nothing, and are not behind it
+    model.erase(model.begin());  // prompts that diverge at the start cost nothing, and are not after it
     const size_t budget = vector.at("budget");
-    const CheckpointPlan plan(model, 0, 1, budget, TokensAt);
+    CheckpointPlan plan(model, 0, 1, budget, TokensAt);
     EXPECT_THAT(plan.Expected(plan.most()), DoubleNear(vector.at("cost"), 1e-12));
     EXPECT_THAT(Recomputed(model, 0, plan.Positions(budget), TokensAt), DoubleNear(vector.at("cost"), 1e-12));
   }
@@ -161,9 +161,9 @@ TEST(CheckpointPlanTest, UniformLawsGiveBalancedGaps) {
   }
 }
 
-TEST(CheckpointPlanTest, StandsAtPages) {
+TEST(CheckpointPlanTest, PutsCheckpointsAtPageEnds) {
   const std::vector<Mass> model = {{5, 0.1}, {63, 0.2}, {64, 0.3}, {100, 0.2}, {127, 0.2}};
-  const CheckpointPlan plan(model, 3, 64, 4, TokensAt);
+  CheckpointPlan plan(model, 3, 64, 4, TokensAt);
   EXPECT_EQ(plan.most(), 1u) << "64 is the only page's begin that anything is behind";
   EXPECT_THAT(plan.Positions(4), ElementsAre(64));
   EXPECT_THAT(CheckpointPlan(model, 64, 64, 4, TokensAt).Positions(4), IsEmpty());
@@ -171,7 +171,7 @@ TEST(CheckpointPlanTest, StandsAtPages) {
 
 TEST(CheckpointPlanTest, NeedsNoMoreCheckpointsThanMasses) {
   const std::vector<Mass> model = {{10, 0.25}, {30, 0.5}};
-  const CheckpointPlan plan(model, 0, 1, 8, TokensAt);
+  CheckpointPlan plan(model, 0, 1, 8, TokensAt);
   EXPECT_EQ(plan.most(), 2u);
   EXPECT_THAT(plan.Positions(8), ElementsAre(10, 30));
   EXPECT_DOUBLE_EQ(plan.Expected(0), 17.5);
@@ -180,16 +180,16 @@ TEST(CheckpointPlanTest, NeedsNoMoreCheckpointsThanMasses) {
 }
 
 TEST(CheckpointPlanTest, EmptyModelHasNoCheckpoints) {
-  const CheckpointPlan plan({}, 12, 4, 8, TokensAt);
+  CheckpointPlan plan({}, 12, 4, 8, TokensAt);
   EXPECT_EQ(plan.most(), 0u);
   EXPECT_EQ(plan.Expected(0), 0);
   EXPECT_THAT(plan.Positions(8), IsEmpty());
 }
 
-// Weights that have all but decayed are no reason to take a checkpoint that saves nothing.
-TEST(CheckpointPlanTest, MassesOfNoWeightSaveNothing) {
+// Weights that have almost decayed do not justify a checkpoint that saves nothing.
+TEST(CheckpointPlanTest, MassesWithoutWeightSaveNothing) {
   const std::vector<Mass> model = {{10, 0.0}, {20, 1.0}, {30, 0.0}};
-  const CheckpointPlan plan(model, 0, 1, 3, TokensAt);
+  CheckpointPlan plan(model, 0, 1, 3, TokensAt);
   EXPECT_EQ(plan.Expected(1), 0);
   EXPECT_EQ(plan.Expected(3), 0);
   EXPECT_EQ(Recomputed(model, 0, plan.Positions(3), TokensAt), 0);
@@ -201,13 +201,13 @@ double PlanSeconds(size_t depths, uint64_t seed) {
   for (uint64_t depth = 1; depth <= depths; ++depth) {
     model.push_back({depth, static_cast<double>(1 + random() % 1000) / static_cast<double>(1000 * depths)});
   }
-  const std::clock_t begin = std::clock();  // of the processor: others' turns do not count
-  const CheckpointPlan plan(model, 0, 1, 8, TokensAt);
-  EXPECT_EQ(plan.most(), 8u);
+  const std::clock_t begin = std::clock();  // CPU time, so that other processes do not count
+  CheckpointPlan plan(model, 0, 1, 8, TokensAt);
+  EXPECT_GT(plan.Expected(8), 0);
   return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
 }
 
-// The least of several times is the time of the work: other load on the machine only adds to it. The two sizes
+// The least of several times is the time of the work: other load on the machine can only add to it. The two sizes
 // alternate, so that a machine that gets slower meanwhile slows both. Both sizes are such that malloc keeps their
 // memory from one time to the next.
 TEST(CheckpointPlanTest, DoublingTheDepthsDoublesTheTime) {
@@ -216,7 +216,7 @@ TEST(CheckpointPlanTest, DoublingTheDepthsDoublesTheTime) {
 #endif
   constexpr size_t kDepths = 4096;
   double ratio = std::numeric_limits<double>::infinity();
-  for (int attempt = 0; attempt < 10 && ratio > 2.3; ++attempt) {  // a fault of the program's would be there each time
+  for (int attempt = 0; attempt < 10 && ratio > 2.3; ++attempt) {  // a fault of the program would show in each attempt
     double once = ratio = std::numeric_limits<double>::infinity();
     double twice = once;
     for (uint64_t round = 0; round < 31; ++round) {

@@ -24,12 +24,12 @@ void Prefixes::CommitJob::Start() {
   prefixes_.transfers_.Begin(session_);
   ++prefixes_.commits_[session_];
   const PrefixModel& model = commit_.text.model();
-  // Depths of known states: without a checkpoint, a prompt would resume from the one before.
+  // Depths of known states: without a checkpoint, a prompt would resume from the previous state.
   std::vector<uint64_t> before = keep_.known;
   for (size_t i = 0; i < keep_.states.size(); ++i) {
     if (!keep_.states[i]) continue;
     const uint64_t depth = commit_.checkpoints[i].depth;
-    ++prefixes_.writing_[Keys().Checkpoint(depth)];
+    prefixes_.stored_.BeginCopy(Keys().Checkpoint(depth));
     const size_t blocks = model.paged ? depth / model.block_tokens : 0;
     while (blocks_ < blocks) objects_.push_back({Object::kBlock, i, blocks_++});
     const auto behind = std::ranges::lower_bound(before, depth);
@@ -39,7 +39,7 @@ void Prefixes::CommitJob::Start() {
   }
   depths_ = std::move(before);
   if (keep_.span) {
-    ++prefixes_.writing_[SpanKey()];
+    prefixes_.stored_.BeginCopy(SpanKey());
     objects_.push_back({.what = Object::kSpan});
     span_outcome_ = CommitOutcome::kAlreadyPresent;
   }
@@ -66,15 +66,16 @@ void Prefixes::CommitJob::Begin(const Object& object) {
   if (!plan.ok()) return Fail(object, CommitOutcome::kBadSource);
   plan->shard = commit_.text.model().shard;
   const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, pool_, *plan, 0, Saves(object));
-  for (Entry* shard : prefixes_.table_.index().keys().All(pool_.tenant, plan->key)) shard->group = Keys().Group();
+  ObjectTable& table = prefixes_.table_;
+  for (Entry* shard : table.index().keys().All(pool_.tenant, plan->key)) shard->group = Keys().Group();
   switch (reserved.outcome) {
     case ReserveOutcome::kGranted:
       if (object.what != Object::kBlock && prefixes_.Defers(pool_.tenant, commit_.text, *plan, own_, depths_)) {
-        prefixes_.table_.Defer(pool_.tenant, plan->key, plan->shard);
+        table.placement().Defer(*table.index().keys().Find(pool_.tenant, plan->key, plan->shard));
       }
       return Copy(object, reserved.id);
     case ReserveOutcome::kAlreadyPresent:
-    case ReserveOutcome::kBeingPublished:  // by another engine; if it fails, the next lookup finds out
+    case ReserveOutcome::kBeingPublished:  // by another engine; if that fails, the next lookup detects it
       return;
     default:
       return Fail(object, CommitOutcome::kNoSpace);
@@ -182,13 +183,6 @@ void Prefixes::CommitJob::Finish() {
   prefixes_.transfers_.End(session_);
 }
 
-bool Prefixes::CommitJob::Written(const Key& key) {
-  const auto writing = prefixes_.writing_.find(key);
-  if (--writing->second > 0) return false;
-  prefixes_.writing_.erase(writing);
-  return true;
-}
-
 Prefixes::Space* Prefixes::CommitJob::FindSpace() const {
   const auto found = prefixes_.spaces_.find(commit_.text.model().ns);
   return found == prefixes_.spaces_.end() ? nullptr : &found->second;
@@ -207,44 +201,44 @@ bool Prefixes::CommitJob::GivenUp(std::span<PrefixNode* const> way, uint64_t dep
 void Prefixes::CommitJob::Conclude(size_t i, Space* space, std::span<PrefixNode* const> way) {
   const TenantId tenant = pool_.tenant;
   const uint64_t depth = commit_.checkpoints[i].depth;
-  const bool last = Written(Keys().Checkpoint(depth));
+  const bool last = prefixes_.stored_.EndCopy(Keys().Checkpoint(depth));
   if (own_) return;
   if (!Failed(outcomes_[i]) && last && GivenUp(way, depth, PrefixPlanner::Kept::kByStates)) {
     outcomes_[i] = CommitOutcome::kDeclined;
     const auto needs = [](const PrefixNode* node) { return node->data.needs > 0; };
     const auto needed = std::ranges::find_if(way.rbegin(), way.rend(), needs);
-    prefixes_.GiveUp(tenant, commit_.text, needed == way.rend() ? 0 : (*needed)->depth(), depth);
+    prefixes_.EvictCheckpoint(tenant, commit_.text, needed == way.rend() ? 0 : (*needed)->depth(), depth);
   }
   if (!Failed(outcomes_[i]) || IsKept(way, depth) != PrefixPlanner::Kept::kByStates) return;
   size_t whole = 0;
-  const bool gone = prefixes_.Find(tenant, commit_.text.model(), Keys(), depth, whole) == There::kGone;
+  const bool gone = prefixes_.stored_.FindState(tenant, commit_.text.model(), Keys(), depth, whole) == There::kGone;
   if (gone) space->planner->Lost(*PrefixTree<PrefixEntry>::NodeOn(way, depth));
 }
 
 void Prefixes::CommitJob::ConcludeSpan(Space* space, std::span<PrefixNode* const> way) {
   const TenantId tenant = pool_.tenant;
   const Key key = SpanKey();
-  const bool last = Written(key);
+  const bool last = prefixes_.stored_.EndCopy(key);
   if (own_) return;
   const uint64_t end = commit_.text.tokens().size();
   if (!Failed(span_outcome_) && last && GivenUp(way, end, PrefixPlanner::Kept::kBySpan)) {
     span_outcome_ = CommitOutcome::kDeclined;
-    prefixes_.table_.GiveUp(tenant, key);
+    prefixes_.table_.EvictKey(tenant, key);
   }
   if (!Failed(span_outcome_) || IsKept(way, end) != PrefixPlanner::Kept::kBySpan) return;
-  const bool gone = prefixes_.FindSpan(tenant, commit_.text.model(), key) == There::kGone;
+  const bool gone = prefixes_.stored_.FindSpan(tenant, commit_.text.model(), key) == There::kGone;
   if (gone) space->planner->Lost(*way.back());
 }
 
 void Prefixes::CommitJob::RememberOwn() {
   const uint64_t end = commit_.text.tokens().size();
   if (keep_.span && !Failed(span_outcome_)) {
-    prefixes_.Remember(pool_.tenant, commit_.text, end, commit_.span->begin);
+    prefixes_.conversations_.Remember(pool_.tenant, commit_.text, end, commit_.span->begin);
     return;
   }
   for (size_t i = 0; i < keep_.states.size(); ++i) {
     if (keep_.states[i] && !Failed(outcomes_[i])) {
-      prefixes_.Remember(pool_.tenant, commit_.text, commit_.checkpoints[i].depth);
+      prefixes_.conversations_.Remember(pool_.tenant, commit_.text, commit_.checkpoints[i].depth);
     }
   }
 }

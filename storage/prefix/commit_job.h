@@ -48,12 +48,11 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   // span can.
   void Fail(const Object& object, CommitOutcome outcome);
   void Finish();
-  // Removes the key from those being written. Returns true if no other job is copying the object.
-  bool Written(const Key& key);
   // Null if the namespace was erased meanwhile.
   Space* FindSpace() const;
   static PrefixPlanner::Kept IsKept(std::span<PrefixNode* const> way, uint64_t depth);
-  // Returns whether a copied checkpoint should no longer be kept, because more valuable checkpoints came meanwhile.
+  // Returns whether a copied checkpoint should no longer be kept, because more valuable checkpoints have arrived
+  // meanwhile.
   bool GivenUp(std::span<PrefixNode* const> way, uint64_t depth, PrefixPlanner::Kept as) const;
   void Conclude(size_t i, Space* space, std::span<PrefixNode* const> way);
   void ConcludeSpan(Space* space, std::span<PrefixNode* const> way);

@@ -16,7 +16,7 @@ double TokensAt(uint64_t depth) {
   return static_cast<double>(depth);
 }
 
-TEST(CoverTest, APrefixThatSpoilsAHitIsNotTaken) {
+TEST(CoverTest, APrefixThatInvalidatesABetterHitIsNotTaken) {
   const CoverSegment segments[] = {{0, 100, false}, {100, 400, true}, {400, 500, true}};
   const uint64_t resumable[] = {100, 150};
   const Cover cover = BestCover(resumable, segments, 0, 0, TokensAt);
@@ -33,7 +33,7 @@ TEST(CoverTest, ALongPrefixIsTakenWhereItSavesMore) {
   EXPECT_THAT(cover.segments, IsEmpty());
 }
 
-TEST(CoverTest, SeamSidesAreComputedButNotThoseOfAPrefix) {
+TEST(CoverTest, SeamsAreComputedExceptBesideAPrefix) {
   const CoverSegment segments[] = {{0, 100, true}, {100, 200, true}, {200, 216, true}};
   const Cover cover = BestCover({}, segments, 8, 8, TokensAt);
   EXPECT_EQ(cover.prefix, 100u) << "the segment that the prompt begins with has no seams";
@@ -41,7 +41,7 @@ TEST(CoverTest, SeamSidesAreComputedButNotThoseOfAPrefix) {
   EXPECT_EQ(cover.saved, 100 + 84);
 }
 
-TEST(CoverTest, APrefixMayEndInAHeadAndNoFurther) {
+TEST(CoverTest, APrefixMayEndInAHeadSeam) {
   const CoverSegment segments[] = {{0, 100, false}, {100, 200, true}, {200, 300, true}};
   for (const auto& [depth, interiors] : {std::pair{100, 2}, {104, 2}, {108, 2}, {109, 1}, {192, 1}, {208, 1}}) {
     const uint64_t resumable[] = {static_cast<uint64_t>(depth)};
@@ -57,7 +57,7 @@ TEST(CoverTest, EmptyInputGivesEmptyCover) {
   EXPECT_EQ(cover.saved, 0);
 }
 
-// Against all covers there are.
+// Compares with all possible covers.
 TEST(CoverTest, NoCoverSavesMore) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(seed);

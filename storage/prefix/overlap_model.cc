@@ -4,7 +4,6 @@
 #include <algorithm>
 #include <cmath>
 #include <iterator>
-#include <utility>
 
 namespace ashlar::storage {
 namespace {
@@ -20,30 +19,37 @@ double LogLikelihood(double share, double observed) {
 
 void OverlapModel::Histogram::Add(uint64_t at) {
   unit_ /= 1 - kDecay;
-  weights_[at] += unit_;
+  const auto place = std::ranges::lower_bound(pieces_, at, {}, &Piece::at);
+  if (place != pieces_.end() && place->at == at) {
+    place->weight += unit_;
+  } else {
+    pieces_.insert(place, {at, unit_});
+  }
   total_ += unit_;
   if (unit_ > kLargestUnit) {
-    for (auto& [place, weight] : weights_) weight /= unit_;
+    for (Piece& piece : pieces_) piece.weight /= unit_;
     total_ /= unit_;
     unit_ = 1;
   }
-  if (weights_.size() > kMostDepths) Prune();
+  if (pieces_.size() > kMostDepths) Prune();
 }
 
 void OverlapModel::Histogram::Prune() {
   std::vector<double> sorted;
-  for (const auto& [place, weight] : weights_) sorted.push_back(weight);
+  sorted.reserve(pieces_.size());
+  for (const Piece& piece : pieces_) sorted.push_back(piece.weight);
   const auto middle = sorted.begin() + static_cast<ptrdiff_t>(sorted.size() / 2);
   std::nth_element(sorted.begin(), middle, sorted.end());
-  std::erase_if(weights_, [least = *middle](const auto& item) { return item.second <= least; });
+  std::erase_if(pieces_, [least = *middle](const Piece& piece) { return piece.weight <= least; });
   total_ = 0;
-  for (const auto& [place, weight] : weights_) total_ += weight;
+  for (const Piece& piece : pieces_) total_ += piece.weight;
 }
 
 double OverlapModel::Histogram::Share(uint64_t first, uint64_t last) const {
   if (total_ <= 0) return 0;
   double weight = 0;
-  for (auto at = weights_.lower_bound(first); at != weights_.end() && at->first <= last; ++at) weight += at->second;
+  auto at = std::ranges::lower_bound(pieces_, first, {}, &Piece::at);
+  for (; at != pieces_.end() && at->at <= last; ++at) weight += at->weight;
   return weight / total_;
 }
 
@@ -60,28 +66,48 @@ void OverlapModel::Observe(uint64_t depth, uint64_t length) {
   ++observed_;
 }
 
-std::vector<OverlapModel::Mass> OverlapModel::Between(uint64_t begin, uint64_t length) const {
-  if (observed_ == 0) return {};
+OverlapForecast OverlapModel::Forecast(size_t parts) const {
+  OverlapForecast forecast;
+  if (observed_ == 0) return forecast;
   const double odds = std::clamp(end_foresight_ - start_foresight_, -kMostLogOdds, kMostLogOdds);
   const double start_share = std::clamp(1 / (1 + std::exp(odds)), kLeastShare, 1 - kLeastShare);
+  const auto divide = [parts](const Histogram& histogram, double share, bool nearest_first, auto& divided) {
+    const double scale = share / histogram.total(), most = share / static_cast<double>(parts);
+    for (const Piece& piece : histogram.pieces()) {
+      const double weight = piece.weight * scale;
+      if (divided.empty() || divided.back().weight + weight > most) {
+        divided.push_back({piece.at, weight});
+      } else {
+        // A checkpoint at the range's least depth, or largest distance from the end, serves all of it.
+        if (!nearest_first) divided.back().at = piece.at;
+        divided.back().weight += weight;
+      }
+    }
+  };
+  divide(from_start_, start_share, true, forecast.from_start_);
+  divide(from_end_, 1 - start_share, false, forecast.from_end_);
+  return forecast;
+}
+
+std::vector<OverlapForecast::Mass> OverlapForecast::Between(uint64_t begin, uint64_t length) const {
   std::vector<Mass> masses;
+  if (length <= begin) return masses;
   const auto add = [&masses](uint64_t depth, double weight) {
     if (masses.empty() || masses.back().depth != depth) masses.push_back({depth, 0});
     masses.back().weight += weight;
   };
-  if (length <= begin) return masses;
   // Both are sorted by depth; the nearest to the end is last.
-  const auto &starts = from_start_.weights(), &ends = from_end_.weights();
-  auto start = starts.upper_bound(begin);
-  const auto last_start = starts.upper_bound(length);
-  auto end = std::make_reverse_iterator(ends.lower_bound(length - begin));
-  while (start != last_start || end != ends.rend()) {
-    const bool starts_first = end == ends.rend() || (start != last_start && start->first <= length - end->first);
+  auto start = std::ranges::upper_bound(from_start_, begin, {}, &Piece::at);
+  const auto last_start = std::ranges::upper_bound(from_start_, length, {}, &Piece::at);
+  auto end = std::make_reverse_iterator(std::ranges::lower_bound(from_end_, length - begin, {}, &Piece::at));
+  masses.reserve(static_cast<size_t>((last_start - start) + (from_end_.rend() - end)));
+  while (start != last_start || end != from_end_.rend()) {
+    const bool starts_first = end == from_end_.rend() || (start != last_start && start->at <= length - end->at);
     if (starts_first) {
-      add(start->first, start_share * start->second / from_start_.total());
+      add(start->at, start->weight);
       ++start;
     } else {
-      add(length - end->first, (1 - start_share) * end->second / from_end_.total());
+      add(length - end->at, end->weight);
       ++end;
     }
   }

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Commits of texts: which parts are kept, and which older ones they replace. commit_job.h copies them.
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "proto/limits.h"
@@ -9,9 +8,12 @@
 #include "storage/prefix/prefixes.h"
 
 namespace ashlar::storage {
+namespace {
+
+constexpr size_t kCommits = 16;  // in flight per session
 
 // Returns nothing if no span is offered or the model has none.
-std::optional<PrefixPlanner::SpanOffer> Prefixes::Offered(const PrefixCommit& commit) {
+std::optional<PrefixPlanner::SpanOffer> Offered(const PrefixCommit& commit) {
   if (!commit.span) return std::nullopt;
   const PrefixModel& model = commit.text.model();
   const uint64_t begin = commit.span->begin, end = commit.text.tokens().size();
@@ -19,6 +21,8 @@ std::optional<PrefixPlanner::SpanOffer> Prefixes::Offered(const PrefixCommit& co
   if (!plan.ok() || begin < commit.text.first_span() || end - begin > commit.text.span_tokens()) return std::nullopt;
   return PrefixPlanner::SpanOffer{begin, plan->Extents() * limits::kExtentBytes * model.shard.size};
 }
+
+}  // namespace
 
 Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
   const std::span<const int32_t> tokens = commit.text.tokens();
@@ -41,7 +45,7 @@ Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
     Name(commit.text, node);
     if (!node.data.kept) return;
     if (node.data.span == nullptr) keep.known.push_back(node.depth());
-    // A span of another length is another object, and it exists.
+    // A span of another length is a different object, and it exists.
     keep.span |= span && node.data.span != nullptr && node.depth() == tokens.size() &&
                  node.data.span->base->depth() == span->begin;
   });
@@ -55,7 +59,7 @@ Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
 // other depths.
 Prefixes::Keep Prefixes::KeepOwn(TenantId tenant, const PrefixCommit& commit) {
   Keep keep{.states = std::vector<bool>(commit.checkpoints.size(), false),
-            .known = OwnCheckpoints(tenant, commit.text)};
+            .known = conversations_.Checkpoints(tenant, commit.text)};
   std::ranges::sort(keep.known);
   if (commit.checkpoints.empty()) return keep;
   const std::optional<PrefixPlanner::SpanOffer> span = Offered(commit);
@@ -89,36 +93,21 @@ void Prefixes::Name(const PrefixText& text, PrefixNode& node) {
   }
 }
 
-void Prefixes::GiveUp(TenantId tenant, const PrefixText& text, uint64_t needed, uint64_t depth) {
-  table_.GiveUp(tenant, text.shared().Checkpoint(depth));
+void Prefixes::EvictCheckpoint(TenantId tenant, const PrefixText& text, uint64_t needed, uint64_t depth) {
+  table_.EvictKey(tenant, text.shared().Checkpoint(depth));
   const uint64_t block = text.model().block_tokens;
   for (uint64_t i = needed / block; text.model().paged && i < depth / block; ++i) {
-    table_.GiveUp(tenant, text.shared().blocks()[i]);
+    table_.EvictKey(tenant, text.shared().blocks()[i]);
   }
-}
-
-Prefixes::Mark Prefixes::MarkOf(const PrefixText& text, uint64_t depth, uint64_t span_begin) {
-  const PrefixKeys& keys = *text.own();
-  if (span_begin == 0) return {.depth = depth, .key = keys.Checkpoint(depth)};
-  const auto tokens = text.tokens().subspan(span_begin, depth - span_begin);
-  return {.depth = depth,
-          .key = keys.Span(span_begin, depth),
-          .span_begin = span_begin,
-          .base = keys.Checkpoint(span_begin),
-          .tokens = {tokens.begin(), tokens.end()}};
-}
-
-bool Prefixes::IsSaved(TenantId tenant, const PrefixModel& model, const Mark& mark) const {
-  return mark.depth > 0 && table_.IsSaved(tenant, mark.checkpoint_key(), model.shard);
 }
 
 // A token is worth the bytes of its keys and values. For a model without them, a block's tokens are worth a checkpoint.
 bool Prefixes::Defers(TenantId tenant, const PrefixText& text, const ObjectHeader& header, bool own,
                       std::span<const uint64_t> depths) const {
-  if (!table_.defers()) return false;
+  if (!table_.placement().defers()) return false;
   const PrefixModel& model = text.model();
   const PrefixKeys& keys = own ? *text.own() : text.shared();
-  uint64_t needed = model.block_tokens;  // in tokens
+  uint64_t needed = model.block_tokens;  // tokens
   if (model.paged) {
     const uint64_t bytes = header.Extents() * limits::kExtentBytes;
     needed = (bytes * model.block_tokens + model.block_bytes - 1) / model.block_bytes;
@@ -126,12 +115,12 @@ bool Prefixes::Defers(TenantId tenant, const PrefixText& text, const ObjectHeade
   if (header.tokens < needed) return true;
   const auto near = std::ranges::upper_bound(depths, header.tokens - needed);
   return std::any_of(near, std::ranges::lower_bound(depths, header.tokens),
-                     [&](uint64_t depth) { return table_.IsSaved(tenant, keys.Checkpoint(depth), model.shard); });
+                     [&](uint64_t depth) { return IsOnDisk(table_, tenant, keys.Checkpoint(depth), model.shard); });
 }
 
 void Prefixes::DeferWrites(TenantId tenant, const PrefixText& text, std::span<const Candidate> candidates,
                            const Candidate& chosen, std::span<Query> objects) const {
-  if (!table_.defers()) return;
+  if (!table_.placement().defers()) return;
   std::vector<uint64_t> depths;
   for (const Candidate& candidate : candidates) {
     if (candidate.own == chosen.own && candidate.span_begin == 0) depths.push_back(candidate.depth);
@@ -141,41 +130,6 @@ void Prefixes::DeferWrites(TenantId tenant, const PrefixText& text, std::span<co
     const Entry* const entry = table_.index().keys().Find(tenant, object.key, object.shard);
     object.defer = entry != nullptr && Defers(tenant, text, entry->header, chosen.own, depths);
   }
-}
-
-// A conversation keeps its last two states, and the last one on the disk. Most blocks of older states are also blocks
-// of later ones. Blocks of a text that its conversation has left are evicted when space is needed.
-bool Prefixes::Remember(TenantId tenant, const PrefixText& text, uint64_t depth, uint64_t span_begin) {
-  const ConversationName name{text.model().ns, text.conversation()};
-  Mark mark = MarkOf(text, depth, span_begin);
-  Conversations& table = Of(tenant);
-  Conversation conversation;
-  if (const Conversation* const known = table.Find(name)) conversation = *known;
-  if (conversation.last.key == mark.key || conversation.before.key == mark.key) {
-    if (conversation.last.key != mark.key)
-      table.Put(name, {std::move(mark), std::move(conversation.last), std::move(conversation.saved)});
-    return false;
-  }
-  // If a turn is asked again, the states of its former answer end, and those from its start stay (for example, if the
-  // texts diverge inside a span).
-  const Mark& last = conversation.last;
-  const bool left = last.depth > 0 &&
-                    (last.checkpoint() > depth || text.own()->Checkpoint(last.checkpoint()) != last.checkpoint_key());
-  Mark gone = left ? conversation.last : conversation.before;
-  Conversation now{std::move(mark), left ? std::move(conversation.before) : std::move(conversation.last),
-                   std::move(conversation.saved)};
-  // The outgoing states may be on the disk and later ones not: they stay until the disk has later ones.
-  if (!left && table_.defers() && IsSaved(tenant, text.model(), gone)) std::swap(gone, now.saved);
-  if (left && now.saved.key == gone.key) now.saved = {};
-  const auto is_used = [&now](const Key& key) {  // several answers to a turn use the same checkpoint
-    return std::ranges::any_of(std::array{&now.last, &now.before, &now.saved}, [&key](const Mark* const used) {
-      return used->depth > 0 && (used->key == key || used->checkpoint_key() == key);
-    });
-  };
-  if (gone.depth > 0 && !is_used(gone.key)) table_.GiveUp(tenant, gone.key);
-  if (gone.span_begin > 0 && !is_used(gone.base)) table_.GiveUp(tenant, gone.base);
-  table.Put(name, std::move(now));
-  return true;
 }
 
 void Prefixes::Commit(SessionId session, TenantId tenant, PrefixCommit commit, CommitDone done) {

@@ -48,7 +48,7 @@ struct PrefixEntry {
   uint64_t fresh = 0;                // tokens after the previous request end
   RequestTime used = 0;              // last use or arrival
   bool kept = false;                 // its checkpoint or the span that replaces it is kept
-  uint32_t leases = 0;               // users that resume there; it stays
+  uint32_t leases = 0;               // users that resume there; it is not evicted meanwhile
   uint32_t needs = 0;                // number of users of the edge's pages: its checkpoint, and children with needs
   std::unique_ptr<KeptSpan> span;    // null: kept by states, or not kept
   std::vector<PrefixNode*> hanging;  // spans that begin here; this prefix stays while there are any

@@ -12,12 +12,19 @@ namespace {
 ReuseModel::Subject Prefix(const PrefixEntry& entry) {
   return {*entry.kind, entry.uses, entry.fresh};
 }
+// Returns whether a request ended there.
+bool IsEnd(const PrefixEntry& entry) {
+  return entry.kind == ReuseKind::kRequestEnd || entry.kind == ReuseKind::kContinued;
+}
 constexpr ReuseModel::Subject kEdge{.kind = ReuseKind::kEdge};
 
 }  // namespace
 
 PrefixPlanner::PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options)
-    : costs_(costs), options_(options), budget_(costs, options.capacity_bytes, reuse_, options.seed) {}
+    : costs_(costs),
+      options_(options),
+      history_(costs.page_tokens),
+      budget_(costs, options.capacity_bytes, reuse_, options.seed) {}
 
 PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool rebuilds) {
   ++now_;
@@ -26,7 +33,7 @@ PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool
   std::vector<PrefixNode*> passed, candidates;
   PrefixNode* resume = nullptr;
   Match match;
-  const auto reached = tree_.Walk(prompt, [&](PrefixNode& node) {
+  const auto reached = tree().Walk(prompt, [&](PrefixNode& node) {
     passed.push_back(&node);
     if (node.data.kind) candidates.push_back(&node);
     if (!node.data.kept || node.data.span != nullptr) return;
@@ -44,14 +51,12 @@ PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool
   match.shared = reached.depth;
   match.lease = resume;
   if (reached.inside != nullptr) LearnParting(reached.inside->data, reached.depth);
-  if (resume != nullptr) Use(*resume);
-  if (!candidates.empty() && candidates.back() != resume) Use(*candidates.back());
-
+  Credit(candidates, resume, match.resume);
   // A prompt that diverges from known prompts here creates a branch, whether or not it is ever computed.
   const uint64_t branch = reached.depth / options_.capture_tokens * options_.capture_tokens;
   const bool parts = reached.depth < prompt.size() || reached.inside != nullptr;
   if (parts && branch > match.resume) {
-    PrefixNode& node = NodeAt(prompt.first(branch));
+    PrefixNode& node = history_.NodeAt(prompt.first(branch));
     if (!node.data.kind) {
       MakeCandidate(node, ReuseKind::kBranch);
       candidates.push_back(&node);
@@ -85,6 +90,9 @@ void PrefixPlanner::LearnParting(PrefixEntry& edge, uint64_t depth) {
   brought.parted = true;
   reuse_.Ended(kEdge, now_ - brought.came, true);
   overlap_.Observe(depth, brought.prompt_end);
+  if (overlap_.observed() - forecast_at_ < std::min(overlap_.observed() / kForecastShare, kForecastMost)) return;
+  forecast_ = overlap_.Forecast(kForecastParts);
+  forecast_at_ = overlap_.observed();
 }
 
 void PrefixPlanner::Use(PrefixNode& node) {
@@ -94,10 +102,36 @@ void PrefixPlanner::Use(PrefixNode& node) {
   budget_.Refresh(node);
 }
 
+// The prompt uses the prefix that it resumes from. Of the missing ones after it, it would have used the deepest, and
+// the one that is most worth keeping: it counts too, so that uses are not spread over prefixes of nearly the same
+// depth. A kept prefix that the prompt passes gets a use without ending its spell: if texts are used five times, all
+// checkpoints of a text are then known to be done.
+void PrefixPlanner::Credit(std::span<PrefixNode* const> passed, PrefixNode* resume, uint64_t depth) {
+  if (resume != nullptr) Use(*resume);
+  if (passed.empty()) return;
+  std::vector<const PrefixNode*> missing;
+  for (const PrefixNode* const node : passed) {
+    if (node->depth() > depth && !node->data.kept && !IsEnd(node->data)) missing.push_back(node);
+  }
+  const std::vector<double> prices = budget_.prices().Prices(missing, now_);
+  const auto best = std::ranges::max_element(prices);
+  const PrefixNode* const dearest =
+      best == prices.end() ? nullptr : missing[static_cast<size_t>(best - prices.begin())];
+  for (PrefixNode* const node : passed) {
+    if (node == resume) continue;
+    if (node == dearest || node == passed.back()) {
+      Use(*node);
+    } else if (node->data.kept && !IsEnd(node->data)) {
+      ++node->data.uses;
+      budget_.Refresh(*node);
+    }
+  }
+}
+
 void PrefixPlanner::MakeCandidate(PrefixNode& node, ReuseKind kind) {
   if (node.data.kind) return;
   const PrefixNode* before = node.parent();
-  while (before->parent() != nullptr && before->data.kind != ReuseKind::kRequestEnd) before = before->parent();
+  while (before->parent() != nullptr && !IsEnd(before->data)) before = before->parent();
   node.data.kind = kind;
   node.data.fresh = node.depth() - before->depth();
   node.data.used = now_;
@@ -111,7 +145,7 @@ std::vector<uint64_t> PrefixPlanner::Wanted(std::span<PrefixNode* const> passed,
     const bool asked = node->depth() > resume && node->depth() % options_.capture_tokens == 0;
     if (asked && !node->data.kept) missing.push_back(node);
   }
-  const std::vector<double> prices = budget_.Prices(missing, now_);
+  const std::vector<double> prices = budget_.prices().Prices(missing, now_);
   std::vector<std::pair<double, uint64_t>> worth;
   for (size_t i = 0; i < missing.size(); ++i) {
     if (prices[i] >= least) worth.push_back({prices[i], missing[i]->depth()});
@@ -127,11 +161,11 @@ std::vector<uint64_t> PrefixPlanner::Wanted(std::span<PrefixNode* const> passed,
 // Chooses checkpoints in the new part of a prompt. The first one also needs the pages before it, the next ones only
 // their states.
 std::vector<uint64_t> PrefixPlanner::Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const {
-  const std::vector<OverlapModel::Mass> model = overlap_.Between(shared, prompt);
+  const std::vector<OverlapForecast::Mass> model = forecast_.Between(shared, prompt);
   if (model.empty()) return {};
   const auto flops = [this](uint64_t depth) { return costs_.Flops(depth); };
   const size_t most = std::min(options_.most_placed, options_.most_checkpoints);
-  const CheckpointPlan plan(model, resume, options_.capture_tokens, most, flops);
+  CheckpointPlan plan(model, resume, options_.capture_tokens, most, flops);
   const double rate = reuse_.Rate(kEdge, 1), going = budget_.going_price() * kPlacedMargin;
   size_t pays = 0;
   for (size_t m = 1; m <= plan.most(); ++m) {
@@ -139,7 +173,7 @@ std::vector<uint64_t> PrefixPlanner::Placed(uint64_t resume, uint64_t shared, ui
     if (saves <= 0) break;
     uint64_t bytes = costs_.checkpoint_bytes;
     if (m == 1) bytes += (plan.Positions(1).back() - resume) / costs_.page_tokens * costs_.page_bytes;
-    if (saves < going * static_cast<double>(bytes)) break;
+    if (bytes > budget_.capacity_bytes() || saves < going * static_cast<double>(m * m * bytes)) break;
     pays = m;
   }
   std::vector<uint64_t> positions = plan.Positions(pays);
@@ -163,7 +197,7 @@ size_t PrefixPlanner::Keep(std::span<const int32_t> tokens, uint64_t prompt, std
                            const std::optional<SpanOffer>& span, std::optional<uint64_t> shared) {
   if (tokens.empty()) return 0;
   budget_.RaiseLimit();
-  const Tree::Inserted text = Extend(tokens, prompt, captured);
+  const Tree::Inserted text = history_.Extend(tokens, prompt, captured, now_);
   for (PrefixNode* const node : text.at) {
     const bool prompt_end = span && node->depth() == span->begin;
     MakeCandidate(*node, prompt_end                                    ? ReuseKind::kRequestEnd
@@ -176,6 +210,7 @@ size_t PrefixPlanner::Keep(std::span<const int32_t> tokens, uint64_t prompt, std
   MakeCandidate(end, !goes_on                                    ? ReuseKind::kRequestEnd
                      : end.depth() > shared.value_or(text.known) ? ReuseKind::kPlaced
                                                                  : ReuseKind::kBranch);
+  if (!goes_on) Continue(end);
   size_t kept = 0;
   for (PrefixNode* const node : text.at) kept += !node->data.kept && budget_.Admit(*node, now_) ? 1 : 0;
   kept += !end.data.kept && AdmitEnd(end, span) ? 1 : 0;
@@ -183,11 +218,24 @@ size_t PrefixPlanner::Keep(std::span<const int32_t> tokens, uint64_t prompt, std
   return kept;
 }
 
+// The next turn resumes at `end`. The ends before it are hardly ever used again, so they must not count as ends whose
+// next turn is due.
+void PrefixPlanner::Continue(PrefixNode& end) {
+  const auto set = [this](PrefixNode& node, ReuseKind kind) {
+    node.data.kind = kind;
+    budget_.Refresh(node);
+  };
+  if (end.data.kind == ReuseKind::kContinued) set(end, ReuseKind::kRequestEnd);
+  for (PrefixNode* node = end.parent(); node->parent() != nullptr; node = node->parent()) {
+    if (node->data.kind == ReuseKind::kRequestEnd) set(*node, ReuseKind::kContinued);
+  }
+}
+
 bool PrefixPlanner::AdmitEnd(PrefixNode& end, const std::optional<SpanOffer>& span) {
   PrefixNode* base = &end;
   while (span && base->depth() > span->begin) base = base->parent();
   const bool hangs = span && base->depth() == span->begin && MayBear(*base);
-  if (!hangs || span->bytes >= budget_.StatesTake(end)) return budget_.Admit(end, now_);
+  if (!hangs || span->bytes >= budget_.prices().Bytes(end)) return budget_.Admit(end, now_);
   return budget_.AdmitSpan(end, *base, span->bytes, now_);
 }
 
@@ -197,7 +245,7 @@ bool PrefixPlanner::MayBear(const PrefixNode& base) {
 
 // Kept leaves move to the back of the list; a request examines only some of them.
 void PrefixPlanner::Trim() {
-  for (size_t stayed = 0; tree_.bytes() > options_.history_bytes && !leaves_.empty() && stayed < kSweep;) {
+  for (size_t stayed = 0; tree().bytes() > options_.history_bytes && history_.oldest() != nullptr && stayed < kSweep;) {
     if (!DropOldest()) ++stayed;
   }
 }
@@ -212,7 +260,7 @@ void PrefixPlanner::WhenGone(std::function<void(PrefixNode&)> gone) {
 }
 
 void PrefixPlanner::Lost(std::span<const int32_t> prefix) {
-  const auto reached = tree_.Walk(prefix);
+  const auto reached = tree().Walk(prefix);
   if (reached.inside == nullptr && reached.depth == prefix.size()) Lost(*reached.node);
 }
 
@@ -225,7 +273,7 @@ void PrefixPlanner::Lost(PrefixNode& node) {
 }
 
 PrefixPlanner::Kept PrefixPlanner::IsKept(std::span<const int32_t> prefix) const {
-  const auto reached = tree_.Walk(prefix);
+  const auto reached = tree().Walk(prefix);
   return reached.inside != nullptr || reached.depth < prefix.size() ? Kept::kNot : IsKept(*reached.node);
 }
 
@@ -237,7 +285,7 @@ PrefixPlanner::Kept PrefixPlanner::IsKept(const PrefixNode& node) {
 std::vector<PrefixPlanner::Recovery> PrefixPlanner::Recover(std::span<const int32_t> tokens,
                                                             std::span<const Found> found) {
   std::vector<Recovery> outcomes(found.size(), Recovery::kDeclined);
-  const std::vector<PrefixNode*> way = tree_.Way(tokens);
+  const std::vector<PrefixNode*> way = tree().Way(tokens);
   std::vector<uint64_t> cuts;
   std::vector<size_t> wanted;
   for (size_t i = 0; i < found.size(); ++i) {
@@ -252,7 +300,7 @@ std::vector<PrefixPlanner::Recovery> PrefixPlanner::Recover(std::span<const int3
     wanted.push_back(i);
   }
   if (cuts.empty()) return outcomes;
-  const Tree::Inserted text = Extend(tokens.first(cuts.back()), cuts.back(), cuts);
+  const Tree::Inserted text = history_.Extend(tokens.first(cuts.back()), cuts.back(), cuts, now_);
   for (const size_t i : wanted) {
     PrefixNode& node = *Tree::NodeOn(text.at, found[i].depth);
     MakeCandidate(node, ReuseKind::kRequestEnd);
@@ -267,95 +315,11 @@ std::vector<PrefixPlanner::Recovery> PrefixPlanner::Recover(std::span<const int3
   return outcomes;
 }
 
-PrefixNode& PrefixPlanner::NodeAt(std::span<const int32_t> prefix) {
-  const Tree::Inserted inserted = tree_.Insert(prefix);
-  if (inserted.parted) AdoptSplit(*inserted.parted);
-  return *inserted.node;
-}
-
-PrefixPlanner::Tree::Inserted PrefixPlanner::Extend(std::span<const int32_t> tokens, uint64_t prompt,
-                                                    std::span<const uint64_t> cuts) {
-  Tree::Inserted inserted = tree_.Insert(tokens, cuts);
-  if (inserted.parted) AdoptSplit(*inserted.parted);
-  PrefixNode& node = *inserted.node;
-  if (inserted.added) {
-    PrefixNode* parent = node.parent();
-    while (parent->depth() > inserted.known) parent = parent->parent();
-    leaves_.erase({parent->data.visited, parent->data.serial, parent});
-    node.data.brought = std::make_shared<PromptTail>(
-        PromptTail{.came = now_, .begin = inserted.known, .prompt_end = prompt, .end = node.depth()});
-    Adopt(node);
-  }
-  for (PrefixNode* at = &node; at->parent() != nullptr; at = at->parent()) Visit(*at);
-  for (const Tree::Made& made : inserted.cut) AdoptSplit(made);
-  return inserted;
-}
-
-// Copies the data of the edge that it splits.
-void PrefixPlanner::AdoptSplit(const Tree::Made& made) {
-  PrefixNode& node = *made.node;
-  PrefixNode& behind = *made.behind;
-  SplitKeys(node, behind);
-  node.data.brought = behind.data.brought;
-  node.data.needs = behind.data.needs > 0 ? 1 : 0;
-  node.data.visited = behind.data.visited;
-  Adopt(node);
-}
-
-void PrefixPlanner::SplitKeys(PrefixNode& node, PrefixNode& behind) const {
-  if (behind.data.stored == nullptr || behind.data.stored->blocks.empty()) return;
-  std::vector<Key>& all = behind.data.stored->blocks;
-  // Counted from the end, because cuts before may have removed the node's start.
-  const uint64_t after = behind.depth() / costs_.page_tokens - node.depth() / costs_.page_tokens;
-  const auto before = static_cast<ptrdiff_t>(all.size() - after);
-  node.data.stored = std::make_unique<StoredKeys>();
-  node.data.stored->blocks.assign(all.begin(), all.begin() + before);
-  all.erase(all.begin(), all.begin() + before);
-}
-
-void PrefixPlanner::JoinKeys(PrefixNode& node) const {
-  PrefixNode& child = node.first_child();
-  if (node.data.stored == nullptr && child.data.stored == nullptr) return;
-  if (child.data.stored == nullptr) child.data.stored = std::make_unique<StoredKeys>();
-  std::vector<Key>& behind = child.data.stored->blocks;
-  const uint64_t page = costs_.page_tokens;
-  const std::vector<Key> none;
-  const std::vector<Key>& before = node.data.stored == nullptr ? none : node.data.stored->blocks;
-  const bool known = before.size() == node.depth() / page - node.begin() / page &&
-                     behind.size() == child.depth() / page - child.begin() / page;
-  if (known) {
-    behind.insert(behind.begin(), before.begin(), before.end());
-  } else {
-    behind.clear();
-  }
-}
-
-void PrefixPlanner::Adopt(PrefixNode& node) {
-  node.data.serial = ++serials_;
-  node.data.place = nodes_.size();
-  nodes_.push_back(&node);
-}
-
-void PrefixPlanner::Disown(PrefixNode& node) {
-  PrefixEntry& entry = node.data;
-  if (entry.kind) reuse_.Ended(Prefix(entry), now_ - entry.used, false);
-  nodes_[entry.place] = nodes_.back();
-  nodes_[entry.place]->data.place = entry.place;
-  nodes_.pop_back();
-  leaves_.erase({entry.visited, entry.serial, &node});
-}
-
-void PrefixPlanner::Visit(PrefixNode& node) {
-  if (node.leaf()) leaves_.erase({node.data.visited, node.data.serial, &node});
-  node.data.visited = now_;
-  if (node.leaf()) leaves_.insert({node.data.visited, node.data.serial, &node});
-}
-
 bool PrefixPlanner::DropOldest() {
-  PrefixNode& leaf = *leaves_.begin()->node;
+  PrefixNode& leaf = *history_.oldest();
   // A kept leaf is worth its tokens, unless tokens are most of all bytes, as for a model without keys and values.
-  if (leaf.data.leases > 0 || (leaf.data.kept && tree_.bytes() <= 2 * options_.history_bytes)) {
-    Visit(leaf);
+  if (leaf.data.leases > 0 || (leaf.data.kept && tree().bytes() <= 2 * options_.history_bytes)) {
+    history_.Visit(leaf, now_);
     return false;
   }
   if (leaf.data.kept) {
@@ -364,31 +328,23 @@ bool PrefixPlanner::DropOldest() {
   }
   PromptTail& brought = *leaf.data.brought;
   if (!std::exchange(brought.parted, true)) reuse_.Ended(kEdge, now_ - brought.came, false);
-  PrefixNode& parent = *leaf.parent();
-  Disown(leaf);
-  tree_.Remove(leaf);
-  if (parent.parent() == nullptr) return true;
-  if (parent.leaf()) {
-    leaves_.insert({parent.data.visited, parent.data.serial, &parent});
-  } else if (parent.children() == 1 && !parent.data.kind) {
-    JoinKeys(parent);
-    Disown(parent);
-    tree_.Merge(parent);
-  }
+  if (leaf.data.kind) reuse_.Ended(Prefix(leaf.data), now_ - leaf.data.used, false);
+  history_.Erase(leaf);
   return true;
 }
 
 // Each request reports some of the unfinished spells to the model, so that no request processes all of them.
 void PrefixPlanner::Sweep() {
-  const size_t some = std::min(kSweep, nodes_.size() / kLeastRefresh + 1);
-  for (size_t i = 0; i < some && swept_ < nodes_.size(); ++i, ++swept_) {
-    const PrefixEntry& entry = nodes_[swept_]->data;
-    if (swept_ % kRefreshed == 0) budget_.Refresh(*nodes_[swept_]);
+  const size_t some = std::min(kSweep, history_.size() / kLeastRefresh + 1);
+  for (size_t i = 0; i < some && swept_ < history_.size(); ++i, ++swept_) {
+    PrefixNode& node = history_[swept_];
+    const PrefixEntry& entry = node.data;
+    if (swept_ % kRefreshed == 0) budget_.Refresh(node);
     if (entry.kind) reuse_.GoesOn(Prefix(entry), now_ - entry.used);
     const PromptTail& brought = *entry.brought;
-    if (!brought.parted && brought.end == nodes_[swept_]->depth()) reuse_.GoesOn(kEdge, now_ - brought.came);
+    if (!brought.parted && brought.end == node.depth()) reuse_.GoesOn(kEdge, now_ - brought.came);
   }
-  if (swept_ < nodes_.size() || now_ - refreshed_ < kLeastRefresh) return;
+  if (swept_ < history_.size() || now_ - refreshed_ < kLeastRefresh) return;
   reuse_.Refresh();
   refreshed_ = now_;
   swept_ = 0;

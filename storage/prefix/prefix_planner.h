@@ -10,12 +10,12 @@
 #include <span>
 #include <vector>
 
-#include "absl/container/btree_set.h"
 #include "storage/policy/reuse_model.h"
 #include "storage/prefix/checkpoint_budget.h"
 #include "storage/prefix/checkpoint_plan.h"
 #include "storage/prefix/overlap_model.h"
 #include "storage/prefix/prefix_entry.h"
+#include "storage/prefix/prefix_history.h"
 
 namespace ashlar::storage {
 
@@ -39,6 +39,8 @@ struct PrefixPlannerOptions {
 // the likelihood of reuse from reuse_model.h. One thread only.
 class PrefixPlanner {
  public:
+  using Tree = PrefixHistory::Tree;
+
   PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options);
 
   struct Match {
@@ -98,72 +100,56 @@ class PrefixPlanner {
 
   const PrefixCosts& costs() const { return costs_; }
   const CheckpointBudget& budget() const { return budget_; }
-  const PrefixTree<PrefixEntry>& tree() const { return tree_; }  // for inspection
-  size_t nodes() const { return tree_.nodes(); }
-  uint64_t history_tokens() const { return tree_.tokens(); }
-  uint64_t history_bytes() const { return tree_.bytes(); }
+  const Tree& tree() const { return history_.tree(); }  // for inspection
+  size_t nodes() const { return tree().nodes(); }
+  uint64_t history_tokens() const { return tree().tokens(); }
+  uint64_t history_bytes() const { return tree().bytes(); }
 
  private:
   static constexpr RequestTime kLeastRefresh = 20;  // requests between two refreshes
   static constexpr size_t kSweep = 64;              // entries checked per request, and leaves that cannot be erased
   static constexpr size_t kRefreshed = 16;          // one in this many has its price recomputed
   static constexpr size_t kHanging = 64;            // spans per base; a lookup compares with each
-  // predicted points must be worth this multiple of the going price, because few are right
+  // The m-th predicted point must be worth this multiple of the going price, times m²: few are right, and the best one
+  // most often.
   static constexpr double kPlacedMargin = 4;
-
-  struct Leaf {
-    RequestTime visited;
-    uint64_t serial;
-    PrefixNode* node;
-    bool operator<(const Leaf& other) const {
-      return visited != other.visited ? visited < other.visited : serial < other.serial;
-    }
-  };
+  // The forecast of overlaps is refreshed when the model has observed this fraction more, at the latest after
+  // kForecastMost. A request plans over at most 4 · kForecastParts masses, however long the histograms are.
+  static constexpr uint64_t kForecastShare = 64, kForecastMost = 64;
+  static constexpr size_t kForecastParts = 64;
 
   // `passed` are the nodes that are prefixes of the prompt.
-  static std::vector<Match::Span> Spans(const PrefixTree<PrefixEntry>::Reached& reached,
-                                        std::span<PrefixNode* const> passed);
+  static std::vector<Match::Span> Spans(const Tree::Reached& reached, std::span<PrefixNode* const> passed);
   // Keeps the end of a text, by a span if that is worth it.
   bool AdmitEnd(PrefixNode& end, const std::optional<SpanOffer>& span);
   static bool MayBear(const PrefixNode& base);  // whether a span may depend on it
   void LearnParting(PrefixEntry& edge, uint64_t depth);
+  // `passed`: candidates that the prompt passed; it resumes from `resume` (null: from the start) at `depth`.
+  void Credit(std::span<PrefixNode* const> passed, PrefixNode* resume, uint64_t depth);
   void Use(PrefixNode& node);
   void MakeCandidate(PrefixNode& node, ReuseKind kind);
+  void Continue(PrefixNode& end);  // the last turn of a conversation ends here
   std::vector<uint64_t> Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most);
   std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const;
 
-  using Tree = PrefixTree<PrefixEntry>;
-
-  PrefixNode& NodeAt(std::span<const int32_t> prefix);
   // `shared`: empty means what is known of the tokens now.
   size_t Keep(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
               const std::optional<SpanOffer>& span, std::optional<uint64_t> shared);
-  // Adds nodes for a text and for its beginnings of `cuts` tokens, and visits them.
-  Tree::Inserted Extend(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> cuts = {});
-  void AdoptSplit(const Tree::Made& made);
-  void Adopt(PrefixNode& node);
-  void Disown(PrefixNode& node);
-  void Visit(PrefixNode& node);
   void Trim();
   bool DropOldest();  // false if it is kept or leased
   void Sweep();
 
-  // Assign the stored blocks' keys when an edge is split, or joined with the following edge.
-  void SplitKeys(PrefixNode& node, PrefixNode& behind) const;
-  void JoinKeys(PrefixNode& node) const;
-
   const PrefixCosts costs_;
   const PrefixPlannerOptions options_;
   std::function<void(PrefixNode&)> gone_;
-  PrefixTree<PrefixEntry> tree_;
+  PrefixHistory history_;
   ReuseModel reuse_;
   OverlapModel overlap_;
+  OverlapForecast forecast_;
+  uint64_t forecast_at_ = 0;  // observations of overlap_ when it was made
   CheckpointBudget budget_;
   RequestTime now_ = 0, refreshed_ = 0;
-  std::vector<PrefixNode*> nodes_;  // without the root
-  size_t swept_ = 0;                // number checked since the last Refresh
-  uint64_t serials_ = 0;
-  absl::btree_set<Leaf> leaves_;  // oldest first
+  size_t swept_ = 0;  // number checked since the last Refresh
 };
 
 }  // namespace ashlar::storage

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Spans in the accounts: when a span stands for states, who finds it, and that it leaves with the states it hangs on.
+// Spans in the planner: when a span replaces states, which lookups find it, and that it is erased with the states
+// before it.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -51,7 +52,7 @@ class PrefixSpans : public ::testing::Test {
   PrefixPlanner planner_{kPagedCosts, {.capacity_bytes = kNeverFull}};
 };
 
-TEST_F(PrefixSpans, StandForStatesWhereTheyTakeLess) {
+TEST_F(PrefixSpans, ReplaceStatesIfTheyAreSmaller) {
   Answer(prompt_, answer_, 50);
   EXPECT_EQ(planner_.IsKept(First(prompt_, 100)), Kept::kByStates);
   EXPECT_EQ(planner_.IsKept(Join(prompt_, answer_)), Kept::kBySpan);
@@ -131,7 +132,7 @@ TEST_F(PrefixSpans, AreRecoveredOnlyWithTheirBase) {
 }
 
 // With few bytes: states on which a span hangs are not given up before it, and the accounts are right at every step.
-TEST_F(PrefixSpans, StatesStayAsLongAsSpansHangOnThem) {
+TEST_F(PrefixSpans, StatesStayWhileSpansDependOnThem) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     std::mt19937_64 random(seed);
     PrefixPlanner planner(kPagedCosts, {.capacity_bytes = 6000 + random() % 20'000, .history_bytes = 50'000});

@@ -34,7 +34,7 @@ PrefixPlanner::Match Request(PrefixPlanner& planner, const Tokens& prompt, const
   return match;
 }
 
-TEST(PrefixPlannerTest, ResumesAConversationAtTheVeryToken) {
+TEST(PrefixPlannerTest, ResumesAConversationAtItsLastToken) {
   PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy});
   Tokens conversation = Numbers(0, 77);
   for (int turn = 0; turn < 20; ++turn) {
@@ -50,7 +50,7 @@ TEST(PrefixPlannerTest, ResumesAConversationAtTheVeryToken) {
 }
 
 // An engine that cuts its prompts offers each step's end.
-TEST(PrefixPlannerTest, TheEndOfAStepOfPrefillIsNoRequestsEnd) {
+TEST(PrefixPlannerTest, APrefillStepsEndIsNotARequestsEnd) {
   PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy});
   const Tokens prompt = Numbers(0, 96), other = Join(Numbers(0, 64), Numbers(500, 32));
   const auto kind = [&](const Tokens& text) {
@@ -68,6 +68,49 @@ TEST(PrefixPlannerTest, TheEndOfAStepOfPrefillIsNoRequestsEnd) {
   planner.Commit(other, other.size(), {});
   planner.Commit(first(other, 64), other.size(), {});
   EXPECT_EQ(kind(first(other, 64)), ReuseKind::kBranch) << "shared with an earlier prompt";
+}
+
+TEST(PrefixPlannerTest, OnlyTheLastEndOfAConversationCountsAsOne) {
+  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy});
+  const Tokens first = Numbers(0, 40), second = Join(first, Numbers(100, 30)), third = Join(second, Numbers(200, 20));
+  const auto kind = [&](const Tokens& text) { return planner.tree().Walk(text).node->data.kind; };
+  Request(planner, first);
+  EXPECT_EQ(kind(first), ReuseKind::kRequestEnd);
+  Request(planner, second);
+  Request(planner, third);
+  EXPECT_EQ(kind(first), ReuseKind::kContinued);
+  EXPECT_EQ(kind(second), ReuseKind::kContinued);
+  EXPECT_EQ(kind(third), ReuseKind::kRequestEnd);
+  Request(planner, second);
+  EXPECT_EQ(kind(second), ReuseKind::kRequestEnd) << "the last turn is asked again";
+  EXPECT_EQ(kind(third), ReuseKind::kRequestEnd);
+}
+
+uint32_t UsesOf(const PrefixPlanner& planner, const Tokens& prefix) {
+  return planner.tree().Walk(prefix).node->data.uses;
+}
+
+// Checkpoints of one text wear out together: what passes one of them counts for it, too.
+TEST(PrefixPlannerTest, PassingAKeptCheckpointCountsAsAUse) {
+  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy});
+  const Tokens text = Numbers(0, 512), longer = Join(text, Numbers(1000, 48));
+  for (int32_t question = 0; question < 2; ++question) Request(planner, Join(text, Numbers(-100 * question - 1, 9)));
+  for (int32_t question = 2; question < 4; ++question) Request(planner, Join(longer, Numbers(-100 * question - 1, 9)));
+  const uint32_t before = UsesOf(planner, text);
+  EXPECT_EQ(Request(planner, Join(longer, Numbers(-1000, 9))).resume, longer.size());
+  EXPECT_EQ(UsesOf(planner, text), before + 1);
+}
+
+// Of several missing checkpoints, the prompt would have used the one that is kept when there is space.
+TEST(PrefixPlannerTest, TheMissingCheckpointThatIsWorthMostCountsAsUsed) {
+  PrefixPlanner planner(kPageCosts, {.capacity_bytes = 1});
+  const Tokens text = Numbers(0, 512), longer = Join(text, Numbers(1000, 6));  // a page more, which is partial
+  for (int32_t question = 0; question < 2; ++question) Request(planner, Join(text, Numbers(-100 * question - 1, 9)));
+  for (int32_t question = 2; question < 4; ++question) Request(planner, Join(longer, Numbers(-100 * question - 1, 9)));
+  const uint32_t before = UsesOf(planner, text), longer_before = UsesOf(planner, longer);
+  EXPECT_EQ(Request(planner, Join(longer, Numbers(-1000, 9))).resume, 0u);
+  EXPECT_EQ(UsesOf(planner, text), before + 1);
+  EXPECT_EQ(UsesOf(planner, longer), longer_before + 1) << "the deepest";
 }
 
 // Marconi's speculative insertion: what two prompts share is known when the second comes, and there for the third.
@@ -127,7 +170,7 @@ TEST(PrefixPlannerTest, PositionsAreWhereTheEngineCanCapture) {
   }
 }
 
-TEST(PrefixPlannerTest, AsksForNoMoreThanItMay) {
+TEST(PrefixPlannerTest, RequestsAtMostThePermittedCheckpoints) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -170,6 +213,10 @@ TEST(PrefixPlannerTest, OversizedCheckpointIsNeitherRequestedNorKept) {
     const PrefixPlanner::Match match = planner.Lookup(Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)));
     EXPECT_THAT(match.checkpoint_at, IsEmpty());
     EXPECT_EQ(planner.Commit(match, Join(Numbers(0, 50), Numbers(1000 * (i + 1), 20)), 70, match.checkpoint_at), 0u);
+    // New text, in which an earlier divergence is expected again.
+    const PrefixPlanner::Match fresh = planner.Lookup(Numbers(1'000'000 + 1000 * i, 70));
+    EXPECT_THAT(fresh.checkpoint_at, IsEmpty());
+    planner.Release(fresh);
   }
   EXPECT_EQ(planner.budget().bytes(), 0u);
   EXPECT_EQ(planner.budget().refusals(), 10u);
@@ -183,7 +230,7 @@ TEST(PrefixPlannerTest, EmptyPromptsAreNothing) {
   EXPECT_EQ(planner.Lookup(Numbers(0, 6)).resume, 5u);
 }
 
-TEST(PrefixPlannerTest, ErasesPromptsButNotWhatIsKept) {
+TEST(PrefixPlannerTest, ErasesPromptsButKeepsCheckpoints) {
   constexpr uint64_t kHistory = 200'000;
   // Room for some thirty ends; history for some eighty prompts.
   PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 30 * (1000 + 500 * 10), .history_bytes = kHistory});
@@ -199,7 +246,7 @@ TEST(PrefixPlannerTest, ErasesPromptsButNotWhatIsKept) {
 }
 
 // Most known prefixes are kept, so that nearly every leaf that the planner comes to has to stay.
-TEST(PrefixPlannerTest, ErasesWhatIsBetweenThatWhichIsKept) {
+TEST(PrefixPlannerTest, ErasesNodesBetweenCheckpoints) {
   constexpr uint64_t kHistory = 200'000;
   PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 75 * (1000 + 500 * 10), .history_bytes = kHistory});
   for (int i = 0; i < 2000; ++i) {
@@ -313,7 +360,7 @@ std::vector<uint64_t> Traffic(const PrefixCosts& costs, uint64_t traffic, uint64
   return decided;
 }
 
-TEST(PrefixPlannerTest, RandomTrafficKeepsTheBooksAndDecidesTheSame) {
+TEST(PrefixPlannerTest, RandomTrafficKeepsTheBudgetAndIsDeterministic) {
   for (int round = 0; round < 3; ++round) {
     const uint64_t seed = round == 0 ? 2746265446 : std::random_device()();  // erased a prefix that was leased
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -339,9 +386,9 @@ std::vector<Key> BlocksIn(const PrefixNode& node) {
   return keys;
 }
 
-// Texts that part anywhere from known ones, with states before and behind that place, committed or recovered. As the
+// Texts that part anywhere from known ones, with states before and after that place, committed or recovered. As the
 // owner of the bytes does, the test notes the keys of what a text passes.
-TEST(PrefixPlannerTest, BlocksKeysFollowTheirEdgesHoweverTheyAreCut) {
+TEST(PrefixPlannerTest, BlockKeysFollowTheirEdgesForAnySplit) {
   for (int round = 0; round < 40; ++round) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));

@@ -8,6 +8,33 @@
 #include "storage/prefix/prefixes.h"
 
 namespace ashlar::storage {
+namespace {
+
+using Place = std::pair<uint64_t, uint64_t>;
+using Depths = std::map<Place, uint64_t>;  // depths by place, as in Prefixes
+
+constexpr size_t kProbes = 64;  // depths of recovered checkpoints, and of spans, that a lookup tries
+
+// The place must exist.
+void EraseOne(Depths& depths, const Place& place) {
+  const auto count = depths.find(place);
+  if (--count->second == 0) depths.erase(count);
+}
+
+// Returns the positions of spans that may belong to the text, in the order of `begins`.
+std::vector<Place> Tried(const Depths& spans, std::span<const uint64_t> begins, const PrefixText& text) {
+  std::vector<Place> tried;
+  for (const uint64_t begin : begins) {
+    const uint64_t last = std::min<uint64_t>(begin + limits::kMaxSpanTokens, text.tokens().size() - 1);
+    for (auto at = spans.lower_bound({begin + 1, 0}); at != spans.end() && at->first.first <= last; ++at) {
+      if (tried.size() == kProbes) break;
+      if (at->first.second == begin) tried.push_back(at->first);
+    }
+  }
+  return tried;
+}
+
+}  // namespace
 
 // Finds checkpoints of an earlier run on the disk. Their depths are known, but not their tokens.
 void Prefixes::Probe(Space& space, const PrefixText& text) {
@@ -20,7 +47,7 @@ void Prefixes::Probe(Space& space, const PrefixText& text) {
     const PrefixKeys& keys = own ? *text.own() : text.shared();
     // Deeper ones lack a block. The last token is never looked up.
     const uint64_t behind =
-        std::min<uint64_t>(text.tokens().size(), (WholeBlocks(space.tenant, text.model(), keys) + 1) * block);
+        std::min<uint64_t>(text.tokens().size(), (stored_.WholeBlocks(space.tenant, text.model(), keys) + 1) * block);
     std::vector<uint64_t> tried;
     for (auto at = depths.lower_bound({behind, 0}); at != depths.begin() && tried.size() < kProbes;) {
       --at;
@@ -32,23 +59,18 @@ void Prefixes::Probe(Space& space, const PrefixText& text) {
       }
     }
     std::erase_if(tried, [&](uint64_t depth) {
-      return Find(space.tenant, keys.Checkpoint(depth), text.model().shard) != There::kWhole;
+      return stored_.Find(space.tenant, keys.Checkpoint(depth), text.model().shard) != There::kWhole;
     });
     std::ranges::reverse(tried);
     if (own) {
       for (const uint64_t depth : tried) {
-        if (Remember(space.tenant, text, depth)) Erase(depths, {depth, depth / block * block});
+        if (conversations_.Remember(space.tenant, text, depth)) EraseOne(depths, {depth, depth / block * block});
       }
     } else {
       Recover(space, text, tried, depths);
     }
   }
   if (depths.empty()) recovered_.erase(found);
-}
-
-void Prefixes::Erase(Depths& depths, const Depths::key_type& place) {
-  const auto count = depths.find(place);
-  if (--count->second == 0) depths.erase(count);
 }
 
 // A known one belongs to another text of the same depth.
@@ -59,7 +81,7 @@ void Prefixes::Recover(Space& space, const PrefixText& text, std::span<const uin
   const std::vector<PrefixPlanner::Recovery> outcomes = space.planner->Recover(text.tokens(), found);
   const uint64_t block = text.model().block_tokens;
   for (size_t i = 0; i < found.size(); ++i) {
-    if (outcomes[i] != PrefixPlanner::Recovery::kKnown) Erase(depths, {there[i], there[i] / block * block});
+    if (outcomes[i] != PrefixPlanner::Recovery::kKnown) EraseOne(depths, {there[i], there[i] / block * block});
   }
   Name(space, text, there.back());
 }
@@ -71,38 +93,24 @@ void Prefixes::ProbeSpans(Space& space, const PrefixText& text) {
   Depths& spans = found->second;
   RecoverSpans(space, text, spans);
   if (text.own()) {
-    for (const auto& [end, begin] : Tried(spans, OwnCheckpoints(space.tenant, text), text)) {
-      if (FindSpan(space.tenant, text.model(), text.own()->Span(begin, end)) != There::kWhole) continue;
-      if (Remember(space.tenant, text, end, begin)) Erase(spans, {end, begin});
+    for (const auto& [end, begin] : Tried(spans, conversations_.Checkpoints(space.tenant, text), text)) {
+      if (stored_.FindSpan(space.tenant, text.model(), text.own()->Span(begin, end)) != There::kWhole) continue;
+      if (conversations_.Remember(space.tenant, text, end, begin)) EraseOne(spans, {end, begin});
     }
   }
   if (spans.empty()) recovered_spans_.erase(found);
 }
 
-// Returns the positions of spans that may belong to the text, in the order of `begins`.
-std::vector<Prefixes::Depths::key_type> Prefixes::Tried(const Depths& spans, std::span<const uint64_t> begins,
-                                                        const PrefixText& text) {
-  std::vector<Depths::key_type> tried;
-  for (const uint64_t begin : begins) {
-    const uint64_t last = std::min<uint64_t>(begin + limits::kMaxSpanTokens, text.tokens().size() - 1);
-    for (auto at = spans.lower_bound({begin + 1, 0}); at != spans.end() && at->first.first <= last; ++at) {
-      if (tried.size() == kProbes) break;
-      if (at->first.second == begin) tried.push_back(at->first);
-    }
-  }
-  return tried;
-}
-
 // A span without the states that it starts from stays a candidate, because they may be committed again.
 void Prefixes::RecoverSpans(Space& space, const PrefixText& text, Depths& spans) {
   const PrefixModel& model = text.model();
-  std::vector<Depths::key_type> there;
+  std::vector<Place> there;
   std::vector<PrefixPlanner::Found> found;
-  std::vector<Depths::key_type> tried = Tried(spans, Checkpoints(space, text), text);
-  std::ranges::stable_sort(tried, {}, [](const Depths::key_type& place) { return place.first; });
+  std::vector<Place> tried = Tried(spans, Checkpoints(space, text), text);
+  std::ranges::stable_sort(tried, {}, [](const Place& place) { return place.first; });
   for (const auto& [end, begin] : tried) {
     const Key key = text.shared().Span(begin, end);
-    if (Find(space.tenant, key, model.shard) != There::kWhole) continue;
+    if (stored_.Find(space.tenant, key, model.shard) != There::kWhole) continue;
     const ObjectHeader& header = table_.index().keys().Find(space.tenant, key, model.shard)->header;
     there.push_back({end, begin});
     found.push_back(
@@ -112,7 +120,7 @@ void Prefixes::RecoverSpans(Space& space, const PrefixText& text, Depths& spans)
   if (found.empty()) return;
   const std::vector<PrefixPlanner::Recovery> outcomes = space.planner->Recover(text.tokens(), found);
   for (size_t i = 0; i < found.size(); ++i) {
-    if (outcomes[i] == PrefixPlanner::Recovery::kKept) Erase(spans, there[i]);
+    if (outcomes[i] == PrefixPlanner::Recovery::kKept) EraseOne(spans, there[i]);
   }
   Name(space, text, there.back().first);
 }
@@ -124,16 +132,6 @@ std::vector<uint64_t> Prefixes::Checkpoints(const Space& space, const PrefixText
     if (node.data.kept && node.data.span == nullptr) depths.push_back(node.depth());
   });
   std::ranges::reverse(depths);
-  return depths;
-}
-
-std::vector<uint64_t> Prefixes::OwnCheckpoints(TenantId tenant, const PrefixText& text) {
-  std::vector<uint64_t> depths;
-  const Conversation* const conversation = Of(tenant).Find({text.model().ns, text.conversation()});
-  if (conversation == nullptr) return depths;
-  for (const Mark* const mark : {&conversation->last, &conversation->before, &conversation->saved}) {
-    if (mark->depth > 0 && mark->span_begin == 0 && mark->depth < text.tokens().size()) depths.push_back(mark->depth);
-  }
   return depths;
 }
 
@@ -154,12 +152,10 @@ Prefixes::Parts Prefixes::Here(TenantId tenant, const PrefixText& text, bool own
       if (node.data.kept && span != nullptr) add_span(span->base->depth(), node.depth());
     });
   }
-  const auto table = own ? conversations_.find(tenant) : conversations_.end();
-  const Conversation* const talk =
-      table == conversations_.end() ? nullptr : table->second->Find({model.ns, text.conversation()});
-  const Conversation none;
-  const Conversation& known = talk == nullptr ? none : *talk;
-  for (const Mark* const mark : {&known.last, &known.before, &known.saved}) {
+  const Conversations::States* const talk = own ? conversations_.Find(tenant, text) : nullptr;
+  const Conversations::States none;
+  const Conversations::States& known = talk == nullptr ? none : *talk;
+  for (const Conversations::Mark* const mark : {&known.last, &known.before, &known.saved}) {
     if (mark->depth == 0 || mark->depth > last) continue;
     depths.insert(mark->checkpoint());
     if (mark->span_begin > 0) add_span(mark->span_begin, mark->depth);
@@ -176,7 +172,7 @@ Prefixes::Parts Prefixes::Here(TenantId tenant, const PrefixText& text, bool own
   Parts parts;
   for (const uint64_t depth : depths) {
     if (depth > end) break;
-    if (Find(tenant, keys.Checkpoint(depth), model.shard) == There::kWhole) parts.checkpoints.push_back(depth);
+    if (stored_.Find(tenant, keys.Checkpoint(depth), model.shard) == There::kWhole) parts.checkpoints.push_back(depth);
   }
   std::vector<uint64_t> begins(parts.checkpoints.rbegin(), parts.checkpoints.rend());
   begins.insert(begins.end(), elsewhere.begin(), elsewhere.end());
@@ -185,7 +181,7 @@ Prefixes::Parts Prefixes::Here(TenantId tenant, const PrefixText& text, bool own
   }
   for (Candidate& span : spans) {
     const bool based = std::ranges::find(begins, span.span_begin) != begins.end();
-    if (based && FindSpan(tenant, model, span.span) == There::kWhole) parts.spans.push_back(span);
+    if (based && stored_.FindSpan(tenant, model, span.span) == There::kWhole) parts.spans.push_back(span);
   }
   return parts;
 }

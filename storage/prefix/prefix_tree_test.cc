@@ -19,7 +19,7 @@ namespace {
 using ::testing::ElementsAre;
 using ::testing::IsEmpty;
 
-using Tree = PrefixTree<int>;  // a node's name; 0: it has none yet
+using Tree = PrefixTree<int>;  // a node's name; 0: none yet
 
 size_t Common(const Tokens& a, const Tokens& b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
@@ -45,11 +45,11 @@ Tokens PrefixOf(const Tree::Node& node) {
   return tokens;
 }
 
-// A model of the tree: a list of named sequences. The root is the empty one.
+// A model of the tree: a list of named sequences. The root is the empty sequence.
 class Model {
  public:
   struct Reached {
-    Tokens node, inside;  // empty: the root; none
+    Tokens node, inside;  // empty: the root, or none
     uint64_t depth = 0;
     std::vector<int> passed;
   };
@@ -61,7 +61,7 @@ class Model {
   Reached Walk(const Tokens& tokens) const {
     Reached reached;
     for (const auto& [known, name] : names_) reached.depth = std::max(reached.depth, Common(known, tokens));
-    for (const auto& [known, name] : names_) {  // a prefix of another comes before it
+    for (const auto& [known, name] : names_) {  // prefixes of other texts come before them
       if (Begins(tokens, known)) {
         reached.node = known;
         reached.passed.push_back(name);
@@ -108,7 +108,7 @@ class Model {
   std::map<Tokens, int> names_;
 };
 
-// Everything that can be seen of a tree, against the model.
+// Compares everything that can be observed of a tree with the model.
 void ExpectAlike(const Tree& tree, const Model& model) {
   uint64_t nodes = 0, tokens = 0;
   std::vector<Tree::Node*> open = {&tree.root()};
@@ -184,7 +184,7 @@ class Both {
     }
   }
 
-  // Removes a leaf, or merges a node with one child.
+  // Removes a leaf, or merges a node that has one child.
   void TakeAway(const Tokens& tokens) {
     const Tree::Reached reached = tree_.Walk(tokens);
     if (reached.node->parent() == nullptr) return;
@@ -203,7 +203,7 @@ class Both {
     ASSERT_EQ(child->begin(), begin);
   }
 
-  // Half of the sequences continue a known one, so that edges are left in their middle.
+  // Half of the sequences continue a known one, so that paths diverge inside edges.
   Tokens Random() {
     Tokens tokens;
     if (!model_.names().empty() && random_() % 2 == 0) {
@@ -250,8 +250,8 @@ TEST(PrefixTreeTest, MatchesSequenceList) {
   }
 }
 
-// Cuts make what inserting the tokens, and then each of their beginnings alone, makes.
-TEST(PrefixTreeTest, CutsATextAsItsBeginningsAloneWould) {
+// Inserting a text with cuts gives the same tree as inserting the text and then each of its beginnings.
+TEST(PrefixTreeTest, SplitsATextLikeItsPrefixesDo) {
   for (int round = 0; round < 400; ++round) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));
@@ -288,8 +288,8 @@ TEST(PrefixTreeTest, CutsATextAsItsBeginningsAloneWould) {
   }
 }
 
-// Long edges, which part anywhere in them.
-TEST(PrefixTreeTest, FindsTheVeryTokenWhereLongEdgesPart) {
+// Long edges, which split at any place.
+TEST(PrefixTreeTest, FindsTheTokenWhereLongEdgesDiverge) {
   const Tokens whole = Range(0, 5000);
   for (const int32_t at : {0, 1, 2, 3, 7, 8, 15, 16, 17, 63, 64, 65, 1023, 4097, 4998, 4999}) {
     Tree tree;
@@ -350,8 +350,8 @@ TEST(PrefixTreeTest, ChildrenAreInTheOrderOfTokens) {
   EXPECT_THAT(first, ElementsAre(-2147483647 - 1, -3, 0, 5, 2147483647));
 }
 
-// A chain of a node a token. Recursion would overflow the stack, and going back to the root for each node would not
-// end.
+// A chain with one node per token. Recursion would overflow the stack, and returning to the root for each node would
+// take too long.
 TEST(PrefixTreeTest, DeepChainsAreWalkedAndFreed) {
   constexpr int32_t kDepth = 300'000;
   const Tokens tokens = Range(0, kDepth);
@@ -366,8 +366,8 @@ TEST(PrefixTreeTest, DeepChainsAreWalkedAndFreed) {
   EXPECT_EQ(passed, tokens.size());
 }
 
-// Chains that hang on each other's ends: every node is freed once (AddressSanitizer and its leak checker watch).
-TEST(PrefixTreeTest, FreesBushes) {
+// Chains attached to one another's ends: every node is freed once (checked by AddressSanitizer and its leak checker).
+TEST(PrefixTreeTest, FreesWideTrees) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   Both both(seed);

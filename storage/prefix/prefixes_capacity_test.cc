@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact prefixes in little space: which of them leave, and that no prompt gets the bytes of another text.
+// Exact prefixes with little capacity: which are evicted, and that no prompt gets the bytes of another text.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -14,7 +14,7 @@ namespace {
 
 class PricedPrefixesTest : public PrefixesTest {
  protected:
-  PricedPrefixesTest() { rig_.cache->SetPrefixCapacity(1, 24 * limits::kExtentBytes); }
+  PricedPrefixesTest() { rig_.cache->SetBounds(1, {.prefix_bytes = 24 * limits::kExtentBytes}); }
 };
 
 // A prefix that the planner gives up leaves the tiers, and the stored bytes never exceed its capacity.
@@ -29,7 +29,7 @@ TEST_F(PricedPrefixesTest, EvictedPrefixesLeaveTheCache) {
     const Tokens decoded = Numbers(100000 * (request + 1) + 5000, static_cast<int32_t>(1 + random() % 100));
     resumed += Serve(text, decoded) > 0 ? 1 : 0;
     text = Join(Join(text, decoded), Numbers(100000 * (request + 1) + 8000, 30));
-    EXPECT_LE(rig_.cache->prefix_stats(1).bytes, 24 * limits::kExtentBytes);
+    EXPECT_LE(rig_.cache->prefixes().stats(1).bytes, 24 * limits::kExtentBytes);
     EXPECT_LE(rig_.dram->Usage(1).used_bytes, 24 * limits::kExtentBytes);
   }
   EXPECT_GT(resumed, 40u);

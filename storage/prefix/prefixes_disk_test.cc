@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact prefixes and the disk: how much a conversation writes, and what a restart finds of it.
+// Exact prefixes and the disk: how much a conversation writes, and what a restart recovers.
 #include <gtest/gtest.h>
 
 #include "storage/testing/prefixes_fixture.h"
@@ -76,11 +76,86 @@ TEST_F(ConversationOnDisk, WritesWhatIsFoundTwice) {
 // Whatever was deferred, a drain writes it.
 TEST_F(ConversationOnDisk, IsCompleteAfterDrain) {
   Talk(Provenance::kExact, {});
-  rig_.cache->StartDrain();
+  rig_.cache->offers().StartDrain();
   rig_.Settle();
   rig_.Restart();
   Open();
   EXPECT_EQ(Ask(Join(text_, {1})).prefix.depth, text_.size());
+}
+
+// Prefixes on the disk, and an engine that knows how fast it computes.
+class SlowDisk : public PrefixesTest {
+ protected:
+  static constexpr int32_t kLength = 2 * kBlock + 88;
+  static constexpr Nanos kSecond = 1'000'000'000;
+
+  SlowDisk() : PrefixesTest({.hbm = 0, .dram = 512, .ssd = 1024}) {}
+
+  static Tokens Text(int32_t number) { return Numbers(10'000 * number, kLength); }
+  void Put(const Tokens& text) { Commit(engine_.Offer(text, text.size(), {})); }
+  // The depth at which a prompt resumes that would take this long to compute.
+  uint64_t Depth(const Tokens& tokens, double seconds, Nanos needed_in = 0) {
+    PrefixText prompt = engine_.Text(tokens);
+    prompt.tokens_per_second = seconds > 0 ? static_cast<double>(tokens.size() - 1) / seconds : 0;
+    prompt.needed_at = rig_.clock.Now() + needed_in;
+    const Match match = rig_.cache->Lookup(kAnn, {}, prompt, nullptr);
+    const uint64_t depth = match.prefix.depth;
+    rig_.cache->Release(kAnn, match.lease);
+    return depth;
+  }
+  // Loads a text's three objects together, in this time.
+  void Load(const Tokens& text, Nanos took) {
+    const Match match = Ask(Join(text, {1}));
+    EXPECT_EQ(match.prefix.depth, text.size());
+    rig_.clock.Advance(took);
+    rig_.Settle();
+    rig_.cache->Release(kAnn, match.lease);
+  }
+};
+
+TEST_F(SlowDisk, PrefixThatLoadsSlowerThanItIsComputedIsNotUsed) {
+  for (const int32_t text : {1, 2, 3}) Put(Text(text));
+  rig_.Restart();
+  Open();
+  Load(Text(1), 9 * kSecond);
+  rig_.observer.misses.clear();
+  EXPECT_EQ(Depth(Join(Text(2), {1}), 3), 0u);
+  EXPECT_THAT(rig_.observer.misses, ::testing::ElementsAre(MissReason::kSlowerThanRecompute));
+  EXPECT_EQ(rig_.cache->explainer().LastMisses(1, 1)[0].why.reason, MissReason::kSlowerThanRecompute)
+      << "and can be explained";
+  EXPECT_EQ(Depth(Join(Text(2), {1}), 3, 8 * kSecond), Text(2).size()) << "loaded before it is needed";
+  EXPECT_EQ(Depth(Join(Text(3), {1}), 0), Text(3).size()) << "the engine's rate is unknown";
+  EXPECT_EQ(Depth(Join(Text(1), {1}), 3), Text(1).size()) << "it is in memory";
+}
+
+// Three objects that load together take as long as the slowest, not the sum of their times.
+TEST_F(SlowDisk, ObjectsThatLoadTogetherAreNotAddedUp) {
+  for (const int32_t text : {1, 2}) Put(Text(text));
+  rig_.Restart();
+  Open();
+  Load(Text(1), 9 * kSecond);
+  EXPECT_EQ(Depth(Join(Text(2), {1}), 12), Text(2).size());
+}
+
+TEST_F(SlowDisk, ShallowPrefixInMemoryIsUsedInsteadOfADeepOneOnTheDisk) {
+  const Tokens deep = Join(Text(2), Text(4));
+  for (const Tokens& text : {Text(1), Text(2), deep}) Put(text);
+  rig_.Restart();
+  Open();
+  Load(Text(1), 9 * kSecond);
+  Load(Text(2), 9 * kSecond);
+  EXPECT_EQ(Depth(Join(deep, {1}), 2), Text(2).size());
+  EXPECT_EQ(Depth(Join(deep, {1}), 60), deep.size());
+}
+
+TEST_F(SlowDisk, SlowPrefixIsTriedAgainNowAndThen) {
+  for (const int32_t text : {1, 2}) Put(Text(text));
+  rig_.Restart();
+  Open();
+  Load(Text(1), 9 * kSecond);
+  int used = 0;
+  for (int i = 0; i < 16; ++i) used += Depth(Join(Text(2), {1}), 1) > 0 ? 1 : 0;
+  EXPECT_EQ(used, 1);
 }
 
 }  // namespace

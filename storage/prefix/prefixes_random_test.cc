@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact prefixes in any order of calls and completions, over a disk that fails, engines that die and power cuts: what
-// lands is what was computed for exactly these tokens, and what was composed lands for its conversation alone.
+// Exact prefixes under random calls and completions, disk errors, engine deaths and power cuts: landed bytes were
+// computed for exactly these tokens, and composed states land only for their conversation.
 #include <gtest/gtest.h>
 
 #include <algorithm>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact prefixes through the cache: every number that lands tells of which text it is.
+// Exact prefixes through the cache. Every stored number identifies its text.
 #include "storage/prefix/prefixes.h"
 
 #include <gmock/gmock.h>
@@ -15,19 +15,19 @@ namespace {
 using ::testing::Contains;
 using ::testing::ElementsAre;
 
-TEST_F(PrefixesTest, AConversationResumesAtTheVeryToken) {
+TEST_F(PrefixesTest, AConversationResumesAtItsLastToken) {
   Tokens text = Numbers(0, 300);
   for (int turn = 0; turn < 8; ++turn) {
     const Tokens decoded = Numbers(10000 * turn + 5000, 13);
     EXPECT_EQ(Serve(text, decoded), turn == 0 ? 0 : text.size() - 37) << "where the answer before ended";
     text = Join(Join(text, decoded), Numbers(10000 * turn + 8000, 37));
   }
-  EXPECT_EQ(rig_.cache->prefix_stats(1).checkpoints, 8u);
+  EXPECT_EQ(rig_.cache->prefixes().stats(1).checkpoints, 8u);
 }
 
 // The second prompt captures the beginning that it shares with the first, and the third finds it, across sessions;
 // blocks are stored once.
-TEST_F(PrefixesTest, PromptsThatShareABeginningShareItsBytes) {
+TEST_F(PrefixesTest, PromptsWithACommonPrefixShareItsBytes) {
   const Tokens instructions = Numbers(0, 3 * kBlock + 20);
   Serve(Join(instructions, Numbers(10000, 40)));
   const uint64_t before = rig_.cache->stats().objects;
@@ -45,7 +45,7 @@ TEST_F(PrefixesTest, PromptsThatShareABeginningShareItsBytes) {
   EXPECT_EQ(Landed(match, third, kBob), 0.0);
 }
 
-TEST_F(PrefixesTest, NothingCrossesANamespace) {
+TEST_F(PrefixesTest, NamespacesShareNoPrefixes) {
   const Tokens text = Numbers(0, 700);
   Serve(text);
   EXPECT_EQ(Ask(Join(text, {1}), kEve).prefix.depth, 0u);
@@ -81,7 +81,7 @@ TEST_F(PrefixesTest, ComposedStatesAreTheirConversationsAlone) {
   EXPECT_EQ(match.prefix.provenance, Provenance::kComposed);
   EXPECT_EQ(Landed(match, next, kBob), 0.0);
 
-  // A text behind composed states is composed too, and an engine may not call it exact.
+  // A text that continues composed states is composed too, and an engine may not commit it as exact.
   PrefixCommit lie = engine_.Offer(next, next.size(), {});
   lie.lease = match.lease;
   EXPECT_THAT(Commit(std::move(lie), kBob), ElementsAre(CommitOutcome::kBadSource));
@@ -132,7 +132,7 @@ TEST_F(PrefixesTest, PrefixAndSegmentsAreChosenTogether) {
 }
 
 // The tokens before an interior are exact, the head of its segment among them: a prompt may resume in the head, and
-// lands the interior behind.
+// lands the interior after it.
 TEST_F(PrefixesTest, APrefixMayEndInASegmentsHead) {
   const uint64_t head = TestLayout().head;
   ASSERT_GT(head, 0u);
@@ -158,7 +158,7 @@ TEST_F(PrefixesTest, APrefixMayEndInASegmentsHead) {
   EXPECT_EQ(match.found[1].reason, MissReason::kNone);
 }
 
-// After a landed segment everything behind it is composed.
+// Everything after a landed segment is composed.
 TEST_F(PrefixesTest, StatesAfterLandedSegmentAreComposed) {
   const ObjectHeader passage = TestPlan(5, 600);
   ASSERT_TRUE(rig_.Publish(kAnn, passage, 5));
@@ -200,7 +200,7 @@ TEST_F(PrefixesTest, RefusesAreDataAndChangeNothing) {
   Tokens parted(text.begin(), text.begin() + 300);
   EXPECT_EQ(Ask(parted).prefix.depth, 0u) << "what could not be copied is not kept";
   EXPECT_THAT(Commit(engine_.Offer(text, 700, {}), 99), ElementsAre(CommitOutcome::kUnavailable)) << "no such session";
-  rig_.cache->StartDrain();
+  rig_.cache->offers().StartDrain();
   EXPECT_THAT(Commit(engine_.Offer(text, 700, {})), ElementsAre(CommitOutcome::kUnavailable));
 }
 
@@ -301,7 +301,7 @@ TEST_F(PrefixesTest, AErasedNamespaceIsFoundAgain) {
     const PrefixText asked(std::make_shared<PrefixModel>(other), Join(text, {1}));
     EXPECT_EQ(rig_.cache->Lookup(kAnn, {}, asked, nullptr).prefix.depth, 0u);
   }
-  EXPECT_EQ(rig_.cache->prefix_stats(1).namespaces, 16u);
+  EXPECT_EQ(rig_.cache->prefixes().stats(1).namespaces, 16u);
   EXPECT_EQ(Ask(Join(text, {1})).prefix.depth, 400u);
 }
 

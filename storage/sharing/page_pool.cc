@@ -54,7 +54,7 @@ PagePool::Answer PagePool::Admit(std::span<const Want> segments, uint64_t own_pa
   return {.admission = id};
 }
 
-// Reclaims until so many pages are free. At least that many must be idle.
+// Reclaims until this number of pages is free. At least that many must be idle.
 void PagePool::Reclaim(uint64_t pages) {
   while (free_.size() < pages) {
     Resident& oldest = *idle_.front();
@@ -199,7 +199,7 @@ bool PagePool::Filled(AdmissionId admission, size_t segment) {
 void PagePool::End(AdmissionId admission) {
   const auto node = admissions_.extract(admission);
   references_ -= node.mapped().segments.size() + 1;
-  absl::flat_hash_set<const Resident*> seen;  // a segment named twice is one reference, and may have ended
+  absl::flat_hash_set<const Resident*> seen;  // a segment named twice counts as one reference, and may have ended
   for (Resident* segment : node.mapped().segments) {
     if (segment != nullptr && seen.insert(segment).second) Unreference(*segment, admission);
   }

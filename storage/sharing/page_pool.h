@@ -45,8 +45,8 @@ class PagePool {
   struct Shortage {
     uint64_t needed = 0;  // pages beyond those that its segments already have
     uint64_t free = 0;
-    uint64_t reclaimable = 0;  // of segments without references, except the requested ones
-    uint64_t held = 0;         // by running requests, or by the segments that it would share
+    uint64_t reclaimable = 0;  // pages of segments without references, except the requested ones
+    uint64_t held = 0;         // pages of running requests, or of the segments that it would share
   };
   struct Answer {
     AdmissionId admission = 0;  // 0: refused without a change
@@ -62,7 +62,7 @@ class PagePool {
 
   // The first request that references a new segment fills it; later requests hold the same pages meanwhile. If the
   // first one ends without filling it, the oldest of the others must fill it, once nothing writes to the pages any
-  // more: the landing of an ended request may still write bytes that its checksums will reject.
+  // longer: the landing of an ended request may still write bytes that its checksums will reject.
   struct Segment {
     PageContent content = PageContent::kFilled;
     std::span<const PageId> pages;
@@ -84,7 +84,7 @@ class PagePool {
   // The request ends. Pages that are being written stay unavailable until Unpin.
   void End(AdmissionId admission);
 
-  // Returns whether a page may be written now: it is a request's own, or is to be filled.
+  // Returns whether a page may be written now: it belongs to one request, or waits to be filled.
   enum class Writable : uint8_t { kNo, kOwn, kToFill };
   Writable MayWrite(PageId page) const;
   // A pinned page is given to no other request, even after its own request has ended. Pins are counted; only writable
@@ -99,8 +99,8 @@ class PagePool {
   struct Levels {
     uint64_t pages = 0;
     uint64_t free = 0;
-    uint64_t idle = 0;    // of unused segments
-    uint64_t shared = 0;  // of segments that are referenced or being written, each counted once
+    uint64_t idle = 0;    // pages of unused segments
+    uint64_t shared = 0;  // pages of segments that are referenced or being written, each counted once
     uint64_t own = 0;     // own pages of requests, including pinned ones of ended requests
     uint64_t admissions = 0;
     uint64_t segments = 0;            // segments with pages
@@ -121,9 +121,9 @@ class PagePool {
     bool filled = false;
     std::set<AdmissionId> references;
     AdmissionId filler = 0;               // while not filled; 0: an ended request still writes
-    uint64_t pins = 0;                    // pins of its pages
+    uint64_t pins = 0;                    // number of pins of its pages
     bool erased = false;                  // its key is no longer found
-    std::list<Resident*>::iterator idle;  // in idle_, while there are no references or pins
+    std::list<Resident*>::iterator idle;  // place in idle_ while there are no references or pins
   };
   struct Admission {
     std::vector<Resident*> segments;  // in request order; null for segments without shared pages

@@ -49,7 +49,7 @@ TEST(PagePool, RequestsShareOneCopy) {
   EXPECT_EQ(pool.levels(), (PagePool::Levels{.pages = 20, .free = 13, .idle = 7, .segments = 2}));
 }
 
-TEST(PagePool, OwnPagesMayBeTakenInPortions) {
+TEST(PagePool, OwnPagesCanBeTakenInParts) {
   PagePool whole(20), pool(20);
   for (PagePool* const each : {&whole, &pool}) {
     const auto idle = each->Admit(std::vector{Text(1, 4), Text(2, 4)}, 0).admission;
@@ -86,7 +86,7 @@ TEST(PagePool, ConcurrentRequestInheritsFill) {
   EXPECT_EQ(pool.Segments(third)[0].content, Content::kBeingFilled);
   EXPECT_TRUE(pool.Filled(second, 0));
   EXPECT_EQ(pool.Segments(third)[0].content, Content::kFilled);
-  EXPECT_TRUE(pool.Filled(third, 0));  // harmless
+  EXPECT_TRUE(pool.Filled(third, 0));  // has no effect
   EXPECT_FALSE(pool.Filled(third, 1));
 }
 
@@ -123,7 +123,7 @@ TEST(PagePool, ErasedSegmentsAreNotShared) {
             (PagePool::Levels{.pages = 20, .free = 16, .idle = 4, .segments = 1, .reclaimed_segments = 1}));
 }
 
-TEST(PagePool, RefusesAtOnceWithWhatItLacksAndChangesNothing) {
+TEST(PagePool, RefusesAtOnceAndReportsTheShortage) {
   PagePool pool(10);
   const auto running = pool.Admit(std::vector{Text(1, 3)}, 1).admission;
   const auto over = pool.Admit(std::vector{Text(2, 2), Text(3, 2)}, 0).admission;
@@ -131,7 +131,7 @@ TEST(PagePool, RefusesAtOnceWithWhatItLacksAndChangesNothing) {
   EXPECT_TRUE(pool.Filled(over, 1));
   pool.End(over);
   const PagePool::Levels before = pool.levels();
-  // It would share text 2, which is idle: what is left to reclaim is text 3.
+  // It would share text 2, which is idle: only text 3 is left to reclaim.
   const PagePool::Answer answer = pool.Admit(std::vector{Text(2, 2), Text(4, 4)}, 1);
   EXPECT_EQ(answer.admission, 0u);
   EXPECT_EQ(answer.shortage.needed, 5u);
@@ -147,7 +147,7 @@ TEST(PagePool, RefusesAtOnceWithWhatItLacksAndChangesNothing) {
   EXPECT_EQ(Own(pool, running).size(), 1u);
 }
 
-TEST(PagePool, ReclaimsTheLeastRecentlyUsedAndOnlyWhatIsNeeded) {
+TEST(PagePool, ReclaimsOnlyWhatIsNeededLeastRecentlyUsedFirst) {
   PagePool pool(9);
   for (uint64_t text : {1, 2, 3}) {
     const auto request = pool.Admit(std::vector{Text(text, 3)}, 0).admission;
@@ -171,7 +171,7 @@ TEST(PagePool, ExtensionsKeepThePagesThatARequestHas) {
   const std::vector<PageId> before = Own(pool, request);
   PagePool::Shortage shortage;
   EXPECT_TRUE(pool.Extend(request, 5, shortage));
-  EXPECT_TRUE(pool.Extend(request, 5, shortage));  // asked again: nothing more
+  EXPECT_TRUE(pool.Extend(request, 5, shortage));  // a repetition allocates nothing
   EXPECT_TRUE(pool.Extend(request, 1, shortage));
   const std::vector<PageId> own = Own(pool, request);
   ASSERT_EQ(own.size(), 5u);
@@ -198,8 +198,8 @@ TEST(PagePool, PagesBeingWrittenAreNotReused) {
   EXPECT_NE(pool.Admit({}, 3).admission, 0u);
 }
 
-// An ended request's landing may still write corrupt bytes: they must not overwrite what the next request has filled.
-TEST(PagePool, TheDutyToFillPassesWhenNothingIsWrittenAnyMore) {
+// An ended request's landing may still write corrupt bytes. They must not overwrite what the next request has filled.
+TEST(PagePool, TheDutyToFillPassesOnceNoWritesRemain) {
   PagePool pool(6);
   const auto first = pool.Admit(std::vector{Text(1, 3)}, 0).admission;
   const auto second = pool.Admit(std::vector{Text(1, 3)}, 0).admission;
@@ -216,7 +216,7 @@ TEST(PagePool, TheDutyToFillPassesWhenNothingIsWrittenAnyMore) {
   EXPECT_TRUE(pool.Filled(second, 0));
 }
 
-TEST(PagePool, AFilledSegmentRestsOnlyWhenItsLastWriterHasGone) {
+TEST(PagePool, AFilledSegmentIsIdleOnceItsLastWriterHasEnded) {
   PagePool pool(4);
   const auto request = pool.Admit(std::vector{Text(1, 2)}, 0).admission;
   const std::vector<PageId> shared = Pages(pool, request, 0);
@@ -232,7 +232,7 @@ TEST(PagePool, AFilledSegmentRestsOnlyWhenItsLastWriterHasGone) {
   EXPECT_NE(pool.Admit({}, 3).admission, 0u);
 }
 
-// The pool said as plainly as possible: who owns each page, and which texts stand where.
+// A simple model of the pool: the owner of each page, and the pages of each text.
 class Model {
  public:
   static constexpr uint32_t kPages = 40;
@@ -304,7 +304,7 @@ class Model {
     const std::vector<uint64_t> texts = requests_[id].texts;
     requests_.erase(id);
     std::set<uint64_t> seen;
-    for (const uint64_t text : texts) {  // in the order in which the request named them
+    for (const uint64_t text : texts) {  // in the order of the request
       const auto found = standing_.find(text);
       if (found == standing_.end() || Used(text) || !seen.insert(text).second) continue;
       found->second.last_use = ++uses_;
@@ -331,7 +331,8 @@ class Model {
   uint64_t uses_ = 0, reclaimed_ = 0;
 };
 
-// Everything the pool says of its pages: no page has two owners, texts stand where the model says, the levels agree.
+// Compares the pool's pages with the model: no page has two owners, texts are where the model has them, and the levels
+// agree.
 void ExpectAgrees(const PagePool& pool, const Model& model) {
   ASSERT_EQ(pool.levels(), model.Levels());
   std::map<PageId, std::string> owners;

@@ -85,7 +85,7 @@ void PagePools::Release(SessionId session, const LeaseId& lease) {
 void PagePools::ReleaseAll(SessionId session) {
   const auto holding = sessions_.find(session);
   if (holding == sessions_.end()) return;
-  // In the order of admission: names are random.
+  // In the order of admission, because lease names are random.
   std::map<PagePool::AdmissionId, std::vector<LeaseId>> in_order;
   for (const LeaseId& lease : holding->second) in_order[leases_.at(lease).request.admission].push_back(lease);
   for (const auto& [admission, leases] : in_order) {

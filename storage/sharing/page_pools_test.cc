@@ -24,7 +24,7 @@ std::vector<PagePool::Want> PagesOf(uint8_t text, uint32_t pages) {
 
 class PagePoolsTest : public testing::Test {
  protected:
-  // The admission, 0 where it was refused for want of pages.
+  // The admission; 0 if it was refused because no pages were free.
   PagePool::AdmissionId Admit(SessionId session, uint8_t lease, const std::vector<PagePool::Want>& wants,
                               uint64_t own) {
     const auto answer = pools_.Admit(session, kTenant, Lease(lease), pool_, wants, own);
@@ -36,7 +36,7 @@ class PagePoolsTest : public testing::Test {
   std::shared_ptr<PagePool> pool_ = *pools_.Open(kTenant, kRegion, 10);
 };
 
-TEST_F(PagePoolsTest, ALeasePassedOnOutlivesTheSessionThatTookIt) {
+TEST_F(PagePoolsTest, APassedLeaseOutlivesItsFirstSession) {
   ASSERT_NE(Admit(kEngine, 1, PagesOf(1, 4), 2), 0u);
   const auto attached = pools_.Attach(kWorker, kTenant, Lease(1));
   ASSERT_TRUE(attached.ok()) << attached.status();
@@ -62,16 +62,16 @@ TEST_F(PagePoolsTest, LeasesOfOtherTenantsAndSessionsAreUnknown) {
   EXPECT_EQ(pools_.levels(kOther), PagePool::Levels());
 }
 
-TEST_F(PagePoolsTest, AnEnginesEndFreesAllThatItsRequestsHeld) {
+TEST_F(PagePoolsTest, AnEnginesEndFreesItsRequests) {
   ASSERT_NE(Admit(kEngine, 1, PagesOf(1, 3), 2), 0u);
   ASSERT_NE(Admit(kEngine, 2, PagesOf(1, 3), 4), 0u);
   pools_.ReleaseAll(kEngine);
-  EXPECT_EQ(pools_.levels(kTenant).free, 10u);  // nobody had filled text 1
+  EXPECT_EQ(pools_.levels(kTenant).free, 10u);  // no request had filled text 1
   EXPECT_FALSE(pool_->InUse());
   pools_.ReleaseAll(kEngine);
 }
 
-TEST_F(PagePoolsTest, NoTwoRequestsShareAName) {
+TEST_F(PagePoolsTest, RequestNamesAreUnique) {
   ASSERT_NE(Admit(kEngine, 1, {}, 2), 0u);
   const auto again = pools_.Admit(kWorker, kTenant, Lease(1), pool_, {}, 1);
   EXPECT_EQ(again.status().code(), absl::StatusCode::kAlreadyExists);
@@ -84,7 +84,7 @@ TEST_F(PagePoolsTest, ARefusedRequestHoldsNothing) {
   EXPECT_NE(Admit(kEngine, 1, {}, 10), 0u);
 }
 
-TEST_F(PagePoolsTest, ASessionHoldsOnlySoManyRequests) {
+TEST_F(PagePoolsTest, RequestsPerSessionAreBounded) {
   for (uint8_t lease = 1; lease <= 3; ++lease) ASSERT_NE(Admit(kEngine, lease, {}, 1), 0u);
   EXPECT_EQ(pools_.Admit(kEngine, kTenant, Lease(4), pool_, {}, 1).status().code(),
             absl::StatusCode::kResourceExhausted);
@@ -94,7 +94,7 @@ TEST_F(PagePoolsTest, ASessionHoldsOnlySoManyRequests) {
   EXPECT_TRUE(pools_.Attach(kEngine, kTenant, Lease(4)).ok());
 }
 
-TEST_F(PagePoolsTest, ATenantsPoolsNameOnlySoManySegments) {
+TEST_F(PagePoolsTest, SegmentsInATenantsPoolsAreBounded) {
   std::vector<PagePool::Want> many(limits::kMaxPageReferences);
   EXPECT_EQ(pools_.Admit(kEngine, kTenant, Lease(1), pool_, many, 0).status().code(),
             absl::StatusCode::kResourceExhausted);
@@ -131,7 +131,7 @@ TEST_F(PagePoolsTest, PagesBeingWrittenKeepPool) {
   EXPECT_EQ(pools_.Open(kTenant, kRegion, 20).status().code(), absl::StatusCode::kResourceExhausted);
   pool_->Unpin({&page, 1});
   EXPECT_TRUE(pools_.Open(kTenant, kRegion, 20).ok());
-  // Its place is taken.
+  // Its lease id is in use.
   EXPECT_EQ(pools_.Admit(kEngine, kTenant, Lease(1), pool_, {}, 1).status().code(),
             absl::StatusCode::kFailedPrecondition);
 }

@@ -25,7 +25,7 @@ inline Key NumberedKey(uint64_t number) {
 inline ObjectHeader HeaderOfExtents(uint64_t number, uint64_t extents) {
   const AttentionLayer attention{.kv_heads = 8, .key_dim = 128, .value_dim = 128};  // fp32: 4 KiB of either a token
   Layout layout{.page_tokens = 8, .layers = {attention}};
-  // The first extent has room for seven units of 32 KiB beside the header, every other one for eight.
+  // The first extent has space for seven units of 32 KiB beside the header, every other extent for eight.
   return PlanObject(layout, NamespaceId{}, NumberedKey(number), ObjectKind::kCheckpoint, 8 * (4 * extents - 1)).value();
 }
 
@@ -39,7 +39,7 @@ class ExtentMemory {
   std::byte* operator[](size_t extent) const { return bytes_.get() + extent * limits::kExtentBytes; }
   size_t extents() const { return extents_; }
 
-  // Bytes that hardly occur twice, at any place.
+  // Bytes that rarely occur twice, at any place.
   void Fill(uint64_t seed) {
     std::mt19937_64 random(seed);
     for (size_t offset = 0; offset < extents_ * limits::kExtentBytes; offset += sizeof(uint64_t)) {

@@ -53,7 +53,7 @@ uint64_t RowPlace(uint64_t token, uint32_t head, uint32_t dim) {
   return (token * kKvHeads + head) * 1024 + dim;
 }
 
-// The larger one of `error` and what lies between two numbers; infinite for what is no number.
+// The larger one of `error` and the difference of two numbers; infinite for NaN.
 double Worst(double error, float found, float expected) {
   const double difference = std::abs(found - expected);
   if (difference <= error) return error;

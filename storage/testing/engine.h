@@ -54,7 +54,7 @@ class TestPages {
 };
 
 // Everything that text `text` publishes, laid out as an engine would: dense tensors, keys and values in pages. The
-// contents depend only on text, layer, part and place.
+// contents depend only on text, layer, part and position.
 PublishSource TestSource(const ObjectHeader& plan, uint64_t text);
 
 // Writes the rows of the object of text `text` as its engine computes them, with unrotated keys. Its token 0 is at

@@ -14,7 +14,7 @@
 
 namespace ashlar::storage {
 
-// Keeps what it is given until the test runs it, in whatever order.
+// Keeps its items until the test runs them, in any order.
 class ManualExecutor final : public Executor {
  public:
   explicit ManualExecutor(size_t capacity = 1024) : capacity_(capacity) {}
@@ -27,14 +27,14 @@ class ManualExecutor final : public Executor {
   Nanos LongestRun() const override { return longest_run_; }
 
   void set_capacity(size_t capacity) { capacity_ = capacity; }
-  void set_longest_run(Nanos longest_run) { longest_run_ = longest_run; }  // of work that hangs
-  void set_crowded(bool crowded) { crowded_ = crowded; }                   // as where another tenant's work waits
+  void set_longest_run(Nanos longest_run) { longest_run_ = longest_run; }  // run time of work that hangs
+  void set_crowded(bool crowded) { crowded_ = crowded; }                   // emulates waiting work of another tenant
   size_t pending() const { return items_.size(); }
   TenantId tenant(size_t item) const { return items_.at(item).tenant; }
-  void Work(size_t item);           // runs the item's work; what it posts and its `done` still wait
-  void Complete(size_t item);       // work, unless it has run, what it posted, then done; the item goes
-  void Erase() { items_.clear(); }  // as when the process is killed
-  void CompleteAll();               // in order of submission, including what completions submit
+  void Work(size_t item);           // runs the item's work; its posted events and its `done` still wait
+  void Complete(size_t item);       // runs work (unless it has run), posted events, then done, and removes the item
+  void Erase() { items_.clear(); }  // as if the process was killed
+  void CompleteAll();               // in order of submission, including items that completions submit
 
  private:
   struct Item {
@@ -51,7 +51,7 @@ class ManualExecutor final : public Executor {
   Item* working_ = nullptr;
 };
 
-// Runs work on threads of its own; `done` waits for the test's thread, which is the metadata thread, to call Poll.
+// Runs work on separate threads. `done` waits for the test's thread, which is the metadata thread, to call Poll.
 class ThreadedExecutor final : public Executor {
  public:
   explicit ThreadedExecutor(int threads);
@@ -77,7 +77,7 @@ class ThreadedExecutor final : public Executor {
   std::vector<std::thread> threads_;
 };
 
-// The calling thread alone; `before_task` may observe or cancel between tasks.
+// Only the calling thread; `before_task` may observe or cancel between tasks.
 class InlineWorkers final : public kernels::Workers {
  public:
   int Size() const override { return 1; }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// OfferedPrefixes: the texts that engines have offered. A look-up may find nothing else.
+// OfferedPrefixes: the texts that engines have offered. A lookup may find nothing else.
 #pragma once
 
 #include <algorithm>
@@ -16,12 +16,12 @@
 
 namespace ashlar::storage {
 
-// Prefixes with states, and spans with where these begin.
+// Prefixes with states, and spans with their begins.
 struct OfferedTexts {
   std::set<Tokens> states;
   std::set<std::pair<Tokens, uint64_t>> spans;
 
-  // Returns whether a prompt may resume from the prefix: from states, or by a span of its last `span_tokens`.
+  // Returns whether a prompt may resume from the prefix: from states, or by a span of its last `span_tokens` tokens.
   bool Has(const Tokens& prefix, uint64_t span_tokens) const {
     if (span_tokens == 0) return states.contains(prefix);
     return std::ranges::any_of(spans, [&](const auto& span) {
@@ -32,7 +32,7 @@ struct OfferedTexts {
   }
 };
 
-// Of one tenant.
+// Prefixes of one tenant.
 struct OfferedPrefixes {
   OfferedTexts exact;
   std::map<ConversationId, OfferedTexts> own;

@@ -37,7 +37,7 @@ class OnGpu {
       }
     }
   }
-  // As TestSource, in place of all that was here.
+  // Like TestSource. Replaces all earlier contents.
   PublishSource Source(const ObjectHeader& plan, uint64_t text) {
     Reset();
     PublishSource source = TestSource(plan, text);

@@ -20,7 +20,7 @@ namespace ashlar::storage {
 
 class OtherNode final : public RemoteSource {
  public:
-  static constexpr SessionId kItself = 100, kReader = 101;  // an engine's there, and this node's
+  static constexpr SessionId kItself = 100, kReader = 101;  // an engine's session on that node, and this node's session
 
   OtherNode() : rig({.hbm = 0, .dram = 256, .ssd = 0}) {
     for (const SessionId session : {kItself, kReader}) rig.cache->OpenSession(session, 1);
@@ -30,14 +30,15 @@ class OtherNode final : public RemoteSource {
     rig.Settle();
   }
 
-  // Leases there what a query finds, and has `cache` adopt it. False: it is not there, or here already.
+  // Leases the query's object on that node, and has `cache` adopt it. Returns false if that node lacks it, or this node
+  // already has it.
   bool Offer(Cache& cache, const Query& query, Nanos cost = 0, PoolKind pool = PoolKind::kPublic) {
     const Match match = rig.cache->Lookup(kReader, {&query, 1});
     if (match.found[0].reason != MissReason::kNone) return false;
     const RemoteCopyId copy = ++drawn_;
     ObjectHeader header = *match.found[0].header;
     leases_[copy] = {match.lease, *match.found[0].slot, EncodeHeader(header)};
-    if (cache.AdoptRemote({1, pool}, std::move(header), copy, cost)) return true;
+    if (cache.adoption().AdoptRemote({1, pool}, std::move(header), copy, cost)) return true;
     Release(copy);
     return false;
   }
@@ -62,14 +63,14 @@ class OtherNode final : public RemoteSource {
 
   size_t pending() const { return reads_.size(); }
   size_t leased() const { return leases_.size(); }
-  // Ends one read: with its bytes, or with the error alone.
+  // Ends one read, either with its bytes or only with the error.
   void End(size_t which, const absl::Status& status = {}) {
     const Reading read = std::move(reads_.at(which));
     reads_.erase(reads_.begin() + static_cast<ptrdiff_t>(which));
     if (status.ok()) Copy(read);
     read.done(status);
   }
-  // Ends all of both nodes' work, reads in the order of their beginning.
+  // Completes all work of both nodes; reads in the order in which they began.
   void Settle(TieredRig& here) {
     while (pending() + here.io.pending() + here.executor.pending() > 0) {
       while (pending() > 0) End(0);
@@ -79,10 +80,10 @@ class OtherNode final : public RemoteSource {
 
   TieredRig rig;
   size_t most_reads = 1024;
-  std::vector<RemoteCopyId> damaged;  // as the cache under test has said
+  std::vector<RemoteCopyId> damaged;  // copies that the cache under test has reported
   std::map<RemoteCopyId, Nanos> recomputes;
-  bool reaches = false;  // GPUs' memory
-  bool corrupt = false;  // one byte of every piece is another one, the header's first extent included
+  bool reaches = false;  // whether its transport reaches GPU memory
+  bool corrupt = false;  // one byte of every piece differs, including the header's first extent
 
  private:
   struct Leased {

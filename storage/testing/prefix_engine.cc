@@ -19,7 +19,7 @@ uint64_t Mix(uint64_t x) {  // splitmix64
   return x ^ (x >> 31);
 }
 
-// At each depth, a number of all tokens before it.
+// Returns, for each depth, a number that depends on all tokens before it.
 std::vector<uint64_t> Hashes(std::span<const int32_t> tokens) {
   std::vector<uint64_t> hashes = {1};
   for (const int32_t token : tokens) hashes.push_back(Mix(hashes.back() ^ static_cast<uint32_t>(token)));
@@ -47,8 +47,8 @@ void ForRows(const TestPages& pages, std::span<const uint64_t> hashes, uint64_t 
   }
 }
 
-// Calls fn(part, token, column, place, number) for the numbers of an object's tensors; of those that are no rows the
-// token is 0.
+// Calls fn(part, token, column, place, number) for the numbers of an object's tensors. The token is 0 for tensors
+// without rows.
 template <typename Fn>
 void ForNumbers(const Tier& top, const Found& object, Fn&& fn) {
   const ObjectBytes bytes(top, *object.slot);

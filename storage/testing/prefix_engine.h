@@ -19,20 +19,20 @@ class PrefixEngine {
                         const ComputeCost& declared = {.flops_per_token = 1e9});
 
   const std::shared_ptr<const PrefixModel>& model() const { return model_; }
-  // As TestPlan's objects of this tenant, the engine's segments are of the same namespace.
+  // The engine's segments are in the namespace of TestPlan's objects of this tenant.
   PrefixText Text(std::vector<int32_t> tokens, const ConversationId& conversation = {}, const Salt& salt = {}) const {
     return PrefixText(model_, std::move(tokens), conversation, {}, salt);
   }
 
-  // Everything of a text, with its states at `depths` and at its end, and the span from `span_begin` on, however long
-  // that is; 0: none.
+  // Everything of a text, with its states at `depths` and at its end, and the span from `span_begin`, whatever its
+  // length; 0: none.
   PrefixCommit Offer(const std::vector<int32_t>& tokens, uint64_t prompt, std::vector<uint64_t> depths,
                      const ConversationId& conversation = {}, uint64_t span_begin = 0, const Salt& salt = {}) const;
 
   // Pages for a whole text, and a landing of a match's prefix into them.
   static LandTarget Target(const TestPages& pages, const MatchedPrefix& prefix);
-  // Largest absolute difference between what has landed, and what lies in the checkpoint and in as much of the span as
-  // the match reaches, and what belongs there.
+  // Largest absolute difference between the expected numbers and the landed ones, the checkpoint's, and those of the
+  // matched part of the span.
   double Error(const TestPages& pages, const Tier& top, const Match& match, std::span<const int32_t> tokens) const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Counts what is kept for prefixes anew from the tree alone, as plainly as possible.
+// Recounts what is kept for prefixes from the tree alone, by the simplest algorithm.
 #pragma once
 
 #include <algorithm>
@@ -15,9 +15,9 @@ struct PrefixRecount {
   uint64_t bytes = 0;
   std::vector<const PrefixNode*> nodes;  // all but the root; a parent before its children
   std::vector<const PrefixNode*> kept;
-  size_t spans = 0;        // of what is kept
-  bool needs_hold = true;  // every edge's count of those that need its pages is right
-  bool spans_hold = true;  // each hangs on states before it that are kept, and these know of it and of no others
+  size_t spans = 0;        // number of kept spans
+  bool needs_hold = true;  // every edge's count of users of its pages is right
+  bool spans_hold = true;  // every span continues kept states, and states list exactly the spans that continue them
 };
 
 inline bool KeptByStates(const PrefixNode& node) {
@@ -34,7 +34,7 @@ inline bool HangsAsItShould(const PrefixNode& node) {
   return base != nullptr && KeptByStates(*base) && std::ranges::count(base->data.hanging, &node) == 1;
 }
 
-// Of trees that are no deeper than a stack can be, and small: every node looks at all behind it.
+// For small trees, no deeper than a stack can be: every node visits all nodes below it.
 inline PrefixRecount Recount(const PrefixNode& root, const PrefixCosts& costs) {
   PrefixRecount count;
   size_t hanging = 0;

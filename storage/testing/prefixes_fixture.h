@@ -58,7 +58,7 @@ class PrefixesTest : public ::testing::Test {
     return engine_.Error(pages, top(), match, prompt);
   }
 
-  // A request as engines do it: what is asked for is captured, all of it is committed.
+  // Serves a request like an engine: captures what is requested, and commits all of it.
   uint64_t Serve(const Tokens& prompt, const Tokens& decoded = {}, const ConversationId& conversation = {}) {
     const Match match = Ask(prompt, kAnn, conversation);
     if (match.prefix.depth > 0) {

@@ -20,7 +20,7 @@
 
 namespace ashlar::storage {
 
-// Counts what the cache reports.
+// Counts the cache's reports.
 struct CountingObserver final : Observer {
   void Hit(TenantId, ObjectKind, TierKind, uint64_t) override { ++hits; }
   void Miss(TenantId, ObjectKind, MissReason reason, uint64_t) override { misses.push_back(reason); }
@@ -41,7 +41,7 @@ struct CountingObserver final : Observer {
 
   int hits = 0, memory_refusals = 0;
   std::vector<MissReason> misses, evicted;
-  std::vector<Ghost> ghosts;  // of what was evicted
+  std::vector<Ghost> ghosts;  // ghosts of evicted objects
   std::vector<std::pair<TierKind, TierKind>> copied;
   std::vector<TierKind> tier_errors;
   std::vector<bool> prefetched;
@@ -59,7 +59,7 @@ inline std::unique_ptr<MemoryTier> TestTier(std::vector<std::pair<TenantId, uint
   return tier;
 }
 
-// Tenants 1 and 2. Work runs when the test says so (`executor`).
+// Tenants 1 and 2. The test decides when work runs (`executor`).
 struct Rig {
   explicit Rig(uint64_t extents = 64, CacheOptions options = {})
       : tier(TestTier({{1, extents}, {2, extents}})),
@@ -73,13 +73,13 @@ struct Rig {
     const Query query = Ask(plan);
     return cache.Lookup(session, {&query, 1});
   }
-  MissReason Reason(SessionId session, const ObjectHeader& plan) {  // looks up and lets go
+  MissReason Reason(SessionId session, const ObjectHeader& plan) {  // looks up and releases
     const Match match = Lookup(session, plan);
     cache.Release(session, match.lease);
     return match.found[0].reason;
   }
 
-  // Starts a publish; the answer appears in the result once the executor has run.
+  // Starts a publish. The result holds the outcome once the executor has run.
   std::shared_ptr<std::optional<PublishOutcome>> StartPublish(SessionId session, ReservationId reservation,
                                                               PublishSource source) {
     auto outcome = std::make_shared<std::optional<PublishOutcome>>();
@@ -113,16 +113,16 @@ struct Rig {
   InlineWorkers workers;
   CountingObserver observer;
   std::unique_ptr<MemoryTier> tier;
-  Mover mover{kernels::Reference(), workers, executor, *tier, /*turn_bytes=*/1};  // one executor item a layer
+  Mover mover{kernels::Reference(), workers, executor, *tier, /*turn_bytes=*/1};  // one executor item per layer
   Cache cache;
 };
 
-// Flips one bit of an object's header where it lies.
+// Flips one bit of an object's header in place.
 inline void CorruptHeader(const Tier& tier, const Slot& slot, uint64_t offset) {
   tier.Address(slot.runs[0].arena, slot.runs[0].first)[offset] ^= std::byte{1};
 }
 
-// Flips one bit of an object's part where it lies.
+// Flips one bit of an object's part in place.
 inline void Corrupt(const Tier& tier, const Slot& slot, const ObjectHeader& header, uint32_t layer, PartForm form) {
   const Part& part = *header.Find(layer, form);
   const uint64_t offset = part.UnitOffset(part.units - 1) + part.last_unit_bytes - 1;

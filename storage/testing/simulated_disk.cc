@@ -74,7 +74,7 @@ void SimulatedDisk::FlipBit(uint64_t offset, int bit) {
 }
 
 bool SimulatedDisk::Chance(double probability) {
-  // Always drawn, so that a rate changes what it is about and nothing else.
+  // Always draws a number, so that a rate changes nothing but its own fault.
   return std::uniform_real_distribution<double>(0, 1)(random_) < probability;
 }
 
@@ -141,7 +141,7 @@ SimulatedDisk::Block SimulatedDisk::Torn(const Block& before, const Block& after
   return {std::move(bytes), 0};
 }
 
-// Doubtful blocks of earlier writes under a durable write are settled: they will never come back.
+// Unresolved blocks of earlier writes under a durable write are settled: they never come back.
 void SimulatedDisk::SettleUnder(const Unsynced& write) {
   for (Unsynced& older : unsynced_) {
     if (!older.doubtful) continue;

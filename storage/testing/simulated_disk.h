@@ -11,7 +11,7 @@
 //   no later sync makes the rest durable. A batch of records that fails was made, or was not.
 // - A full disk refuses writes and batches, and changes nothing. One that runs full while it writes has written some
 //   sectors.
-// - Bits flip: once in what a read returns (`faults`), or for good (FlipBit).
+// - Bits flip: once in what a read returns (`faults`), or permanently (FlipBit).
 // - A sync may lie: OK, though nothing became durable (`lost_flush`). No promise covers that: it is there to show that
 //   tests would see it.
 // - A batch of records that succeeded is atomic and durable. RocksDB's own recovery is not simulated.
@@ -35,14 +35,14 @@ namespace ashlar::storage {
 
 class SimulatedDisk {
  public:
-  // Probabilities, of each call.
+  // Probabilities per call.
   struct Faults {
     double read_error = 0;
     double write_error = 0;
     double sync_error = 0;
     double record_error = 0;
-    double no_space = 0;  // of a write: it ends in the middle, as where a file system has room for some of it alone
-    double bit_flip = 0;  // in one block of what a read returns
+    double no_space = 0;  // of a write: it ends in the middle, as if the file system had space for a part of it
+    double bit_flip = 0;  // in one block of the bytes that a read returns
     double lost_flush = 0;
     bool full = false;
     std::optional<uint64_t> bad_at;  // offset: each write of this place fails
@@ -58,7 +58,7 @@ class SimulatedDisk {
   // `bytes` is a multiple of BlockFile::kBlockBytes.
   SimulatedDisk(uint64_t bytes, uint64_t seed);
 
-  // Both live as long as the disk and refer to it through every crash. Thread-safe.
+  // Both live as long as the disk, and refer to it after every crash. Thread-safe.
   BlockFile& file() { return file_; }
   RecordStore& records() { return records_; }
 
@@ -70,7 +70,7 @@ class SimulatedDisk {
   void Crash();  // now
   bool crashed() const;
   uint64_t points() const;  // passed so far
-  // Power is back: what survived is all there is.
+  // Power returns: only what survived is left.
   void Restart();
 
   void FlipBit(uint64_t offset, int bit);
@@ -97,7 +97,7 @@ class SimulatedDisk {
     SimulatedDisk& disk_;
   };
 
-  // Contents of a block: somewhere in the bytes of the write that they came with. None: zeros.
+  // Contents of a block: a place in the bytes of its write. None: zeros.
   struct Block {
     std::shared_ptr<const std::vector<std::byte>> bytes;
     size_t offset = 0;
@@ -106,7 +106,7 @@ class SimulatedDisk {
   struct Unsynced {
     uint64_t first = 0;  // block
     std::vector<Block> blocks;
-    std::vector<bool> settled;  // by block: a later write to it is durable
+    std::vector<bool> settled;  // by block: true if a later write to it is durable
     bool doubtful = false;      // a sync of it failed: no later one covers it
   };
 

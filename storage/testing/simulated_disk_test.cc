@@ -70,7 +70,7 @@ TEST_F(SimulatedDiskTest, UnsyncedWritesAreKeptDroppedOrTorn) {
   EXPECT_GT(counts.torn_writes, 0u);
 }
 
-TEST_F(SimulatedDiskTest, ASyncThatFailedIsNotMadeGoodByTheNext) {
+TEST_F(SimulatedDiskTest, AFailedSyncIsNotRepairedByTheNext) {
   bool lost = false;
   for (int round = 0; round < 100 && !lost; ++round) {
     ASSERT_EQ(Fill(std::byte{1}), absl::OkStatus());
@@ -85,7 +85,7 @@ TEST_F(SimulatedDiskTest, ASyncThatFailedIsNotMadeGoodByTheNext) {
     lost = Values() != (std::set<int>{2});
   }
   EXPECT_TRUE(lost);
-  // A block that is written anew is covered again, and the doubtful bytes under it do not come back.
+  // A block that is written again is covered again, and its old unresolved bytes do not come back.
   for (int round = 0; round < 20; ++round) {
     ASSERT_EQ(Fill(std::byte{3}), absl::OkStatus());
     disk_.set_faults({.sync_error = 1});
@@ -125,21 +125,21 @@ TEST_F(SimulatedDiskTest, BatchesAreAtomicAndDurable) {
   EXPECT_EQ(seen, (std::set<std::string>{"a1 b2 ", "b2 c3 "}));
 }
 
-TEST_F(SimulatedDiskTest, PowerFailsWhereItWasToldTo) {
+TEST_F(SimulatedDiskTest, PowerFailsAtTheGivenPoint) {
   disk_.CrashAfter(2);
   EXPECT_EQ(Fill(std::byte{1}), absl::OkStatus());
   EXPECT_FALSE(disk_.file().Sync().ok());
   EXPECT_TRUE(disk_.crashed());
   EXPECT_FALSE(Fill(std::byte{2}).ok());
   disk_.Restart();
-  disk_.CrashAfter(3);  // after the sync took effect, before it could say so
+  disk_.CrashAfter(3);  // after the sync took effect, but before it returned
   EXPECT_EQ(Fill(std::byte{3}), absl::OkStatus());
   EXPECT_FALSE(disk_.file().Sync().ok());
   disk_.Restart();
   EXPECT_EQ(Values(), (std::set<int>{3}));
 }
 
-TEST_F(SimulatedDiskTest, OtherFaultsComeWhenAskedFor) {
+TEST_F(SimulatedDiskTest, OtherFaultsHappenOnRequest) {
   ASSERT_EQ(Fill(std::byte{1}), absl::OkStatus());
   disk_.set_faults({.full = true});
   EXPECT_EQ(Fill(std::byte{2}).code(), absl::StatusCode::kResourceExhausted);

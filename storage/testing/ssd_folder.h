@@ -15,11 +15,11 @@ namespace ashlar::storage {
 class SsdFolder {
  public:
   static constexpr TenantId kTenant = 1;
-  static constexpr uint64_t kExtents = 96;  // of the tier
-  static constexpr uint64_t kNumbers = 32;  // of objects that may be there at once
+  static constexpr uint64_t kExtents = 96;  // extents of the tier
+  static constexpr uint64_t kNumbers = 32;  // objects that may exist at once
   static constexpr uint64_t kMaxExtents = 6;
 
-  // One object of many that have been stored under its number, over the lives of many processes.
+  // One of many objects stored under its number by successive processes.
   struct Version {
     uint64_t number = 0;
     uint64_t generation = 0;
@@ -34,7 +34,7 @@ class SsdFolder {
   SsdTier& tier() { return *tier_; }
   ThreadedExecutor& io() { return io_; }
 
-  // A header determined by version and number of extents alone.
+  // A header that depends only on version and number of extents.
   static ObjectHeader HeaderOf(const Version& version, uint64_t extents);
   static Version VersionOf(const ObjectHeader& header);
   const std::byte* ExtentOf(const Version& version, uint64_t extent) const;
@@ -44,7 +44,7 @@ class SsdFolder {
   std::unique_ptr<BlockFile> file_;
   std::unique_ptr<RecordStore> records_;
   std::unique_ptr<SsdTier> tier_;
-  ThreadedExecutor io_;  // ends before what its work refers to
+  ThreadedExecutor io_;  // destroyed before the objects that its work refers to
 };
 
 }  // namespace ashlar::storage

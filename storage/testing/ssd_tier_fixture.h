@@ -49,7 +49,7 @@ class SsdTierTest : public ::testing::Test {
     return sources;
   }
 
-  // Until the executor has nothing left.
+  // Runs the executor until it is empty.
   absl::Status Write(const Slot& slot, size_t content) {
     std::optional<absl::Status> status;
     EXPECT_TRUE(tier_->Write(slot, 0, Sources(content, slot.Extents()), [&](absl::Status s) { status = s; }));

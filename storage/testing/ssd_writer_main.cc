@@ -13,7 +13,7 @@
 namespace ashlar::storage {
 namespace {
 
-// One system call a line: whoever reads sees whole lines, all that were said before the end.
+// One system call per line, so that readers see whole lines, including all lines before the end.
 void Say(char what, const SsdFolder::Version& version) {
   char line[64];
   const int bytes = std::snprintf(line, sizeof line, "%c %lu %lu\n", what, static_cast<unsigned long>(version.number),
@@ -34,7 +34,7 @@ class Writer {
       next_generation_ = std::max(next_generation_, version.generation + 1);
       objects_[version.number] = {version.generation, std::move(object.slot), /*acknowledged=*/true};
     }
-    // Generations of objects that did not survive are not used again either.
+    // Generations of objects that did not survive are not reused either.
     next_generation_ += seed % 1000;
   }
 

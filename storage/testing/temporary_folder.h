@@ -10,7 +10,7 @@ namespace ashlar::storage {
 
 class TemporaryFolder {
  public:
-  // Under TMPDIR, or /tmp.
+  // Under TMPDIR or /tmp.
   TemporaryFolder() {
     const char* parent = std::getenv("TMPDIR");
     std::string name = std::string(parent != nullptr ? parent : "/tmp") + "/ashlar-test-XXXXXX";

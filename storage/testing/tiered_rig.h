@@ -22,7 +22,7 @@
 namespace ashlar::storage {
 
 struct TieredOptions {
-  // In extents, of each of the tenants 1 and 2; no hbm or ssd tier when 0.
+  // extents of each of the tenants 1 and 2; 0: no hbm or ssd tier
   uint64_t hbm = 8, dram = 16, ssd = 64;
   AdmissionMode admission = AdmissionMode::kAll;
   CacheOptions cache;
@@ -38,7 +38,7 @@ class TieredRig {
     Start();
   }
 
-  // Restarts as after a kill: memory is lost, and the objects on the disk are found again.
+  // Restarts as after a kill: memory is lost, and the objects on the disk are recovered.
   void Restart() {
     cache.reset();
     ssd.reset();
@@ -57,16 +57,17 @@ class TieredRig {
     }
   }
 
-  // Until a degraded disk has been tried again.
+  // Waits until a degraded disk has been tried again.
   void LetDiskRecover() {
     clock.Advance(2'000'000'000);
     cache->Tick();
     Settle();
   }
 
-  // An operation of the disk does not return, and the cache has noticed; and again it has returned.
+  // StallDisk: an operation of the disk does not return, and the cache has detected it. The next function lets it
+  // return.
   void StallDisk() {
-    io.set_longest_run(SsdTier::kDeadline);
+    io.set_longest_run(SsdHealth::kDeadline);
     cache->Tick();
     executor.CompleteAll();
   }
@@ -116,7 +117,7 @@ class TieredRig {
     std::vector<SsdTier::Recovered> recovered;
     if (ssd != nullptr) recovered = *ssd->Recover();
     cache.emplace(options, tiers, *mover, executor, clock, &observer);
-    cache->Adopt(std::move(recovered));
+    cache->adoption().Adopt(std::move(recovered));
   }
 
   const TieredOptions options_;
@@ -129,7 +130,7 @@ class TieredRig {
   CountingObserver observer;
   std::unique_ptr<MemoryTier> hbm, dram;
   std::unique_ptr<SsdTier> ssd;
-  std::array<std::string, 2> names = {"tenant1", "tenant2"};  // of the next start
+  std::array<std::string, 2> names = {"tenant1", "tenant2"};  // names for the next start
   std::optional<Mover> mover;
   std::optional<Cache> cache;
 };

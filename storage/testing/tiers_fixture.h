@@ -40,7 +40,7 @@ class TiersTest : public ::testing::Test {
     rig_->cache->Release(kSession, match.lease);
     return match.found[0];
   }
-  // Looks up, lands and checks every byte; says where it was found, or kNone for a miss, whose reason is `reason_`.
+  // Looks up, lands and checks every byte. Returns the tier, or kNone for a miss; `reason_` has its reason.
   TierKind Land(uint64_t text) {
     const Match match = rig_->Lookup(kSession, Plan(text));
     reason_ = match.found[0].reason;

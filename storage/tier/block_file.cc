@@ -74,7 +74,7 @@ class DirectFile final : public BlockFile {
   const uint64_t bytes_;
 };
 
-// A path's open folder, and the name in it.
+// An open folder of a path, and the file name in it.
 class Place {
  public:
   // `folder` is borrowed; a negative one is opened.
@@ -110,7 +110,7 @@ absl::Status CheckRoom(const std::string& path, int descriptor, const struct sta
   if (has >= bytes) return absl::OkStatus();
   struct statvfs about {};
   if (fstatvfs(descriptor, &about) != 0) return Error(path, "query the free space of the file system");
-  if (about.f_blocks == 0) return absl::OkStatus();  // unknown
+  if (about.f_blocks == 0) return absl::OkStatus();  // unknown size
   const uint64_t needed = bytes - has, free = uint64_t{about.f_bavail} * about.f_frsize;
   if (free >= kLeftFree && needed <= free - kLeftFree) return absl::OkStatus();
   return absl::ResourceExhaustedError(absl::StrCat(path, ": allocate ", bytes, " bytes: no space; ", needed,

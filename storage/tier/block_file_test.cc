@@ -59,7 +59,7 @@ TEST_F(BlockFileTest, KeepsWritesAndPreallocatesBlocks) {
     EXPECT_TRUE(SameExtent(memory[0], memory[1]));
   }
   std::memset(memory[1], 0, kExtentBytes);
-  auto file = OpenBlockFile(path_, 3 * kExtentBytes);  // longer: what was there stays
+  auto file = OpenBlockFile(path_, 3 * kExtentBytes);  // larger: the existing bytes stay
   ASSERT_TRUE(file.ok()) << file.status();
   EXPECT_EQ((*file)->Read(kExtentBytes, {memory[1], kExtentBytes}), absl::OkStatus());
   EXPECT_TRUE(SameExtent(memory[0], memory[1]));
@@ -140,9 +140,9 @@ TEST_F(BlockFileTest, OpensFileRelativeToOpenDirectory) {
   close(folder);
 }
 
-// The limit on a file's size shows that the system was not asked: it would have answered EFBIG. It also keeps this test
-// from filling the disk.
-TEST_F(BlockFileTest, AFileSystemWithoutTheRoomIsNotAskedForIt) {
+// The limit on file sizes shows that the system was not asked: it would have returned EFBIG. The limit also keeps this
+// test from filling the disk.
+TEST_F(BlockFileTest, AFullFileSystemIsDetectedBeforeAllocation) {
   ASSERT_TRUE(OpenBlockFile(path_, kExtentBytes).ok());
   const auto blocks = Stat(path_).st_blocks;
   struct statvfs about {};
@@ -167,8 +167,8 @@ TEST_F(BlockFileTest, AFileSystemWithoutTheRoomIsNotAskedForIt) {
   EXPECT_EQ(static_cast<uint64_t>(Stat(path_).st_size), kExtentBytes);
 }
 
-// A limit on a file's size stands for a disk that is full: the system answers in the same place.
-TEST_F(BlockFileTest, AFileThatDoesNotFitLeavesNothingBehind) {
+// A limit on file sizes emulates a full disk: the system refuses at the same point.
+TEST_F(BlockFileTest, AFileThatDoesNotFitIsRemoved) {
   ASSERT_TRUE(OpenBlockFile(path_, kExtentBytes).ok());
   rlimit before{};
   ASSERT_EQ(getrlimit(RLIMIT_FSIZE, &before), 0);

@@ -42,7 +42,7 @@ class DiskQueue {
     Done done;
     size_t next = 0;
     size_t in_flight = 0;
-    bool waits = false;  // in waiting_
+    bool waits = false;  // whether it is in waiting_
     absl::Status status;
 
     bool Unbegun() const { return status.ok() && next < pieces; }

@@ -35,7 +35,7 @@ class DiskQueueTest : public ::testing::Test {
   std::vector<std::string> story_;
 };
 
-TEST_F(DiskQueueTest, EndsOnceWhenAllPiecesHave) {
+TEST_F(DiskQueueTest, EndsOnceAllPiecesHaveEnded) {
   ASSERT_TRUE(TryRun("a", 3));
   EXPECT_EQ(io_.pending(), 2u);
   io_.Complete(1);
@@ -51,10 +51,10 @@ TEST_F(DiskQueueTest, NoPieceStartsAfterAnError) {
   EXPECT_THAT(story_, ElementsAre("a1", "a0", "a: error"));
 }
 
-TEST_F(DiskQueueTest, ALargeOneDoesNotKeepOthersOut) {
+TEST_F(DiskQueueTest, ALargeObjectDoesNotDelayOthers) {
   ASSERT_TRUE(TryRun("a", 4));
-  ASSERT_TRUE(TryRun("b", 3));   // one piece with the executor, the others wait
-  EXPECT_FALSE(TryRun("c", 1));  // the executor is full, and somebody waits already
+  ASSERT_TRUE(TryRun("b", 3));   // the executor has one piece, the others wait
+  EXPECT_FALSE(TryRun("c", 1));  // the executor is full, and another call waits already
   io_.CompleteAll();
   EXPECT_THAT(story_, ElementsAre("a0", "a1", "b0", "b1", "a2", "a3", "a", "b2", "b"));
 }
@@ -65,7 +65,7 @@ TEST_F(DiskQueueTest, RunNextIsNeverRefused) {
   queue_.RunNext(Work("c"), Done("c"));
   EXPECT_EQ(io_.pending(), 3u);
   io_.Complete(0);
-  io_.Complete(2);  // of the three places, the one that came free is c's
+  io_.Complete(2);  // c gets the free one of the three places
   EXPECT_THAT(story_, ElementsAre("a0", "c0", "c"));
   io_.CompleteAll();
   EXPECT_EQ(story_.size(), 4u + 2u + 1u + 3u);

@@ -66,8 +66,8 @@ Slot Slot::CutBehind(uint64_t extents) {
 
 absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Make(const MemoryTierOptions& options) {
   if (options.capacity_bytes < kExtentBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(Name(options.kind), ".capacity_bytes: must be at least one extent, ", kExtentBytes));
+    return absl::InvalidArgumentError(absl::StrCat(
+        Name(options.kind), ".capacity_bytes: too small; expected at least one extent, ", kExtentBytes, " bytes"));
   }
   if (options.arena_bytes == 0 || options.arena_bytes % kExtentBytes != 0) {
     return absl::InvalidArgumentError(
@@ -95,12 +95,13 @@ absl::Status MemoryTier::AddTenant(TenantId tenant, uint64_t budget_bytes) {
     return absl::InvalidArgumentError(absl::StrCat("tenants: too many; expected at most ", kMaxTenants));
   if (budget_bytes < kExtentBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat(Name(options_.kind), "_bytes: must be at least one extent, ", kExtentBytes));
+        absl::StrCat(Name(options_.kind), "_bytes: too small; expected at least one extent, ", kExtentBytes, " bytes"));
   }
   if (budget_bytes > options_.capacity_bytes - budgets_bytes_) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        Name(options_.kind), "_bytes: ", budget_bytes, " exceed the ", options_.capacity_bytes - budgets_bytes_,
-        " bytes that other tenants leave of ", Name(options_.kind), ".capacity_bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat(Name(options_.kind), "_bytes: ", budget_bytes, " is too large; expected at most ",
+                     options_.capacity_bytes - budgets_bytes_, ", the part of ", Name(options_.kind),
+                     ".capacity_bytes that is not assigned to other tenants"));
   }
   budget_bytes = budget_bytes / kExtentBytes * kExtentBytes;
   tenants_[tenant].budget_bytes = budget_bytes;
@@ -112,7 +113,8 @@ absl::Status MemoryTier::CheckBudget(TenantId tenant, uint64_t budget_bytes) con
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return absl::NotFoundError(absl::StrCat("tenant ", tenant, ": has no budget"));
   if (budget_bytes < kExtentBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("must be at least one extent, ", kExtentBytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("too small; expected at least one extent, ", kExtentBytes, " bytes"));
   }
   if (budget_bytes / kExtentBytes * kExtentBytes < found->second.held_bytes) {
     return absl::FailedPreconditionError(
@@ -143,7 +145,7 @@ absl::StatusOr<Slot> MemoryTier::Allocate(TenantId tenant, uint64_t extents) {
   return Slot{.tenant = tenant, .runs = owner.extents.Take(extents)};
 }
 
-// A raised budget leaves a smaller arena behind.
+// After the budget was raised, the last arena may be smaller.
 uint64_t MemoryTier::NextArenaBytes(const Tenant& tenant) const {
   return std::min(options_.arena_bytes, tenant.budget_bytes - tenant.held_bytes);
 }

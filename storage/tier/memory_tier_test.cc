@@ -95,7 +95,7 @@ TEST(MemoryTier, HoldsNoMoreThanTheBudget) {
 }
 
 #if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // their own memory is touched, too
-TEST(MemoryTier, AnArenaThatWasMadeAheadTakesNoPageFaults) {
+TEST(MemoryTier, APreparedArenaTakesNoPageFaults) {
   std::byte* const page = static_cast<std::byte*>(std::aligned_alloc(4096, 4096));
   const bool can = madvise(page, 4096, MADV_POPULATE_WRITE) == 0;
   std::free(page);
@@ -172,7 +172,7 @@ TEST(MemoryTier, ShowsArenasToTheirTenantOnly) {
   munmap(mapped, arena->bytes);
 }
 
-// Budgets may promise more than the machine has: what is missing is then no space, and nothing is lost.
+// Budgets may exceed the machine's memory. Missing memory then counts as missing space, and nothing is lost.
 TEST(MemoryTier, NoSpaceWithoutMemoryForArena) {
   constexpr uint64_t kBytes = uint64_t{1} << 45;
   const auto tier = *MemoryTier::Make({.capacity_bytes = kBytes, .arena_bytes = kBytes});

@@ -21,7 +21,7 @@ namespace {
 std::vector<std::string> SomeBatches(std::mt19937_64& random) {
   std::vector<std::string> batches;
   for (int i = 0; i < 60; ++i) {
-    // Some of several blocks, and some that leave a block no room for another header.
+    // Some batches take several blocks, and some leave no space for another header in a block.
     std::string batch(i % 20 == 0 ? random() % 100'000 : 1 + random() % 3000, '\0');
     for (char& byte : batch) byte = static_cast<char>(random());
     batches.push_back(std::move(batch));
@@ -41,7 +41,7 @@ TEST(RecordLog, RoundTrips) {
   }
 }
 
-TEST(RecordLog, DamageCostsTheBatchThatItStruckAlone) {
+TEST(RecordLog, DamageLosesOnlyItsBatch) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937_64 random(seed);
@@ -63,17 +63,17 @@ TEST(RecordLog, DamageCostsTheBatchThatItStruckAlone) {
   }
 }
 
-TEST(RecordLog, ABatchWhoseMiddleIsZerosToTheEndOfItsBlockIsNotPutTogetherWithoutIt) {
-  constexpr size_t kBlock = 32768;
-  const std::vector<std::string> batches = {"before", std::string(2 * kBlock, 'x'), "behind"};
+TEST(RecordLog, ABatchWithAZeroedMiddleIsNotRecovered) {
+  constexpr size_t kLogBlock = 32768;
+  const std::vector<std::string> batches = {"before", std::string(2 * kLogBlock, 'x'), "behind"};
   std::string log = EncodeRecordLog(batches);
-  log.replace(kBlock, kBlock, kBlock, '\0');
+  log.replace(kLogBlock, kLogBlock, kLogBlock, '\0');
   const RecordLogScan scan = ScanRecordLog(log);
   EXPECT_THAT(scan.batches, ::testing::ElementsAre("before", "behind"));
   EXPECT_TRUE(scan.whole_behind_damage);
 }
 
-TEST(RecordLog, AnEndThatIsTornIsNoDamageToRepair) {
+TEST(RecordLog, ATornEndIsNotDamage) {
   std::mt19937_64 random(1);
   const std::vector<std::string> batches = SomeBatches(random);
   const std::string log = EncodeRecordLog(batches);

@@ -119,8 +119,8 @@ class RocksRecordStore final : public RecordStore {
       const rocksdb::Status status = rocksdb::DB::Open(options, path_, &database);
       database_.reset(database);
       return ToStatus(path_, status);
-    } catch (const std::system_error& error) {  // RocksDB starts threads
-      return absl::UnavailableError(absl::StrCat(path_, ": ", error.what()));
+    } catch (const std::system_error& thrown) {  // RocksDB starts threads
+      return absl::UnavailableError(absl::StrCat(path_, ": ", thrown.what()));
     }
   }
 

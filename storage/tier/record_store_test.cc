@@ -21,7 +21,7 @@ namespace {
 std::atomic<int> syncs = 0;
 }  // namespace
 
-// RocksDB's calls come here, too: the program's symbols come before the C library's.
+// RocksDB's calls are routed here too, because the program's symbols take precedence over the C library's.
 extern "C" int fdatasync(int file) {
   ++syncs;
   return static_cast<int>(syscall(SYS_fdatasync, file));
@@ -78,7 +78,7 @@ TEST_F(RecordStoreTest, LoadsRecordsInOrderOfNames) {
   EXPECT_EQ(All(*store), expected);
 }
 
-// No process that dies loses what was written and not synced; a machine that loses its power does.
+// A killed process loses nothing that was written but not synced; a machine that loses power does.
 TEST_F(RecordStoreTest, WritesAreSyncedBeforeTheyReturn) {
   const auto store = Open();
   for (const char* const name : {"a", "b"}) {
@@ -88,14 +88,14 @@ TEST_F(RecordStoreTest, WritesAreSyncedBeforeTheyReturn) {
   }
 }
 
-TEST_F(RecordStoreTest, ANewFolderIsNoErrorInTheLog) {
+TEST_F(RecordStoreTest, ANewFolderLogsNoError) {
   std::vector<std::string> lines;
   const auto store = OpenRecordStore(path_, [&](bool, std::string_view line) { lines.emplace_back(line); });
   ASSERT_TRUE(store.ok()) << store.status();
   EXPECT_THAT(lines, IsEmpty());
 }
 
-TEST_F(RecordStoreTest, AVisitorsErrorEndsTheLoad) {
+TEST_F(RecordStoreTest, AnErrorOfTheVisitorEndsTheLoad) {
   auto store = Open();
   ASSERT_EQ(store->Write(std::vector<RecordStore::Change>{{"a", "1"}, {"b", "2"}}), absl::OkStatus());
   int visited = 0;
@@ -120,7 +120,7 @@ TEST_F(RecordStoreTest, DamageIsFoundAndNotServed) {
     std::vector<RecordStore::Change> batch;
     for (int i = 0; i < 2000; ++i)
       batch.push_back({"record " + std::to_string(i), std::string(1000, static_cast<char>(i))});
-    for (int i = 0; i < 16; ++i) ASSERT_EQ(store->Write(batch), absl::OkStatus());  // beyond what stays in memory
+    for (int i = 0; i < 16; ++i) ASSERT_EQ(store->Write(batch), absl::OkStatus());  // more than stays in memory
   }
   Open().reset();  // moves the log's records into tables
   bool damaged = false;
@@ -141,7 +141,7 @@ TEST_F(RecordStoreTest, DamageIsFoundAndNotServed) {
   EXPECT_EQ(status.code(), absl::StatusCode::kDataLoss) << status;
 }
 
-// A limit on files' sizes stands for a disk that is full.
+// A limit on file sizes emulates a full disk.
 TEST_F(RecordStoreTest, ContinuesAfterFailedWrite) {
   auto store = Open();
   ASSERT_EQ(Put(*store, "before", "1"), absl::OkStatus());

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Power failures at any point of random work: what was acknowledged is there afterwards, byte for byte, and nothing is
-// half there. The disk's fault model is stated in storage/testing/simulated_disk.h.
+// Power failures at random points of random work: acknowledged objects are found afterwards, byte for byte, and no
+// object is partial. storage/testing/simulated_disk.h describes the fault model.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -22,9 +22,9 @@ using limits::kExtentBytes;
 constexpr uint64_t kBudget = 10 * kExtentBytes;  // of each tenant
 constexpr TenantId kTenants = 2;
 constexpr uint64_t kKeys = 8;        // of each tenant
-constexpr uint64_t kMaxExtents = 6;  // of an object: two pieces
+constexpr uint64_t kMaxExtents = 6;  // extents of an object: two pieces
 
-// Work and its completions in any order.
+// Runs work and its completions in random order.
 class RandomExecutor final : public Executor {
  public:
   RandomExecutor(std::mt19937_64& random, size_t capacity) : random_(random), capacity_(capacity) {}
@@ -111,7 +111,7 @@ class Machine {
     return true;
   }
 
-  // Until `steps` are done or power fails.
+  // Works until `steps` are done or power fails.
   void Work(int steps) {
     for (int step = 0; step < steps && !disk_.crashed(); ++step) {
       if (random_() % 32 == 0) Tick();
@@ -135,11 +135,11 @@ class Machine {
     }
   }
 
-  // Finishes what is under way, tries again what failed, and accounts for every extent.
+  // Finishes work in flight, retries failures, and accounts for every extent.
   void Settle() {
     disk_.set_faults({});
     for (int round = 0; round < 3; ++round) {
-      Tick();  // a degraded disk is tried again, and then the deletions that wait
+      Tick();  // a degraded disk is tried again, and then the waiting deletions
       while (!io_->idle()) io_->Step();
       for (TenantId tenant = 0; tenant < kTenants; ++tenant) (void)tier_->Allocate(tenant, kBudget / kExtentBytes + 1);
     }
@@ -185,7 +185,7 @@ class Machine {
     objects_.push_back(std::move(stored));
   }
 
-  // The tier decides whether a commit that failed left a record: until its extents are free it may come back.
+  // The tier decides whether a failed commit left a record: the object may come back until its extents are free.
   void GiveUp(const std::shared_ptr<Stored>& stored) {
     const uint64_t used = tier_->Usage(stored->tenant).used_bytes;
     tier_->Free(stored->slot);
@@ -200,7 +200,7 @@ class Machine {
 
   void Tick() {
     constexpr Nanos kLongestWait = 60'000'000'000;
-    tier_->Tick(now_ += kLongestWait);
+    tier_->health().Tick(now_ += kLongestWait);
   }
 
   void EraseOne() {
@@ -236,8 +236,7 @@ class Machine {
     for (size_t i = 0; i < expected.size(); ++i) ASSERT_TRUE(SameExtent(read[i], expected[i])) << "extent " << i;
   }
 
-  // Compares the objects that the new tier found with the record of the old one. Then the record is that of the new
-  // tier.
+  // Compares the objects that the new tier found with the old tier's record, and makes the new tier's the record.
   void Compare(const std::vector<SsdTier::Recovered>& recovered) {
     std::map<Place, const SsdTier::Recovered*> found;
     for (const auto& object : recovered) {
@@ -285,8 +284,8 @@ class Machine {
   std::optional<RandomExecutor> io_;
   std::unique_ptr<SsdTier> tier_;
   Nanos now_ = 0;
-  std::vector<std::shared_ptr<Stored>> objects_;  // the order of their making
-  std::vector<std::shared_ptr<Stored>> lost_;     // given back, and in doubt until the next start
+  std::vector<std::shared_ptr<Stored>> objects_;  // in the order of creation
+  std::vector<std::shared_ptr<Stored>> lost_;     // freed, and unresolved until the next start
 };
 
 void LiveAndDie(uint64_t seed) {
@@ -306,7 +305,7 @@ void LiveAndDie(uint64_t seed) {
     machine.disk().CrashAfter(random() % 60);
     machine.Work(200);
     if (!machine.disk().crashed() && random() % 2 == 0) {
-      machine.disk().CrashAfter(uint64_t{1} << 40);  // not while a degraded disk is tried again
+      machine.disk().CrashAfter(uint64_t{1} << 40);  // not while a degraded disk is retried
       machine.Settle();
     }
     machine.disk().Restart();
@@ -318,8 +317,8 @@ TEST(SsdCrash, AcknowledgedObjectsSurvivePowerFailures) {
   for (uint64_t seed = first; seed < first + 400 && !::testing::Test::HasFatalFailure(); ++seed) LiveAndDie(seed);
 }
 
-// The same work, once for every point at which power can fail.
-TEST(SsdCrash, NoPointIsLeftOut) {
+// Repeats the same work, once for every point at which power can fail.
+TEST(SsdCrash, CoversEveryPoint) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   uint64_t points = 1;
@@ -328,7 +327,7 @@ TEST(SsdCrash, NoPointIsLeftOut) {
     Machine machine(seed);
     machine.disk().CrashAfter(point);
     if (machine.Start()) machine.Work(150);
-    // Until it no longer gets there: then all points that this work has were tried.
+    // Until a crash point is beyond the end of the work: then all of its points were tried.
     if (machine.disk().crashed()) points = point + 2;
     machine.disk().Restart();
     ASSERT_TRUE(machine.Start());
@@ -336,8 +335,8 @@ TEST(SsdCrash, NoPointIsLeftOut) {
   EXPECT_GT(points, 20u);
 }
 
-// No promise covers a disk that lies about its flushes. It shows that the tests above would see lost data.
-TEST(SsdCrash, ADiskThatLiesIsSeen) {
+// No promise covers a disk that lies about its flushes. This shows that the tests above would detect lost data.
+TEST(SsdCrash, DetectsADiskThatIgnoresSyncs) {
   SimulatedDisk disk(SsdTier::SlabBytes(kBudget), std::random_device{}());
   disk.set_faults({.lost_flush = 1});
   std::mt19937_64 random(1);

@@ -20,7 +20,7 @@ constexpr std::string_view kSlabMagic = "AshlarSl";
 constexpr std::string_view kRecordMagic = "AshlarSr";
 constexpr std::string_view kRecordPrefix = "object/";
 static_assert(kManifestName < kRecordPrefix);
-constexpr uint32_t kMostVersion = 255;  // highest version that a build may plausibly have written; none has written 0
+constexpr uint32_t kMostVersion = 255;  // highest version that a build may plausibly have written; no build wrote 0
 
 template <typename T>
 void Append(std::string& bytes, const T& value) {

@@ -36,7 +36,7 @@ absl::StatusOr<SlabId> DecodeSlabHeader(std::string_view bytes);
 
 // One committed object.
 struct SsdRecord {
-  uint64_t sequence = 0;  // of two conflicting records, the one with the higher number is valid
+  uint64_t sequence = 0;  // the record with the higher number wins a conflict
   std::string tenant;
   PoolKind pool = PoolKind::kPublic;
   std::vector<ExtentRun> runs;  // in the slab; `arena` is 0

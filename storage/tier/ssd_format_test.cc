@@ -39,7 +39,7 @@ TEST(SsdFormat, BytesAreTheGoldenOnes) {
   EXPECT_EQ(EncodeSlabHeader(ExampleId()).size(), kSlabHeaderBytes);
 }
 
-TEST(SsdFormat, RecordsComeBackAsTheyWere) {
+TEST(SsdFormat, RecordsRoundTrip) {
   const SsdRecord record = ExampleRecord();
   const auto decoded = DecodeRecord(RecordName(record.header.key, record.sequence), EncodeRecord(record));
   ASSERT_TRUE(decoded.ok()) << decoded.status();
@@ -67,7 +67,7 @@ TEST(SsdFormat, AnyChangedByteOfARecordIsFound) {
   EXPECT_THAT(DecodeRecord(RecordName(record.header.key, 8), bytes).status().message(), HasSubstr("name"));
 }
 
-// Records whose checksum is right, though no encoder of ours makes them.
+// Invalid records with a valid checksum, which the encoder never produces.
 TEST(SsdFormat, RecordsThatAreInvalidAreRefused) {
   const auto refusal = [](const SsdRecord& record) {
     return std::string(
@@ -90,13 +90,13 @@ TEST(SsdFormat, RecordsThatAreInvalidAreRefused) {
   EXPECT_NE(refusal(record), "");
 }
 
-// Makes the checksum at the end right again.
+// Recomputes the checksum at the end.
 void Seal(std::string& bytes) {
   const uint64_t checksum = kernels::UnitChecksum(bytes.data(), bytes.size() - sizeof checksum);
   std::memcpy(bytes.data() + bytes.size() - sizeof checksum, &checksum, sizeof checksum);
 }
 
-TEST(SsdFormat, OtherVersionsAreCalledByTheirNumber) {
+TEST(SsdFormat, OtherVersionsAreReportedByNumber) {
   EXPECT_EQ(*DecodeManifest(EncodeManifest(ExampleId())), ExampleId());
   EXPECT_EQ(*DecodeSlabHeader(EncodeSlabHeader(ExampleId())), ExampleId());
   for (const uint32_t version : {1u, 3u, 255u}) {
@@ -109,7 +109,7 @@ TEST(SsdFormat, OtherVersionsAreCalledByTheirNumber) {
     EXPECT_THAT(status.message(), HasSubstr("format version " + std::to_string(version)));
     EXPECT_THAT(status.message(), HasSubstr("; expected " + std::to_string(kSsdFormatVersion)));
   }
-  // Of a record the checksum, which covers the version, is right.
+  // A record's checksum covers the version, so it is recomputed.
   const SsdRecord record = ExampleRecord();
   std::string bytes = EncodeRecord(record);
   bytes[8] = 3;
@@ -121,8 +121,8 @@ TEST(SsdFormat, OtherVersionsAreCalledByTheirNumber) {
   EXPECT_EQ(status.message(), "ssd record: format version 3; expected 2");
 }
 
-// A header of which zeros have struck the version and what lies behind it, as where a disk lost the rest of a block.
-TEST(SsdFormat, AVersionThatNobodyWroteIsDamage) {
+// A header whose version and rest are zero, as if the disk lost the rest of a block.
+TEST(SsdFormat, AnImpossibleVersionIsDamage) {
   for (const uint32_t version : {0u, 256u, UINT32_MAX}) {
     std::string slab = EncodeSlabHeader(ExampleId());
     std::memcpy(slab.data() + 8, &version, sizeof version);
@@ -137,7 +137,7 @@ TEST(SsdFormat, AVersionThatNobodyWroteIsDamage) {
   }
 }
 
-TEST(SsdFormat, DamagedHeadersAreNotTakenForOthers) {
+TEST(SsdFormat, DamagedHeadersAreNotMistakenForOthers) {
   const std::string manifest = EncodeManifest(ExampleId());
   for (size_t i = 0; i < manifest.size(); ++i) {
     std::string changed = manifest;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A process that stores objects in a real slab and a real RocksDB, killed at any moment, again and again.
+// A process that stores objects in a real slab and a real RocksDB, killed repeatedly at random moments.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -19,7 +19,7 @@
 namespace ashlar::storage {
 namespace {
 
-// Runs the writer, kills it after `life`, and returns what it said.
+// Runs the writer, kills it after `life`, and returns its output.
 std::string WriteAndDie(const std::string& folder, uint64_t seed, std::chrono::microseconds life) {
   int pipe_ends[2];
   EXPECT_EQ(pipe2(pipe_ends, O_CLOEXEC), 0);
@@ -47,7 +47,7 @@ std::string WriteAndDie(const std::string& folder, uint64_t seed, std::chrono::m
   return said;
 }
 
-// Generations by number: those that must be there, and those that may not be there any more.
+// Generations by number: the ones that must exist, and the ones that may no longer exist.
 struct Expected {
   std::map<uint64_t, uint64_t> acknowledged;
 
@@ -94,7 +94,7 @@ TEST(SsdKill, AcknowledgedObjectsSurviveKill) {
     const std::string said = WriteAndDie(folder.path(), random(), life);
     const auto heard = static_cast<size_t>(std::count(said.begin(), said.end(), 'A'));
     acknowledged += heard;
-    if (heard == 0 && slow < 32) slow *= 2;  // a sanitizer, or a busy machine: it died before it had begun
+    if (heard == 0 && slow < 32) slow *= 2;  // a sanitizer or a busy machine: it died before it began
     expected.Hear(said);
     SsdFolder tier;
     const auto recovered = tier.Open(folder.path());
@@ -114,7 +114,7 @@ TEST(SsdKill, AcknowledgedObjectsSurviveKill) {
     }
     EXPECT_EQ(tier.tier().Usage().used_bytes, extents * limits::kExtentBytes);
     EXPECT_EQ(tier.tier().recovery().damaged, 0u);
-    expected.acknowledged = found;  // objects that came back unacknowledged stay from now on
+    expected.acknowledged = found;  // unacknowledged objects that came back count as acknowledged from now on
   }
   EXPECT_GT(acknowledged, 50u);
 }

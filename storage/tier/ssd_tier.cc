@@ -20,15 +20,6 @@ namespace {
 using limits::kExtentBytes;
 constexpr uint64_t kHeaderExtents = 1;  // the first extent contains only the slab's header
 constexpr size_t kPieceExtents = 4;     // read or written at a time: 1 MiB
-// Probes of a degraded tier: a write to a block after the slab's header, and the deletion of a record that never
-// exists.
-constexpr uint64_t kProbeOffset = BlockFile::kBlockBytes;
-constexpr std::string_view kProbeName = "probe";
-constexpr Nanos kSecond = 1'000'000'000;
-constexpr Nanos kFirstProbe = kSecond, kSlowestProbe = 5 * kSecond;
-constexpr Nanos kLateTick = 2 * kSecond;
-constexpr Nanos kWell = 60 * kSecond;  // after this long without errors, the next probe is immediate
-static_assert(kProbeOffset + BlockFile::kBlockBytes <= kHeaderExtents * kExtentBytes);
 static_assert(kExtentBytes % BlockFile::kBlockBytes == 0 && kSlabHeaderBytes <= BlockFile::kBlockBytes);
 
 void Require(bool condition, const char* what) {
@@ -84,6 +75,57 @@ struct Transfer {
   }
 };
 
+// What the records of a disk say.
+struct Index {
+  std::optional<SlabId> manifest;
+  std::vector<SsdRecord> objects;
+  std::vector<RecordStore::Change> deletions;  // deletes undecodable records
+};
+
+absl::StatusOr<Index> LoadIndex(RecordStore& records) {
+  Index index;
+  const absl::Status loaded = records.Load([&index](std::string_view name, std::string_view value) -> absl::Status {
+    if (name == kManifestName) {
+      absl::StatusOr<SlabId> id = DecodeManifest(value);
+      if (id.ok()) index.manifest = *id;
+      return id.status();
+    }
+    if (!index.manifest.has_value()) return absl::DataLossError("ssd manifest: missing, but records exist");
+    if (absl::StatusOr<SsdRecord> record = DecodeRecord(name, value); record.ok()) {
+      index.objects.push_back(*std::move(record));
+    } else {
+      index.deletions.push_back({std::string(name), std::nullopt});
+    }
+    return absl::OkStatus();
+  });
+  if (!loaded.ok()) return loaded;
+  return index;
+}
+
+// Slab and records must belong together. Without a manifest there was never a record, so the slab's bytes are unused.
+// The slab's header is durable before the manifest that relies on it.
+absl::Status CheckFormat(BlockFile& file, RecordStore& records, const std::optional<SlabId>& manifest,
+                         const SlabId& new_id) {
+  alignas(BlockFile::kBlockBytes) std::array<std::byte, BlockFile::kBlockBytes> block{};
+  if (manifest.has_value()) {
+    if (absl::Status status = file.Read(0, block); !status.ok()) return status;
+    const absl::StatusOr<SlabId> id = DecodeSlabHeader({reinterpret_cast<const char*>(block.data()), kSlabHeaderBytes});
+    if (absl::IsNotFound(id.status())) {
+      return absl::DataLossError("ssd slab: empty, but the index describes objects in it");
+    }
+    if (!id.ok()) return id.status();
+    if (*id == *manifest) return absl::OkStatus();
+    return absl::FailedPreconditionError(
+        "ssd slab: does not match the index; restore the other one, or remove both to start empty");
+  }
+  const std::string header = EncodeSlabHeader(new_id);
+  std::transform(header.begin(), header.end(), block.begin(), [](char byte) { return static_cast<std::byte>(byte); });
+  if (absl::Status status = file.Write(0, block); !status.ok()) return status;
+  if (absl::Status status = file.Sync(); !status.ok()) return status;
+  const RecordStore::Change written{std::string(kManifestName), EncodeManifest(new_id)};
+  return records.Write({&written, 1});
+}
+
 }  // namespace
 
 uint64_t SsdTier::SlabBytes(uint64_t capacity_bytes) {
@@ -92,10 +134,10 @@ uint64_t SsdTier::SlabBytes(uint64_t capacity_bytes) {
 
 SsdTier::SsdTier(const SsdTierOptions& options, uint64_t extents, Executor& io)
     : slab_extents_(extents),
-      io_(io),
       disk_(io, options.pieces_in_flight),
-      commits_(disk_, [this](const absl::Status& status) { Failed(status); }),
-      patience_(kFirstProbe) {}
+      commits_(disk_, [this](const absl::Status& status) { health_.Failed(status); }),
+      health_(io, disk_, commits_, [this] { eraser_.Retry(); }),
+      eraser_(disk_, commits_, health_, [this](const Slot& slot) { Release(slot); }) {}
 
 absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::WithoutDisk(const SsdTierOptions& options, uint64_t capacity_bytes,
                                                               Executor& io, absl::Status why) {
@@ -106,7 +148,7 @@ absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::WithoutDisk(const SsdTierOptio
   if (extents > UINT32_MAX) return absl::InvalidArgumentError("ssd.capacity_bytes: too large");
   if (options.pieces_in_flight == 0) return absl::InvalidArgumentError("ssd.pieces_in_flight: must be positive");
   auto tier = std::unique_ptr<SsdTier>(new SsdTier(options, extents, io));
-  tier->health_ = std::move(why);
+  if (!why.ok()) tier->health_.NotOpened(std::move(why));
   return tier;
 }
 
@@ -116,135 +158,35 @@ absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::Open(const SsdTierOptions& opt
   auto made = WithoutDisk(options, capacity - std::min(capacity, kHeaderExtents * kExtentBytes), io, absl::OkStatus());
   if (!made.ok()) return made;
   SsdTier& tier = **made;
-  tier.file_ = &file;
-  tier.records_ = &records;
-  tier.commits_.Use(file, records);
+  tier.UseDisk(file, records);
   tier.extents_.AddArena(0, static_cast<uint32_t>(tier.slab_extents_));
   Require(tier.extents_.TakeRun({.first = 0, .count = kHeaderExtents}), "no extent left for the header");
-  if (absl::Status status = tier.LoadRecords(); !status.ok()) return status;
-  if (absl::Status status = tier.CheckFormat(options.new_id); !status.ok()) return status;
+  absl::StatusOr<Index> index = LoadIndex(records);
+  if (!index.ok()) return index.status();
+  if (absl::Status status = CheckFormat(file, records, index->manifest, options.new_id); !status.ok()) return status;
+  tier.loaded_ = std::move(index->objects);
+  tier.deletions_ = std::move(index->deletions);
+  tier.report_.damaged = tier.deletions_.size();
   return made;
 }
 
 void SsdTier::Attach(std::unique_ptr<SsdTier> opened) {
   Require(!has_disk() && opened->has_disk() && opened->slab_extents_ == slab_extents_, "another tier's disk");
-  file_ = opened->file_;
-  records_ = opened->records_;
-  commits_.Use(*file_, *records_);
+  UseDisk(*opened->file_, *opened->records_);
   extents_ = std::move(opened->extents_);
   tenants_ = std::move(opened->tenants_);
   committed_ = std::move(opened->committed_);
   next_sequence_ = opened->next_sequence_;
   report_ = std::move(opened->report_);
   unknown_ = std::move(opened->unknown_);
-  health_ = absl::OkStatus();
-  well_since_ = now_;
 }
 
-void SsdTier::Failed(const absl::Status& status) {
-  if (degraded()) return;
-  health_ = status;
-  next_probe_ = now_ + patience_;
-  commits_.HoldDeletions(true);
-}
-
-// No probe can succeed while the disk stalls; one is due immediately after it answers. If this Tick is late, the
-// process may have been stopped (SIGSTOP, a paused machine), so the next Tick judges.
-void SsdTier::CheckStall(Nanos since_last_tick) {
-  stood_still_ = since_last_tick > kLateTick && !stood_still_ && !stalled_;
-  if (stood_still_) return;
-  const bool before = std::exchange(stalled_, has_disk() && io_.LongestRun() >= kDeadline);
-  if (stalled_ && !before) {
-    const absl::Status why = absl::UnavailableError(
-        absl::StrCat("the disk hangs; an operation has not returned for ", kDeadline / kSecond, " s"));
-    Failed(why);
-    health_ = why;
-  } else if (before && !stalled_) {
-    next_probe_ = now_;
-  }
-}
-
-void SsdTier::Tick(Nanos now) {
-  CheckStall(now - std::exchange(now_, now));
-  if (!degraded() && now - well_since_ >= kWell) patience_ = kFirstProbe;
-  if (now >= next_probe_) Probe([] {});
-}
-
-bool SsdTier::Probe(std::function<void()> done) {
-  if (!degraded() || probing_ || !has_disk()) return false;
-  probing_ = true;
-  const uint64_t failed_syncs = commits_.failed_syncs();
-  disk_.RunNext(
-      [this](size_t) {
-        alignas(BlockFile::kBlockBytes) static constexpr std::array<std::byte, BlockFile::kBlockBytes> kZeros{};
-        return file_->Write(kProbeOffset, kZeros);
-      },
-      [this, failed_syncs, done = std::move(done)](const absl::Status& written) {
-        if (!written.ok()) {
-          Probed(written);
-          return done();
-        }
-        commits_.Put(std::string(kProbeName), std::nullopt, failed_syncs, [this, done](CommitQueue::Outcome outcome) {
-          Probed(outcome.status);
-          done();
-        });
-      });
-  return true;
-}
-
-void SsdTier::Probed(const absl::Status& status) {
-  probing_ = false;
-  patience_ = std::min(2 * patience_, kSlowestProbe);
-  next_probe_ = now_ + patience_;
-  // ABORTED follows another failure that is already known. While an operation hangs, the success of others means
-  // nothing.
-  if (!absl::IsAborted(status) && !stalled_) health_ = status;
-  if (degraded()) return;
-  well_since_ = now_;
-  commits_.HoldDeletions(false);
-  ShredAgain(std::nullopt);
-}
-
-// Decodes every record, and notes the names of undecodable ones for Recover to delete.
-absl::Status SsdTier::LoadRecords() {
-  return records_->Load([this](std::string_view name, std::string_view value) -> absl::Status {
-    if (name == kManifestName) {
-      absl::StatusOr<SlabId> id = DecodeManifest(value);
-      if (id.ok()) manifest_ = *id;
-      return id.status();
-    }
-    if (!manifest_.has_value()) return absl::DataLossError("ssd manifest: missing, but records exist");
-    if (absl::StatusOr<SsdRecord> record = DecodeRecord(name, value); record.ok()) {
-      loaded_.push_back(*std::move(record));
-    } else {
-      deletions_.push_back({std::string(name), std::nullopt});
-      ++report_.damaged;
-    }
-    return absl::OkStatus();
-  });
-}
-
-// Slab and records must belong together. Without a manifest there was never a record, so the slab's bytes are unused.
-// The slab's header is durable before the manifest that relies on it.
-absl::Status SsdTier::CheckFormat(const SlabId& new_id) {
-  alignas(BlockFile::kBlockBytes) std::array<std::byte, BlockFile::kBlockBytes> block{};
-  if (manifest_.has_value()) {
-    if (absl::Status status = file_->Read(0, block); !status.ok()) return status;
-    const absl::StatusOr<SlabId> id = DecodeSlabHeader({reinterpret_cast<const char*>(block.data()), kSlabHeaderBytes});
-    if (absl::IsNotFound(id.status())) {
-      return absl::DataLossError("ssd slab: empty, but the index describes objects in it");
-    }
-    if (!id.ok()) return id.status();
-    if (*id == *manifest_) return absl::OkStatus();
-    return absl::FailedPreconditionError(
-        "ssd slab: does not match the index; restore the other one, or remove both to start empty");
-  }
-  const std::string header = EncodeSlabHeader(new_id);
-  std::transform(header.begin(), header.end(), block.begin(), [](char byte) { return static_cast<std::byte>(byte); });
-  if (absl::Status status = file_->Write(0, block); !status.ok()) return status;
-  if (absl::Status status = file_->Sync(); !status.ok()) return status;
-  const RecordStore::Change manifest{std::string(kManifestName), EncodeManifest(new_id)};
-  return records_->Write({&manifest, 1});
+void SsdTier::UseDisk(BlockFile& file, RecordStore& records) {
+  file_ = &file;
+  records_ = &records;
+  commits_.Use(file, records);
+  eraser_.Use(file);
+  health_.Opened(file);
 }
 
 absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budget_bytes) {
@@ -257,13 +199,15 @@ absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budg
     return absl::InvalidArgumentError(absl::StrCat("name: ", name, " belongs to another tenant"));
   }
   if (budget_bytes < kExtentBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("ssd_bytes: must be at least one extent, ", kExtentBytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat("ssd_bytes: too small; expected at least one extent, ", kExtentBytes, " bytes"));
   }
   const uint64_t left = Usage().capacity_bytes - budgets_bytes_;
   budget_bytes = budget_bytes / kExtentBytes * kExtentBytes;
   if (budget_bytes > left) {
-    return absl::InvalidArgumentError(absl::StrCat("ssd_bytes: ", budget_bytes, " exceed the ", left,
-                                                   " bytes that other tenants leave of ssd.capacity_bytes"));
+    return absl::InvalidArgumentError(
+        absl::StrCat("ssd_bytes: ", budget_bytes, " is too large; expected at most ", left,
+                     ", the part of ssd.capacity_bytes that is not assigned to other tenants"));
   }
   tenants_[tenant] = {.name = std::move(name), .budget_bytes = budget_bytes};
   budgets_bytes_ += budget_bytes;
@@ -374,7 +318,13 @@ void SsdTier::Free(Slot slot) {
   Require(found->second.writes_in_flight == 0 && !found->second.committing, "freed a slot during a write");
   std::string doubtful = std::move(found->second.doubtful);
   uncommitted_.erase(found);
-  Leave({std::move(slot), std::move(doubtful), nullptr});
+  eraser_.Erase(std::move(slot), std::move(doubtful), nullptr);
+}
+
+void SsdTier::Release(const Slot& slot) {
+  for (const ExtentRun& run : slot.runs) extents_.Give(run);
+  const auto tenant = tenants_.find(slot.tenant);  // none: the record of an unknown tenant
+  if (tenant != tenants_.end()) tenant->second.used_bytes -= slot.Extents() * kExtentBytes;
 }
 
 TierUsage SsdTier::Usage(TenantId tenant) const {
@@ -398,11 +348,11 @@ bool SsdTier::Write(const Slot& slot, uint64_t first, std::vector<const std::byt
   const bool taken = disk_.TryRun(
       slot.tenant, transfer->pieces(), [this, transfer](size_t piece) { return transfer->Move(*file_, piece); },
       [this, key = found->first, first, count, done = std::move(done)](const absl::Status& status) {
-        Uncommitted& slot = uncommitted_.at(key);
-        --slot.writes_in_flight;
-        slot.failed = slot.failed || !status.ok();
-        if (!status.ok()) Failed(status);
-        std::fill_n(slot.written.begin() + static_cast<ptrdiff_t>(first), count, true);
+        Uncommitted& written_to = uncommitted_.at(key);
+        --written_to.writes_in_flight;
+        written_to.failed = written_to.failed || !status.ok();
+        if (!status.ok()) health_.Failed(status);
+        std::fill_n(written_to.written.begin() + static_cast<ptrdiff_t>(first), count, true);
         done(status);
       });
   if (!taken) return false;
@@ -457,6 +407,38 @@ void SsdTier::Commit(TenantId tenant, PoolKind pool, const ObjectHeader& header,
                  }
                  done(outcome.status);
                });
+}
+
+void SsdTier::Erase(TenantId tenant, const Key& key, Slot slot, std::function<void()> done) {
+  const auto found = committed_.find(FirstExtent(slot));
+  Require(found != committed_.end() && tenant == slot.tenant, "erasure of an uncommitted slot");
+  std::string record = RecordName(key, found->second);
+  committed_.erase(found);
+  eraser_.Erase(std::move(slot), std::move(record), std::move(done));
+}
+
+SsdTier::Erased SsdTier::EraseUnknown(const std::string& name, const std::optional<NamespaceId>& ns, TenantId as) {
+  Erased erased;
+  const auto found = unknown_.find(name);
+  if (found == unknown_.end()) return erased;
+  std::erase_if(found->second, [&](Unknown& one) {
+    if (ns && one.ns != *ns) return false;
+    ++erased.objects;
+    erased.bytes += one.bytes;
+    eraser_.Overwrite({as, std::move(one.runs)}, std::move(one.record));
+    return true;
+  });
+  report_.unknown_tenants.at(name) -= erased.bytes;
+  if (found->second.empty()) {
+    unknown_.erase(found);
+    report_.unknown_tenants.erase(name);
+  }
+  return erased;
+}
+
+void SsdTier::WhenErased(TenantId tenant, std::function<void(absl::Status)> done) {
+  if (!has_disk()) return done(absl::UnavailableError("ssd: the disk is not open"));
+  eraser_.WhenErased(tenant, std::move(done));
 }
 
 }  // namespace ashlar::storage

@@ -5,7 +5,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -15,7 +14,6 @@
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
-#include "absl/container/flat_hash_set.h"
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "proto/object.h"
@@ -26,7 +24,9 @@
 #include "storage/tier/disk_queue.h"
 #include "storage/tier/extent_allocator.h"
 #include "storage/tier/record_store.h"
+#include "storage/tier/ssd_eraser.h"
 #include "storage/tier/ssd_format.h"
+#include "storage/tier/ssd_health.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
@@ -59,7 +59,7 @@ class SsdTier final : public Tier {
   // Recover was called.
   void Attach(std::unique_ptr<SsdTier> opened);
   // The disk still cannot be opened, because of `why`.
-  void StillWithoutDisk(absl::Status why) { health_ = std::move(why); }
+  void StillWithoutDisk(absl::Status why) { health_.NotOpened(std::move(why)); }
   bool has_disk() const { return file_ != nullptr; }
 
   // Sets a tenant's budget, once, before Recover, rounded down to whole extents. INVALID_ARGUMENT names the field if it
@@ -117,21 +117,8 @@ class SsdTier final : public Tier {
   // targets may hold anything.
   bool Read(const Slot& slot, uint64_t first, std::vector<std::byte*> targets, std::function<void(absl::Status)> done);
 
-  // OK, or why the tier is degraded: the first failed write, sync or batch since it was healthy, the result of the last
-  // retry, or a stalled disk. A degraded tier keeps and reads its objects. The cache does not start writes to it
-  // (storage/objects/placement.h), and deletions wait.
-  const absl::Status& health() const { return health_; }
-  bool degraded() const { return !health_.ok(); }
-  // Returns whether a disk operation has taken longer than kDeadline, as of the latest Tick. It cannot be cancelled:
-  // its memory and extents stay in use until it returns. Nothing should wait for the disk meanwhile.
-  bool stalled() const { return stalled_; }
-  static constexpr Nanos kDeadline = 3'000'000'000;
-  // Call it about once per second. Retries what the disk refused, at intervals that grow from one to five seconds.
-  void Tick(Nanos now);
-  // Retries now: writes and syncs an unused block, then writes a batch of records. Calls `done` with the result known.
-  // Returns false, without calling `done`, if the tier is healthy, has no disk, or is being retried.
-  bool Probe(std::function<void()> done);
-  bool probing() const { return probing_; }
+  SsdHealth& health() { return health_; }
+  const SsdHealth& health() const { return health_; }
 
   // Erases a committed object with nothing in flight. When the deletion of its record is durable, its extents can be
   // allocated and `done` is called. Until then it may reappear after a crash, complete or, if its bytes were being
@@ -143,7 +130,7 @@ class SsdTier final : public Tier {
   // that fails, the slot stays with the tenant, and is retried by the tenant's next WhenErased and when a degraded tier
   // recovers. Only the first failure of a slot degrades the tier, because a single bad block does not mean a failing
   // disk.
-  void Shred(const Slot& slot) { to_shred_.insert(slot.runs.front().first); }
+  void Shred(const Slot& slot) { eraser_.MarkForOverwrite(slot); }
   struct Erased {
     uint64_t objects = 0, bytes = 0;
   };
@@ -171,15 +158,6 @@ class SsdTier final : public Tier {
     bool failed = false;   // a write of it failed
     std::string doubtful;  // name of a record of it that may be durable
   };
-  // A freed slot and the name of its record; empty without one.
-  struct Leaving {
-    Slot slot;
-    std::string record;
-    std::function<void()> done;
-    absl::Status refused = {};  // the latest failure to overwrite it
-    uint64_t overwritten = 0;   // in extents
-    uint64_t failed_syncs = 0;  // at the start of overwriting
-  };
   // An object of a tenant that was not added.
   struct Unknown {
     NamespaceId ns;
@@ -187,35 +165,21 @@ class SsdTier final : public Tier {
     std::string record;
     uint64_t bytes = 0;
   };
-  struct WhenShredded {
-    TenantId tenant;
-    std::function<void(absl::Status)> done;
-  };
   enum class Claim { kGranted, kDamaged, kSuperseded, kOverBudget };
 
   SsdTier(const SsdTierOptions& options, uint64_t extents, Executor& io);
-  void Failed(const absl::Status& status);
-  void CheckStall(Nanos since_last_tick);
-  void Probed(const absl::Status& status);
-  absl::Status CheckFormat(const SlabId& new_id);
-  absl::Status LoadRecords();
+  void UseDisk(BlockFile& file, RecordStore& records);
   Claim ClaimExtents(const SsdRecord& record, Tenant* tenant);
   absl::Status CheckCommit(const ObjectHeader& header, const Slot& slot) const;
-  void Leave(Leaving leaving);
-  void Left(const Leaving& leaving);
-  void ShredNext();
-  void Shredded(const absl::Status& status);
-  void EndShred(Leaving leaving);
-  void NotShredded(Leaving leaving, const absl::Status& why);
-  void ShredAgain(std::optional<TenantId> tenant);
-  absl::Status Unshredded(TenantId tenant) const;
+  void Release(const Slot& slot);
 
   const uint64_t slab_extents_;
-  const Executor& io_;
   BlockFile* file_ = nullptr;  // null without a disk
   RecordStore* records_ = nullptr;
   DiskQueue disk_;
   CommitQueue commits_;
+  SsdHealth health_;
+  SsdEraser eraser_;
   ExtentAllocator extents_;
   std::map<TenantId, Tenant> tenants_;
   uint64_t budgets_bytes_ = 0;
@@ -223,20 +187,8 @@ class SsdTier final : public Tier {
   absl::flat_hash_map<uint32_t, Uncommitted> uncommitted_;
   absl::flat_hash_map<uint32_t, uint64_t> committed_;  // value: sequence of the record
   uint64_t next_sequence_ = 1;
-  absl::flat_hash_set<uint32_t> to_shred_;  // slots by their first extent
-  std::deque<Leaving> shredding_;
-  bool shreds_ = false;              // the first one is being overwritten
-  size_t shreds_ending_ = 0;         // overwritten; sync and deletion are in flight
-  std::vector<Leaving> unshredded_;  // failed ones
-  std::vector<WhenShredded> when_shredded_;
   std::map<std::string, std::vector<Unknown>> unknown_;  // by tenant
-  absl::Status health_;
-  bool stalled_ = false;
-  bool stood_still_ = false;  // the process was probably suspended before the latest Tick, not the disk
-  bool probing_ = false;
-  Nanos now_ = 0, next_probe_ = 0, well_since_ = 0, patience_;
   // Between Open and Recover.
-  std::optional<SlabId> manifest_;
   std::vector<SsdRecord> loaded_;
   std::vector<RecordStore::Change> deletions_;
   RecoveryReport report_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The SSD tier's start: the objects that an earlier tier left on the disk, damaged records, and a disk that comes late.
+// The start of the SSD tier: objects of an earlier run, damaged records, and a disk that is mounted late.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -79,7 +79,7 @@ TEST_F(SsdTierTest, ASmallerBudgetKeepsWhatWasStoredLast) {
   EXPECT_EQ(recovered[0].header.key, NumberedKey(2));
   EXPECT_EQ(recovered[1].header.key, NumberedKey(3));
   EXPECT_EQ(tier_->recovery().over_budget, 2u);
-  EXPECT_EQ(OpenWithTenants().size(), 2u);  // the others are gone for good
+  EXPECT_EQ(OpenWithTenants().size(), 2u);  // the others are lost permanently
 }
 
 class SsdTierRecordsTest : public SsdTierTest {
@@ -118,8 +118,8 @@ TEST_F(SsdTierRecordsTest, TheLaterOfTwoRecordsIsRight) {
   EXPECT_EQ(recovered[2].tenant, kBolt);
   EXPECT_EQ(tier_->recovery().superseded, 2u);
   EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 4 * kExtentBytes);
-  EXPECT_EQ(Records(), 1 + 3u);  // orphans have gone from the disk, too
-  // Sequence numbers continue behind the greatest one.
+  EXPECT_EQ(Records(), 1 + 3u);  // orphans are also deleted from the disk
+  // Sequence numbers continue after the largest one.
   const Slot slot = Store(kBolt, 1, 1);
   const auto again = OpenWithTenants();
   EXPECT_EQ(again.back().slot.runs, slot.runs);
@@ -129,7 +129,7 @@ TEST_F(SsdTierRecordsTest, RecordsThatAreInvalidAreRemoved) {
   OpenWithTenants();
   Store(kAcme, 5, 1);
   Put(10, 1, {{.first = 0, .count = 1}});   // the slab's header
-  Put(11, 2, {{.first = 15, .count = 3}});  // behind the slab's end
+  Put(11, 2, {{.first = 15, .count = 3}});  // beyond the slab's end
   PutBytes("object/damaged", "bytes");
   PutBytes("unheard of", "bytes");
   EXPECT_EQ(OpenWithTenants().size(), 1u);
@@ -170,7 +170,7 @@ TEST_F(SsdTierRecordsTest, ASlabThatIsGoneIsDamageAndAnotherIsRefused) {
   EXPECT_EQ(Open().code(), absl::StatusCode::kFailedPrecondition) << "it may be wanted elsewhere";
 }
 
-TEST_F(SsdTierTest, ATierWithoutItsDiskIsEmptyUntilItIsAttached) {
+TEST_F(SsdTierTest, ATierIsEmptyUntilItsDiskIsAttached) {
   OpenWithTenants();
   const Slot slot = Store(kAcme, 1, 2);
   io_.emplace(capacity_);
@@ -180,16 +180,16 @@ TEST_F(SsdTierTest, ATierWithoutItsDiskIsEmptyUntilItIsAttached) {
     return *std::move(made);
   };
   tier_ = with_tenants(SsdTier::WithoutDisk({}, kCapacity, *io_, absl::UnavailableError("read-only")));
-  EXPECT_EQ(tier_->health().message(), "read-only");
+  EXPECT_EQ(tier_->health().status().message(), "read-only");
   EXPECT_EQ(tier_->Usage().capacity_bytes, kCapacity);
   EXPECT_EQ(tier_->Usage().used_bytes, 0u);
   EXPECT_FALSE(tier_->Allocate(kAcme, 1).ok());
-  tier_->Tick(100'000'000'000);
+  tier_->health().Tick(100'000'000'000);
   EXPECT_EQ(io_->pending(), 0u) << "there is nothing to be tried";
   auto opened = with_tenants(SsdTier::Open({}, disk_.file(), disk_.records(), *io_));
   ASSERT_EQ(opened->Recover()->size(), 1u);
   tier_->Attach(std::move(opened));
-  EXPECT_EQ(tier_->health(), absl::OkStatus());
+  EXPECT_EQ(tier_->health().status(), absl::OkStatus());
   EXPECT_EQ(tier_->Usage(kAcme).used_bytes, 2 * kExtentBytes);
   EXPECT_TRUE(Holds(slot, 1));
   Store(kAcme, 2, 3);

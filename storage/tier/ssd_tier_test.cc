@@ -23,7 +23,8 @@ TEST_F(SsdTierTest, BudgetsAreRefusedByName) {
   EXPECT_EQ(tier_->AddTenant(kAcme, "acme", kCapacity - kExtentBytes), absl::OkStatus());
   EXPECT_EQ(tier_->AddTenant(kAcme, "other", kExtentBytes).code(), absl::StatusCode::kAlreadyExists);
   EXPECT_THAT(tier_->AddTenant(kBolt, "acme", kExtentBytes).message(), HasSubstr("name"));
-  EXPECT_THAT(tier_->AddTenant(kBolt, "bolt", 2 * kExtentBytes).message(), HasSubstr("other tenants leave"));
+  EXPECT_THAT(tier_->AddTenant(kBolt, "bolt", 2 * kExtentBytes).message(),
+              HasSubstr("that is not assigned to other tenants"));
   EXPECT_EQ(tier_->AddTenant(kBolt, "bolt", kExtentBytes), absl::OkStatus());
 }
 
@@ -47,10 +48,10 @@ TEST_F(SsdTierTest, ASlabMustHoldAnExtent) {
   EXPECT_EQ(SsdTier::SlabBytes(3 * kExtentBytes + 1), 4 * kExtentBytes);
 }
 
-TEST_F(SsdTierTest, AQueueThatIsFullRefusesAtOnceAndLosesNothing) {
+TEST_F(SsdTierTest, AFullQueueRefusesAtOnceWithoutLoss) {
   capacity_ = 1;
   OpenWithTenants();
-  const Slot large = tier_->Allocate(kAcme, 10).value();  // three pieces, for one place
+  const Slot large = tier_->Allocate(kAcme, 10).value();  // three pieces for one slot in the executor
   const Slot small = tier_->Allocate(kBolt, 1).value();
   std::vector<int> order;
   const auto note = [&](int number) {
@@ -63,7 +64,7 @@ TEST_F(SsdTierTest, AQueueThatIsFullRefusesAtOnceAndLosesNothing) {
   EXPECT_TRUE(tier_->Write(small, 0, Sources(10, 1), note(3)));
   io_->CompleteAll();
   EXPECT_THAT(order, ElementsAre(1, 3));
-  // A commit is never refused: it waits for a place.
+  // A commit is never refused: it waits in the queue.
   EXPECT_TRUE(tier_->Read(small, 0, {memory_[20]}, note(4)));
   tier_->Commit(kBolt, PoolKind::kPublic, HeaderOfExtents(2, 1), small, note(5));
   io_->CompleteAll();
@@ -71,7 +72,7 @@ TEST_F(SsdTierTest, AQueueThatIsFullRefusesAtOnceAndLosesNothing) {
   EXPECT_TRUE(Holds(large, 0));
 }
 
-TEST_F(SsdTierTest, PiecesGoOutInOrderAFewAtATime) {
+TEST_F(SsdTierTest, PiecesAreIssuedInOrderAFewAtATime) {
   OpenWithTenants();
   const Slot slot = tier_->Allocate(kAcme, 10).value();
   bool done = false;
@@ -82,12 +83,12 @@ TEST_F(SsdTierTest, PiecesGoOutInOrderAFewAtATime) {
   EXPECT_FALSE(done);
   io_->CompleteAll();
   EXPECT_TRUE(done);
-  EXPECT_EQ(disk_.counts().writes, 1u + 3u);  // the slab's header, and what lies together in one call each
+  EXPECT_EQ(disk_.counts().writes, 1u + 3u);  // the slab's header, and one call per run of adjacent extents
 }
 
-TEST_F(SsdTierTest, MovesWhatLiesScattered) {
+TEST_F(SsdTierTest, MovesScatteredExtents) {
   OpenWithTenants();
-  // Only single extents are free, so that a larger slot is scattered on the disk; its memory is, too.
+  // Only single extents are free, so a larger slot is scattered on the disk, and also in memory.
   ASSERT_TRUE(tier_->Allocate(kBolt, 6).ok());
   std::vector<Slot> singles;
   for (int i = 0; i < 10; ++i) singles.push_back(tier_->Allocate(kAcme, 1).value());
@@ -123,7 +124,7 @@ TEST_F(SsdTierTest, ManyCommitsShareOneSync) {
   }
   io_->CompleteAll();
   EXPECT_EQ(acknowledged, 10);
-  EXPECT_EQ(disk_.counts().syncs, before.syncs + 2);  // the first one's, and one for all that came meanwhile
+  EXPECT_EQ(disk_.counts().syncs, before.syncs + 2);  // one for the first, and one for all that arrived meanwhile
   EXPECT_EQ(disk_.counts().batches, before.batches + 2);
 }
 
@@ -157,7 +158,7 @@ TEST_F(SsdTierTest, CommitRequiresAllWrites) {
   io_->CompleteAll();
   EXPECT_EQ(Commit(kAcme, 1, slot).code(), absl::StatusCode::kFailedPrecondition);
   ASSERT_TRUE(tier_->Write(slot, 2, Sources(2, 1), [](absl::Status) {}));
-  std::optional<absl::Status> early;  // before that write is done
+  std::optional<absl::Status> early;  // status of a commit before the write has completed
   tier_->Commit(kAcme, PoolKind::kPublic, HeaderOfExtents(1, 3), slot, [&](absl::Status s) { early = s; });
   io_->CompleteAll();
   EXPECT_EQ(early->code(), absl::StatusCode::kFailedPrecondition);
@@ -168,7 +169,7 @@ TEST_F(SsdTierTest, CommitRequiresAllWrites) {
   EXPECT_EQ(Commit(kAcme, 1, slot), absl::OkStatus());
 }
 
-TEST_F(SsdTierTest, AWriteThatFailedIsTheEndOfItsObjectAlone) {
+TEST_F(SsdTierTest, AFailedWriteEndsOnlyItsObject) {
   OpenWithTenants();
   const Slot kept = Store(kAcme, 1, 2);
   const Slot slot = tier_->Allocate(kAcme, 2).value();
@@ -182,7 +183,7 @@ TEST_F(SsdTierTest, AWriteThatFailedIsTheEndOfItsObjectAlone) {
   Store(kAcme, 3, 8);
 }
 
-TEST_F(SsdTierTest, AFullDiskIsAnErrorLikeAnyOther) {
+TEST_F(SsdTierTest, AFullDiskIsAnOrdinaryError) {
   OpenWithTenants();
   const Slot kept = Store(kAcme, 1, 2);
   const Slot slot = tier_->Allocate(kAcme, 2).value();
@@ -193,8 +194,8 @@ TEST_F(SsdTierTest, AFullDiskIsAnErrorLikeAnyOther) {
   EXPECT_TRUE(Holds(kept, 1));
 }
 
-// fsync reports an error once: what it did not write is erased, and the next one succeeds.
-TEST_F(SsdTierTest, NoLaterSyncVouchesForWhatAFailedOneCovered) {
+// fsync reports an error once: what it did not write is lost, and the next call succeeds.
+TEST_F(SsdTierTest, ALaterSyncDoesNotCoverWritesOfAFailedSync) {
   OpenWithTenants();
   const Slot first = tier_->Allocate(kAcme, 1).value();
   const Slot second = tier_->Allocate(kAcme, 1).value();
@@ -216,7 +217,7 @@ TEST_F(SsdTierTest, NoLaterSyncVouchesForWhatAFailedOneCovered) {
   EXPECT_TRUE(Holds(recovered[0].slot, 2));
 }
 
-TEST_F(SsdTierTest, NoLaterSyncVouchesForWhatAFailedOneOfAnErasureCovered) {
+TEST_F(SsdTierTest, ALaterSyncDoesNotCoverAFailedErasureSync) {
   OpenWithTenants();
   const Slot erased = Store(kBolt, 1, 2);
   const Slot slot = tier_->Allocate(kAcme, 1).value();
@@ -233,7 +234,7 @@ TEST_F(SsdTierTest, NoLaterSyncVouchesForWhatAFailedOneOfAnErasureCovered) {
   EXPECT_EQ(Commit(kAcme, 2, slot).code(), absl::StatusCode::kAborted);
 }
 
-TEST_F(SsdTierTest, ExtentsAreUsedAgainOnlyWhenTheDeletionIsDurable) {
+TEST_F(SsdTierTest, ExtentsAreReusedOnlyAfterADurableDeletion) {
   OpenWithTenants();
   const Slot slot = Store(kBolt, 1, 6);
   disk_.set_faults({.record_error = 1});
@@ -243,13 +244,13 @@ TEST_F(SsdTierTest, ExtentsAreUsedAgainOnlyWhenTheDeletionIsDurable) {
   EXPECT_FALSE(erased);
   EXPECT_EQ(tier_->Usage(kBolt).used_bytes, 6 * kExtentBytes);
   disk_.set_faults({});
-  EXPECT_FALSE(tier_->Allocate(kBolt, 1).ok());  // which asks for the deletion again
+  EXPECT_FALSE(tier_->Allocate(kBolt, 1).ok());  // which requests the deletion again
   io_->CompleteAll();
   EXPECT_TRUE(erased);
   EXPECT_TRUE(tier_->Allocate(kBolt, 6).ok());
 }
 
-TEST_F(SsdTierTest, AnUnresolvedCommitIsTakenBackBeforeItsExtentsAreUsedAgain) {
+TEST_F(SsdTierTest, AnUnresolvedCommitIsRevertedBeforeItsExtentsAreReused) {
   OpenWithTenants();
   // The disk chooses whether the failed batch was written; a few tries see both.
   for (int i = 0; i < 8; ++i) {
@@ -258,7 +259,7 @@ TEST_F(SsdTierTest, AnUnresolvedCommitIsTakenBackBeforeItsExtentsAreUsedAgain) {
     disk_.set_faults({.record_error = 1});
     EXPECT_FALSE(Commit(kBolt, 1, slot).ok());
     tier_->Free(slot);
-    io_->CompleteAll();  // the deletion fails, too
+    io_->CompleteAll();  // the deletion fails as well
     EXPECT_EQ(tier_->Usage(kBolt).used_bytes, 6 * kExtentBytes);
     disk_.set_faults({});
     EXPECT_FALSE(tier_->Allocate(kBolt, 1).ok());
@@ -270,7 +271,7 @@ TEST_F(SsdTierTest, AnUnresolvedCommitIsTakenBackBeforeItsExtentsAreUsedAgain) {
 
 using SsdTierDeathTest = SsdTierTest;
 
-TEST_F(SsdTierDeathTest, TwoOwnersOfASlotAreNoErrorToContinueFrom) {
+TEST_F(SsdTierDeathTest, TwoOwnersOfASlotAreFatal) {
   OpenWithTenants();
   const Slot slot = Store(kAcme, 1, 1);
   EXPECT_DEATH(tier_->Free(slot), "committed");

@@ -67,7 +67,7 @@ class ComposeJob {
   Composition composition_;
   const CancelFlag cancel_;
   std::vector<Source> sources_;
-  size_t verified_ = 0, advanced_ = 0;                // in layers
+  size_t verified_ = 0, advanced_ = 0;                // layers
   absl::flat_hash_set<const ObjectHeader*> corrupt_;  // looked up, never iterated
   bool cancelled_ = false, refused_ = false;
 };

@@ -35,7 +35,7 @@ Composer::Composer(ObjectTable& table, Mover& mover, SessionTransfers& transfers
       per_session_(per_session),
       observer_(observer) {}
 
-void Composer::Compose(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
+void Composer::Compose(SessionId session, TenantId tenant, LandingId id, std::span<const FoundObject> found,
                        const VerifiedLayers& verified, Composition composition, Done done) {
   const Name name(session, id);
   Call call{.tenant = tenant, .begin = clock_.Now(), .done = std::move(done)};
@@ -48,7 +48,7 @@ void Composer::Compose(SessionId session, TenantId tenant, LandingId id, std::sp
   if (outcome != MissReason::kNone) return Conclude(std::move(call));
 
   for (size_t i = 0; i < composition.interiors.size(); ++i) {
-    const ObjectTable::Reference& object = call.objects[i];
+    const ObjectReference& object = call.objects[i];
     ComposeSource& source =
         call.sources.emplace_back(ComposeSource{&object->header, &object.copy().slot, {}, &object.tier()});
     for (const Composition::Layer& layer : composition.layers) {
@@ -70,9 +70,9 @@ void Composer::Continue(const Name& name) {
   for (size_t i = 0; i < call.objects.size() && verdict.outcome == MissReason::kNone; ++i) {
     // Its last byte is reported before it counts as whole.
     if (call.objects[i].copy().loaded >= call.objects[i]->header.Extents()) continue;
-    verdict.interiors[i] = verdict.outcome = table_.Lost(call.objects[i]);
+    verdict.interiors[i] = verdict.outcome = call.objects[i].Lost();
     if (verdict.outcome != MissReason::kNone) break;
-    return table_.WhenLoaded(call.objects[i], call.objects[i]->header.bytes, [this, name] { Continue(name); });
+    return call.objects[i].WhenLoaded(call.objects[i]->header.bytes, [this, name] { Continue(name); });
   }
   if (verdict.outcome != MissReason::kNone) return End(name);
   Start(name, call);
@@ -88,9 +88,9 @@ void Composer::Start(const Name& name, Call& call) {
   End(name);
 }
 
-void Composer::Collect(Call& call, std::span<const ObjectTable::Result> found, const Composition& composition) {
+void Composer::Collect(Call& call, std::span<const FoundObject> found, const Composition& composition) {
   for (const Composition::Interior& interior : composition.interiors) {
-    ObjectTable::Reference object;
+    ObjectReference object;
     MissReason reason = MissReason::kInvalidRequest;
     if (interior.segment < found.size()) {
       object = found[interior.segment].object.Share();
@@ -125,7 +125,7 @@ void Composer::Finish(const Name& name, const std::vector<bool>& corrupt, MissRe
 }
 
 void Composer::End(const Name& name) {
-  const SessionId session = name.first;  // copied, because the name may be part of what ends here
+  const SessionId session = name.first;  // copied, because the name may belong to an object that ends here
   Call call = std::move(compositions_.extract(name).mapped());
   in_flight_.End(call.tenant, call.held_bytes);
   Conclude(std::move(call));

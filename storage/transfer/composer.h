@@ -12,6 +12,7 @@
 
 #include "storage/executor.h"
 #include "storage/ids.h"
+#include "storage/objects/object_reference.h"
 #include "storage/objects/object_table.h"
 #include "storage/observer.h"
 #include "storage/session_transfers.h"
@@ -35,7 +36,7 @@ class Composer {
 
   // `found` are the objects of the lease in the order of the match, and `verified` its verified layers; empty without a
   // lease.
-  void Compose(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
+  void Compose(SessionId session, TenantId tenant, LandingId id, std::span<const FoundObject> found,
                const VerifiedLayers& verified, Composition composition, Done done);
   // Cancels; `quiet` is called after the verdict, or immediately for an unknown composition.
   void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
@@ -47,7 +48,7 @@ class Composer {
   struct Call {
     TenantId tenant = 0;
     Nanos begin = 0;
-    std::vector<ObjectTable::Reference> objects;  // one per interior; empty for missing ones
+    std::vector<ObjectReference> objects;  // one per interior; empty for missing ones
     CompositionVerdict verdict;
     std::vector<ComposeSource> sources;
     Composition composition;
@@ -60,7 +61,7 @@ class Composer {
   using Name = std::pair<SessionId, LandingId>;
 
   // References the objects of the interiors, and determines what is missing.
-  static void Collect(Call& call, std::span<const ObjectTable::Result> found, const Composition& composition);
+  static void Collect(Call& call, std::span<const FoundObject> found, const Composition& composition);
   size_t CountOf(SessionId session) const;
   // Starts when all interiors are loaded; their copies may still be in flight.
   void Continue(const Name& name);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Compositions through the cache: what is verified, what is kept, and what becomes of calls that end early.
+// Compositions through the cache: what is verified and kept, and calls that end early.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -80,7 +80,7 @@ TEST_F(ComposerTest, ACorruptTupleIsDroppedBeforeAnythingIsWritten) {
   EXPECT_TRUE(Untouched());
   EXPECT_EQ(rig_.Reason(kBob, plans_[1]), MissReason::kChecksumFailed);
   EXPECT_EQ(rig_.Reason(kBob, plans_[0]), MissReason::kNone);
-  // Asked again, the lease knows.
+  // On the second call, the lease already records that.
   EXPECT_THAT(Run(Work()).interiors, ElementsAre(MissReason::kNone, MissReason::kChecksumFailed));
   EXPECT_TRUE(Untouched());
 }
@@ -109,8 +109,8 @@ TEST_F(ComposerTest, YieldsAfterEachLayerWhileOthersWait) {
   EXPECT_EQ((*verdict)->outcome, MissReason::kNone);
 }
 
-TEST_F(ComposerTest, CountsAsATenantsLandingsDo) {
-  rig_.cache.SetInFlight(1, {.calls = 1});
+TEST_F(ComposerTest, CountsLikeATenantsLandings) {
+  rig_.cache.SetBounds(1, {.in_flight = InFlight::Bounds{.calls = 1}});
   const TestPages pages(16);
   const auto landing =
       rig_.StartLanding(kBob, next_++, rig_.Lookup(kBob, plans_[0]).lease, TestTarget(pages, {{0, 0}}));
@@ -120,12 +120,12 @@ TEST_F(ComposerTest, CountsAsATenantsLandingsDo) {
   EXPECT_EQ(Run(Work()).outcome, MissReason::kNone);
 }
 
-TEST_F(ComposerTest, OtherLayersAreNotItsMatter) {
+TEST_F(ComposerTest, IgnoresOtherLayers) {
   Corrupt(*rig_.tier, *match_.found[1].slot, *match_.found[1].header, kLayer + 1, PartForm::kState);
   EXPECT_EQ(Run(Work()).outcome, MissReason::kNone);
 }
 
-TEST_F(ComposerTest, VerifiesWhatNoLandingIsKnownToHaveVerified) {
+TEST_F(ComposerTest, VerifiesTuplesThatNoLandingHasVerified) {
   const TestPages pages(16);
   const auto landing = rig_.StartLanding(kAnn, next_++, match_.lease, TestTarget(pages, {{0, 0}, {1, 64}}));
   rig_.executor.Complete(0);  // the first attention layer, and the linear layer before it
@@ -138,8 +138,8 @@ TEST_F(ComposerTest, VerifiesWhatNoLandingIsKnownToHaveVerified) {
   rig_.executor.CompleteAll();
 }
 
-// A landing of the lease reads every tuple once, and a composition need not do so again.
-TEST_F(ComposerTest, TrustsWhatALandingHasVerified) {
+// A landing of the lease verifies every tuple once, and a composition does not verify it again.
+TEST_F(ComposerTest, TrustsTuplesThatALandingHasVerified) {
   const TestPages pages(16);
   const auto landing = rig_.StartLanding(kAnn, next_++, match_.lease, TestTarget(pages, {{0, 0}, {1, 64}}));
   rig_.executor.Complete(0);
@@ -190,7 +190,7 @@ TEST_F(ComposerTest, CompositionsPerSessionAreBounded) {
   EXPECT_EQ(rig_.cache.stats().compositions, 0u);
 }
 
-// It makes way before every layer: it has two to verify, and two to write.
+// It yields before every layer: there are two to verify and two to write.
 TEST_F(ComposerTest, YieldingIntoFullQueueIsBusyUnlessWritten) {
   for (size_t turns = 1; turns <= 3; ++turns) {
     SCOPED_TRACE(turns);
@@ -217,7 +217,7 @@ TEST_F(ComposerTest, ANumberInUseIsRefused) {
   EXPECT_EQ((*first)->outcome, MissReason::kNone);
 }
 
-TEST_F(ComposerTest, QuietComesBehindTheVerdict) {
+TEST_F(ComposerTest, QuiescesAfterTheVerdict) {
   const auto verdict = Start(kAnn, 7, Work());
   bool quiet = false;
   rig_.cache.Quiesce(kAnn, 7, [&] {
@@ -255,13 +255,13 @@ TEST_F(ComposerTest, ASessionDrainsOnceItsCompositionsAreOver) {
   EXPECT_TRUE(Untouched());
 }
 
-TEST(ComposerTiers, WaitsForWhatIsOnItsWayUp) {
+TEST(ComposerTiers, WaitsForObjectsBeingPromoted) {
   TieredRig rig({.hbm = 0, .dram = 16, .ssd = 64});
   const ObjectHeader plan = TestPlan(1, 64);
   rig.cache->OpenSession(kAnn, 1);
   ASSERT_TRUE(rig.Publish(kAnn, plan, 1));
   rig.Settle();
-  rig.Restart();  // now the disk alone has it
+  rig.Restart();  // now only the disk has it
   rig.cache->OpenSession(kAnn, 1);
   const kernels::LinearShape shape = TestShape();
   const Match match = rig.Lookup(kAnn, plan);
@@ -279,7 +279,7 @@ TEST(ComposerTiers, WaitsForWhatIsOnItsWayUp) {
   rig.Settle();
   ASSERT_TRUE(verdict);
   EXPECT_EQ(verdict->outcome, MissReason::kNone);
-  compose(2, late, verdict);  // of what is there by now
+  compose(2, late, verdict);  // composes the bytes that have arrived by now
   rig.Settle();
   EXPECT_EQ(early, late);
   EXPECT_NE(early.front(), 0.5f);

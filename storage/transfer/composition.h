@@ -42,7 +42,7 @@ struct Composition {
     std::vector<Step> steps;     // steps of AdvanceSeam; empty: Compose, all interiors in order
     kernels::TokenInputs inputs;
     float* out = nullptr;
-    int64_t out_stride = 0;  // in floats
+    int64_t out_stride = 0;  // floats
   };
   std::vector<Interior> interiors;    // in the order of the prompt
   std::vector<Layer> layers;          // run one after another

@@ -83,9 +83,9 @@ class GpuCalls {
   void Submit(const Checksums& checksums, Submission submit, std::function<void()> done);
   void Finish();
 
-  // For calls that the caller makes and waits for itself, between submitted ones.
+  // For calls that the caller submits and waits for itself, between submitted ones.
   kernels::Queue& queue() { return *seat_.queue; }
-  // Reserves what such calls need: `scratch_bytes` of GPU memory (Gpu::Reserve), and staging space for `numbers`.
+  // Reserves resources for such calls: `scratch_bytes` of GPU memory (Gpu::Reserve), and staging space for `numbers`.
   // Returns false if there is not enough.
   bool Reserve(uint64_t scratch_bytes, size_t numbers);
   // Returns a copy that the GPU can access, for one call; null if empty. At most as many as were reserved.
@@ -100,7 +100,7 @@ class GpuCalls {
 
   GpuLane& lane_;
   GpuLane::Seat seat_;
-  size_t used_ = 0;  // in checksums
+  size_t used_ = 0;  // used checksums
   std::deque<Call> calls_;
 };
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Publishing from and landing into a GPU's memory, on the emulated one: a processor that touches that memory dies.
+// Publishing from and landing into a GPU's memory, on the emulated one: a CPU thread that touches that memory gets a
+// fatal signal.
 #include "kernels/gpu.h"
 
 #include <gmock/gmock.h>
@@ -77,7 +78,7 @@ class GpuMoves : public ::testing::TestWithParam<bool> {
     Slot slot;
     uint64_t text;
   };
-  enum class Where { kRows, kTensors, kAll };  // of a source that lies on the GPU
+  enum class Where { kRows, kTensors, kAll };  // the parts of a source that are on the GPU
 
   GpuMoves() {
     tier_ = *MemoryTier::Make({.capacity_bytes = 64 * limits::kExtentBytes,
@@ -143,7 +144,7 @@ TEST_P(GpuMoves, LandWhatWasPublished) {
     if (GetParam() && where != Where::kAll) continue;
     SCOPED_TRACE(static_cast<int>(where));
     const Object object = Publish(1, 77, where);
-    const DeviceWork as_the_gpu;  // so that this processor may look
+    const DeviceWork as_the_gpu;  // gives this CPU access to the memory
     EXPECT_EQ(TupleError(*tier_, object.slot, object.header, object.text), 0.0);
     TestPages pages(30);
     EXPECT_THAT(Land({{&object, 333}, {&object, 33}}, pages), IsEmpty());
@@ -201,7 +202,7 @@ TEST_P(GpuMoves, CancelledLandingWritesNothing) {
   EXPECT_TRUE(std::ranges::all_of(pages.memory(), [](float number) { return number == 0; }));
 }
 
-TEST_P(GpuMoves, ReachTheArenasThatTheyReadAndWrite) {
+TEST_P(GpuMoves, AccessTheArenasThatTheyReadAndWrite) {
   if (GetParam()) GTEST_SKIP() << "its own memory";
   const Slot slot = *tier_->Allocate(1, 12);
   ASSERT_EQ(slot.runs.size(), 2u) << "two arenas";
@@ -214,8 +215,8 @@ TEST_P(GpuMoves, ReachTheArenasThatTheyReadAndWrite) {
   EXPECT_FALSE(Reaches(first, 1)) << "what is unmapped must not stay registered";
 }
 
-// However many checksums calls leave, each gets its own, in the order of the calls.
-TEST_P(GpuMoves, AQueueTakesMoreCallsThanItHasRoomFor) {
+// However many checksums calls need, each gets its own, in the order of the calls.
+TEST_P(GpuMoves, AQueueAcceptsMoreCallsThanItHolds) {
   constexpr size_t kCount = 1000, kCalls = GpuCalls::kChecksums / kCount + 10;
   std::vector<std::vector<uint64_t>> units(kCalls, std::vector<uint64_t>(kCount)), scales = units;
   std::vector<size_t> order;
@@ -243,12 +244,12 @@ TEST_P(GpuMoves, AQueueTakesMoreCallsThanItHasRoomFor) {
 }
 
 INSTANTIATE_TEST_SUITE_P(StoredIn, GpuMoves, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "Hbm" : "Dram"; });
+                         [](const auto& instance) { return instance.param ? "Hbm" : "Dram"; });
 
 // An hbm tier on the GPU above dram and a disk.
 class GpuTier : public ::testing::Test {
  protected:
-  static constexpr uint64_t kExtents = 6;  // of an object: more than one piece
+  static constexpr uint64_t kExtents = 6;  // extents of an object: more than one piece
 
   GpuTier() {
     EXPECT_TRUE(hbm_->AddTenant(1, 64 * limits::kExtentBytes).ok());
@@ -256,7 +257,7 @@ class GpuTier : public ::testing::Test {
     EXPECT_TRUE(ssd_->Recover().ok());
   }
 
-  // All of it moves, and the end says so.
+  // All of it is copied, and the end is reported.
   void Fill(TierCopier::End from, TierCopier::End to) {
     std::optional<absl::Status> ended;
     copier_.Start(from, to, kExtents, kExtents, 0,
@@ -282,10 +283,10 @@ class GpuTier : public ::testing::Test {
   ManualExecutor executor_, io_;
   std::unique_ptr<SsdTier> ssd_ = *SsdTier::Open({}, disk_.file(), disk_.records(), io_);
   TierCopier copier_{executor_, ssd_.get()};
-  Slot slot_;  // where a look-up found what it looked for
+  Slot slot_;  // where a lookup found its object
 };
 
-TEST_F(GpuTier, EveryWayBetweenTiersMovesEveryByte) {
+TEST_F(GpuTier, EveryPairOfTiersMovesEveryByte) {
   const Slot near = *dram_->Allocate(1, kExtents), back = *dram_->Allocate(1, kExtents);
   const Slot far = *hbm_->Allocate(1, kExtents), again = *hbm_->Allocate(1, kExtents);
   const Slot on_disk = *ssd_->Allocate(1, kExtents);
@@ -312,7 +313,7 @@ TEST_F(GpuTier, AllocationFailureIsNoSpace) {
   EXPECT_TRUE(hbm_->Allocate(1, 8).ok()) << "there may be some later";
 }
 
-// A header that changed where it lies is a miss, and may be published again.
+// An object whose header changed in place is a miss, and may be published again.
 TEST_F(GpuTier, HeadersAreVerifiedAtLookups) {
   InlineWorkers workers;
   ManualClock clock;

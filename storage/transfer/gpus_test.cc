@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two emulated GPUs under one cache, each with a tier of its own above one dram; and compositions on a GPU.
+// Two emulated GPUs under one cache, each with an hbm tier above a common dram tier; compositions on a GPU.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -101,10 +101,10 @@ class TwoGpus : public ::testing::Test {
     return cache_->Lookup(session, {&query, 1});
   }
 
-  // The level whose arenas a hit lies in.
+  // The level of a hit's arenas.
   static size_t LevelOf(const Match& match) { return match.found[0].slot->runs[0].arena / kArenasApart; }
 
-  // Lands the first object of a lease into memory of the session, and returns what is off.
+  // Lands the first object of a lease into memory of the session, and returns the error.
   double LandError(SessionId session, const Match& match, uint64_t text) {
     static LandingId next = 1;
     TestPages pages(16);
@@ -125,7 +125,7 @@ class TwoGpus : public ::testing::Test {
     return LandingError(pages, *match.found[0].header, text, 100);
   }
 
-  static constexpr SessionId kHost = 77;  // an engine in the processor's memory
+  static constexpr SessionId kHost = 77;  // an engine in CPU memory
 
   ManualClock clock_;
   ManualExecutor executor_;
@@ -137,7 +137,7 @@ class TwoGpus : public ::testing::Test {
   std::vector<std::unique_ptr<MemoryTier>> hbm_;
   std::unique_ptr<MemoryTier> dram_;
   std::optional<Mover> mover_;
-  // The nearest tier of an object and its level, and those of the last time, as the table has said them.
+  // An object's nearest tier and level, and the previous ones, as reported by the table.
   std::vector<std::tuple<TierKind, int, TierKind, int>> resides_;
   std::optional<Cache> cache_;
 };
@@ -151,7 +151,7 @@ TEST_F(TwoGpus, ResidenceNamesGpu) {
   executor_.CompleteAll();
   EXPECT_EQ(resides_.back(), Said(TierKind::kHbm, 0, TierKind::kHbm, 1)) << "the first GPU that has it";
   cache_->Release(kAnn, ann.lease);
-  ASSERT_TRUE(cache_->Evict(kTenant, plan.key));
+  ASSERT_TRUE(cache_->retention().Evict(kTenant, plan.key));
   EXPECT_EQ(resides_.back(), Said(TierKind::kNone, 0, TierKind::kHbm, 0));
 }
 
@@ -173,38 +173,39 @@ TEST_F(TwoGpus, ObjectsReachOtherGpuThroughDram) {
   EXPECT_EQ(hbm_[1]->Usage(kTenant).used_bytes, kObjectExtents * limits::kExtentBytes);
 }
 
-// dram had no room when it was published: it goes down when another GPU asks.
+// dram had no space when it was published: it is copied down when another GPU requests it.
 TEST_F(TwoGpus, ObjectsOfOtherGpuAreDemotedFirst) {
   std::vector<Match> held;
-  for (uint64_t text = 100; text < 121; ++text) {  // all of dram, under leases
+  for (uint64_t text = 100; text < 121; ++text) {  // all of dram, held by leases
     ASSERT_EQ(Publish(kHost, TestPlan(text, kTokens), text), PublishOutcome::kPublished);
     held.push_back(Lookup(kHost, TestPlan(text, kTokens)));
     ASSERT_EQ(held.back().found[0].reason, MissReason::kNone);
   }
   const ObjectHeader plan = TestPlan(1, kTokens);
   ASSERT_EQ(Publish(kAnn, plan, 1), PublishOutcome::kPublished);
-  EXPECT_THAT(cache_->Where(kTenant, plan.key), ElementsAre(TierKind::kHbm));
+  EXPECT_THAT(cache_->upkeep().inventory().Where(kTenant, plan.key), ElementsAre(TierKind::kHbm));
   EXPECT_EQ(Lookup(kBob, plan).found[0].reason, MissReason::kBudgetRefused) << "there is no way yet";
   cache_->Release(kHost, held.back().lease);
   const Match bob = Lookup(kBob, plan);
   ASSERT_EQ(bob.found[0].reason, MissReason::kNone);
   EXPECT_EQ(LevelOf(bob), 1u);
   EXPECT_LT(LandError(kBob, bob, 1), 1e-5);
-  EXPECT_THAT(cache_->Where(kTenant, plan.key), ElementsAre(TierKind::kHbm, TierKind::kHbm, TierKind::kDram));
+  EXPECT_THAT(cache_->upkeep().inventory().Where(kTenant, plan.key),
+              ElementsAre(TierKind::kHbm, TierKind::kHbm, TierKind::kDram));
 }
 
-// Another node is sent what lies on a GPU alone from there, if it is reached; all else from dram.
-TEST_F(TwoGpus, AnotherNodeFindsThingsWhereTheyLie) {
+// Another node receives an object from a GPU if only that GPU has it and the source can access it; otherwise from dram.
+TEST_F(TwoGpus, AnotherNodeFindsObjectsOnTheirGpu) {
   constexpr SessionId kNear = 50, kFar = 51;
   cache_->OpenSession(kNear, kTenant, SessionOf::kNodeReachingGpus);
   cache_->OpenSession(kFar, kTenant, SessionOf::kNode);
   const ObjectHeader in_both = TestPlan(2, kTokens);
   ASSERT_EQ(Publish(kBob, in_both, 2), PublishOutcome::kPublished);
-  ASSERT_THAT(cache_->Where(kTenant, in_both.key), ElementsAre(TierKind::kHbm, TierKind::kDram));
+  ASSERT_THAT(cache_->upkeep().inventory().Where(kTenant, in_both.key), ElementsAre(TierKind::kHbm, TierKind::kDram));
   const Match both = Lookup(kNear, in_both);
   EXPECT_EQ(LevelOf(both), kDramLevel);
   std::vector<Match> held;
-  for (uint64_t text = 100; text < 120; ++text) {  // all of dram, under leases
+  for (uint64_t text = 100; text < 120; ++text) {  // all of dram, held by leases
     ASSERT_EQ(Publish(kHost, TestPlan(text, kTokens), text), PublishOutcome::kPublished);
     held.push_back(Lookup(kHost, TestPlan(text, kTokens)));
     ASSERT_EQ(held.back().found[0].reason, MissReason::kNone);
@@ -216,21 +217,22 @@ TEST_F(TwoGpus, AnotherNodeFindsThingsWhereTheyLie) {
   ASSERT_EQ(near.found[0].reason, MissReason::kNone);
   EXPECT_EQ(near.found[0].tier, TierKind::kHbm);
   EXPECT_EQ(LevelOf(near), 1u);
-  EXPECT_THAT(cache_->Where(kTenant, plan.key), ElementsAre(TierKind::kHbm)) << "nothing was brought down";
-  // The lease keeps that copy, also from who wants its room.
+  EXPECT_THAT(cache_->upkeep().inventory().Where(kTenant, plan.key), ElementsAre(TierKind::kHbm))
+      << "nothing was brought down";
+  // The lease keeps that copy, even if others need its space.
   for (uint64_t text = 10; text < 30; ++text) {
     ASSERT_EQ(Publish(kBob, TestPlan(text, kTokens), text), PublishOutcome::kPublished) << text;
   }
-  EXPECT_THAT(cache_->Where(kTenant, plan.key), ElementsAre(TierKind::kHbm));
+  EXPECT_THAT(cache_->upkeep().inventory().Where(kTenant, plan.key), ElementsAre(TierKind::kHbm));
   for (const SessionId session : {kNear, kFar}) cache_->CloseSession(session, [] {});
   for (uint64_t text = 30; text < 50; ++text) {
     ASSERT_EQ(Publish(kBob, TestPlan(text, kTokens), text), PublishOutcome::kPublished) << text;
   }
-  EXPECT_TRUE(cache_->Where(kTenant, plan.key).empty());
+  EXPECT_TRUE(cache_->upkeep().inventory().Where(kTenant, plan.key).empty());
 }
 
-// Another node's bundle comes to its ranks' GPUs: straight, if the source reaches them, else by dram.
-TEST_F(TwoGpus, ShardsOfAnotherNodeComeToTheirRanksGpus) {
+// Another node's bundle is copied to its ranks' GPUs: directly if the source can access them, otherwise through dram.
+TEST_F(TwoGpus, ShardsOfAnotherNodeLandOnTheirRanksGpus) {
   using Copied = std::pair<TierKind, TierKind>;
   for (const bool straight : {true, false}) {
     SCOPED_TRACE(straight);
@@ -268,8 +270,8 @@ TEST_F(TwoGpus, ShardsOfAnotherNodeComeToTheirRanksGpus) {
   }
 }
 
-// Each evicts what it has itself. A lease on one GPU keeps nothing on the other.
-TEST_F(TwoGpus, EachGpuHasItsOwnRoom) {
+// Each GPU evicts only its own objects. A lease on one GPU keeps nothing on the other.
+TEST_F(TwoGpus, EachGpuHasItsOwnCapacity) {
   const ObjectHeader plan = TestPlan(1, kTokens);
   ASSERT_EQ(Publish(kAnn, plan, 1), PublishOutcome::kPublished);
   const Match bob = Lookup(kBob, plan);
@@ -285,8 +287,8 @@ TEST_F(TwoGpus, EachGpuHasItsOwnRoom) {
   EXPECT_LT(LandError(kAnn, again, 1), 1e-5) << "and the other GPU gets it again";
 }
 
-// One rank looks up for all; each attaches and lands its own shard, on its own GPU.
-TEST_F(TwoGpus, EachShardOfABundleLiesOnItsRanksGpu) {
+// One rank looks up for all; each attaches and lands its own shard on its own GPU.
+TEST_F(TwoGpus, EachShardOfABundleIsOnItsRanksGpu) {
   std::vector<ObjectHeader> shards(2, TestPlan(1, kTokens));
   for (uint32_t rank = 0; rank < 2; ++rank) shards[rank].shard = {.rank = rank, .size = 2};
   ASSERT_EQ(Publish(kAnn, shards[0], 1), PublishOutcome::kPublished);
@@ -303,15 +305,15 @@ TEST_F(TwoGpus, EachShardOfABundleLiesOnItsRanksGpu) {
   EXPECT_LT(LandError(kBob, *second, 2), 1e-5);
   for (const auto& hbm : hbm_) EXPECT_EQ(hbm->Usage(kTenant).used_bytes, kObjectExtents * limits::kExtentBytes);
 
-  // The loss of one rank's engine leaves the other one's lease alone.
+  // The loss of one rank's engine does not affect the other rank's lease.
   cache_->CloseSession(kBob, [] {});
   executor_.CompleteAll();
   EXPECT_LT(LandError(kAnn, first, 1), 1e-5);
   cache_->OpenSession(kBob, kTenant);
 }
 
-// A rank that comes on another GPU than the one where it was expected gets its shard there.
-TEST_F(TwoGpus, ARankThatMovedGetsItsShardWhereItIs) {
+// A rank that connects on a different GPU than expected gets its shard there.
+TEST_F(TwoGpus, AMovedRankGetsItsShardOnItsGpu) {
   std::vector<ObjectHeader> shards(2, TestPlan(1, kTokens));
   for (uint32_t rank = 0; rank < 2; ++rank) shards[rank].shard = {.rank = rank, .size = 2};
   ASSERT_EQ(Publish(kAnn, shards[0], 1), PublishOutcome::kPublished);
@@ -324,7 +326,7 @@ TEST_F(TwoGpus, ARankThatMovedGetsItsShardWhereItIs) {
   EXPECT_LT(LandError(kBob, *second, 2), 1e-5);
 }
 
-// A lease that was taken on one GPU is of use on the other once it is attached to, and not before.
+// A lease that was taken on one GPU can be used on the other after attaching, and not before.
 TEST_F(TwoGpus, ALeaseOfAnotherGpuIsAttachedToWithCopiesHere) {
   const ObjectHeader plan = TestPlan(1, kTokens);
   ASSERT_EQ(Publish(kAnn, plan, 1), PublishOutcome::kPublished);
@@ -408,7 +410,7 @@ TEST_F(Composing, VerifiesWhatItReadsThereFirst) {
   EXPECT_EQ(state, Start()) << "nothing is written";
 }
 
-TEST_F(Composing, AnotherGpusTuplesAreOutOfReach) {
+TEST_F(Composing, AnotherGpusTuplesAreInaccessible) {
   std::vector<float> state = Start();
   bob_.Reset();
   std::byte* const far = bob_.Put(state.data(), state.size() * sizeof(float));
@@ -431,7 +433,7 @@ TEST(GpuBounds, CountPointersAndStatesWithExponents) {
   EXPECT_LT(GpuScratchBytes(layer), 3 * one);
 }
 
-// Tables of decays lie in the layout, where no GPU reaches them; so calls are made of copies.
+// Tables of decays are in the layout, which a GPU cannot access, so calls use copies.
 TEST(GpuCallsStage, ReturnsGpuAccessibleCopies) {
   const auto lane = *GpuLane::Make(GpuOfNumber(1), 1);
   std::vector<float> numbers(70'000);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The bounds of a session's and a tenant's work in flight: beyond them they are turned away, and nobody else is.
+// Limits of work in flight per session and per tenant: only the session or tenant that exceeds its limit is refused.
 #include "storage/transfer/in_flight.h"
 
 #include <gmock/gmock.h>
@@ -43,7 +43,7 @@ class InFlightTest : public ::testing::Test {
   LandingId landings_ = 0;
 };
 
-TEST_F(InFlightTest, ASessionHasSoManyLandings) {
+TEST_F(InFlightTest, LandingsPerSessionAreBounded) {
   std::vector<Landing> landings;
   for (int i = 0; i < 3; ++i) landings.push_back(Land(kAnn));
   EXPECT_TRUE(Busy(Land(kAnn)));
@@ -56,8 +56,8 @@ TEST_F(InFlightTest, ASessionHasSoManyLandings) {
   EXPECT_TRUE(Landed(again));
 }
 
-TEST_F(InFlightTest, ATenantHasSoManyLandingsAndOthersLand) {
-  rig_.cache.SetInFlight(kBlue, {.calls = 4});
+TEST_F(InFlightTest, LandingsPerTenantAreBounded) {
+  rig_.cache.SetBounds(kBlue, {.in_flight = InFlight::Bounds{.calls = 4}});
   std::vector<Landing> landings;
   for (const SessionId session : {kAnn, kAnn, kAmy, kAmy}) landings.push_back(Land(session));
   EXPECT_TRUE(Busy(Land(kAnn)));
@@ -71,7 +71,7 @@ TEST_F(InFlightTest, ATenantHasSoManyLandingsAndOthersLand) {
 }
 
 TEST_F(InFlightTest, PageTablesCount) {
-  rig_.cache.SetInFlight(kBlue, {.bytes = 1 << 20});
+  rig_.cache.SetBounds(kBlue, {.in_flight = InFlight::Bounds{.bytes = 1 << 20}});
   const auto land = [&](SessionId session) {
     LandTarget target = TestTarget(pages_, {{0, 7}});
     target.page_table.resize(100'000);
@@ -88,7 +88,7 @@ TEST_F(InFlightTest, PageTablesCount) {
 }
 
 TEST_F(InFlightTest, EndedSessionFreesSpace) {
-  rig_.cache.SetInFlight(kBlue, {.calls = 2});
+  rig_.cache.SetBounds(kBlue, {.in_flight = InFlight::Bounds{.calls = 2}});
   const Landing first = Land(kAnn), second = Land(kAnn);
   rig_.cache.CloseSession(kAnn, [] {});
   EXPECT_TRUE(Busy(Land(kAmy))) << "they have not ended";
@@ -98,8 +98,8 @@ TEST_F(InFlightTest, EndedSessionFreesSpace) {
   EXPECT_TRUE(Landed(after));
 }
 
-// Objects that are to be written to the disk, while nobody needs the disk for anything else.
-TEST(BehindTest, ATenantsBacklogKeepsNobodyElsesObjectsFromTheDisk) {
+// Objects waiting to be written to the disk, while nothing else needs the disk.
+TEST(BehindTest, ATenantsBacklogDoesNotDelayOthersDiskWrites) {
   TieredRig rig({.hbm = 0, .dram = 400, .ssd = 400});
   rig.cache->OpenSession(kAnn, kBlue);
   rig.cache->OpenSession(kBob, kGreen);
@@ -108,7 +108,7 @@ TEST(BehindTest, ATenantsBacklogKeepsNobodyElsesObjectsFromTheDisk) {
   const ObjectHeader plan = TestPlan(1, 64);
   ASSERT_TRUE(rig.Publish(kBob, plan, 1));
   int before = 0;
-  for (; rig.cache->Where(kGreen, plan.key).back() != TierKind::kSsd; ++before) rig.io.Complete(0);
+  for (; rig.cache->upkeep().inventory().Where(kGreen, plan.key).back() != TierKind::kSsd; ++before) rig.io.Complete(0);
   EXPECT_LE(before, 12) << "pieces, syncs and records";
   for (const SessionId session : {kAnn, kBob}) rig.cache->CloseSession(session, [] {});
   rig.Settle();

@@ -23,7 +23,7 @@ LandJob::LandJob(const kernels::Kernels& kernels, kernels::Workers& workers, Gpu
                  const std::vector<LandSource>& sources, LandTarget target, CancelFlag cancel)
     : kernels_(kernels), workers_(workers), gpu_(gpu), target_(std::move(target)), cancel_(std::move(cancel)) {
   for (PagedRows& rows : target_.rows) {
-    // The vector has moved here, and its numbers with it.
+    // The vector has moved here, and its elements with it.
     if (rows.keys.page_table == nullptr) rows.keys.page_table = target_.page_table.data();
     rows.values.page_table = rows.keys.page_table;
   }

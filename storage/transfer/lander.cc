@@ -35,7 +35,7 @@ class Lander::Landing final : public LandingOwner {
         callbacks_(std::move(callbacks)) {}
 
   // Decides which segments can land; returns the mover's sources for them.
-  std::vector<LandSource> Sort(std::span<const ObjectTable::Result> found, const LandTarget& target);
+  std::vector<LandSource> Sort(std::span<const FoundObject> found, const LandTarget& target);
   void Refuse(MissReason why);  // all segments that could land
   void Start(std::vector<LandSource> sources, LandTarget target);
   void Cancel();
@@ -55,28 +55,28 @@ class Lander::Landing final : public LandingOwner {
   Lander& lander_;
   const Name name_;
   const TenantId tenant_;
-  std::vector<ObjectTable::Reference> objects_;  // one for each segment asked for; empty where it is a miss
-  std::vector<MissReason> verdict_;              // by segment
-  std::vector<uint64_t> bytes_;                  // by segment: to move or to verify
-  std::vector<size_t> moving_;                   // segments that the mover lands, as indices into `objects_`
-  std::vector<uint32_t> matched_;                // those segments' indices in the match
-  std::vector<uint32_t> layers_;                 // attention layers, in the order in which they land
+  std::vector<ObjectReference> objects_;  // one per requested segment; empty for a miss
+  std::vector<MissReason> verdict_;       // by segment
+  std::vector<uint64_t> bytes_;           // by segment: bytes to move or to verify
+  std::vector<size_t> moving_;            // segments that the mover lands, as indices into `objects_`
+  std::vector<uint32_t> matched_;         // those segments' indices in the match
+  std::vector<uint32_t> layers_;          // attention layers, in the order in which they land
   const std::shared_ptr<VerifiedLayers> verified_;
   const CancelFlag cancel_;
   std::function<void()> resume_;  // while it waits for bytes on their way up
   Nanos started_ = 0;
-  Nanos waited_ = 0;                    // for such bytes
+  Nanos waited_ = 0;                    // time spent waiting for such bytes
   std::optional<Nanos> waiting_since_;  // while it does
   const LandCallbacks callbacks_;
   std::vector<std::function<void()>> quiet_;
   uint64_t held_bytes_ = 0;
 };
 
-std::vector<LandSource> Lander::Landing::Sort(std::span<const ObjectTable::Result> found, const LandTarget& target) {
+std::vector<LandSource> Lander::Landing::Sort(std::span<const FoundObject> found, const LandTarget& target) {
   std::vector<LandSource> sources;
   for (const PagedRows& rows : target.rows) layers_.push_back(rows.layer);
   for (const LandTarget::Segment& segment : target.segments) {
-    ObjectTable::Reference object;
+    ObjectReference object;
     MissReason verdict = MissReason::kInvalidRequest;
     if (segment.index < found.size()) {
       object = found[segment.index].object.Share();
@@ -114,7 +114,7 @@ void Lander::Landing::Start(std::vector<LandSource> sources, LandTarget target) 
 
 void Lander::Landing::Cancel() {
   cancel_.Cancel();
-  // Nothing is being written for a landing that waits: it ends now.
+  // Nothing is being written for a waiting landing, so it ends now.
   if (const std::function<void()> resume = std::exchange(resume_, nullptr)) resume();
 }
 
@@ -123,9 +123,9 @@ std::optional<uint64_t> Lander::Landing::Loaded(size_t source) {
     waited_ += lander_.clock_.Now() - *since;
   }
   const size_t segment = moving_[source];
-  const ObjectTable::Reference& object = objects_[segment];
-  if (object.copy().whole()) return UINT64_MAX;  // also of an object that is gone: its bytes stay
-  const MissReason lost = lander_.table_.Lost(object);
+  const ObjectReference& object = objects_[segment];
+  if (object.copy().whole()) return UINT64_MAX;  // also for an object that is gone: its bytes stay
+  const MissReason lost = object.Lost();
   if (lost == MissReason::kNone) return object.copy().loaded * limits::kExtentBytes;
   verdict_[segment] = lost;
   return std::nullopt;
@@ -134,7 +134,7 @@ std::optional<uint64_t> Lander::Landing::Loaded(size_t source) {
 void Lander::Landing::WhenLoaded(size_t source, uint64_t bytes, std::function<void()> resume) {
   resume_ = resume;
   waiting_since_ = lander_.clock_.Now();
-  lander_.table_.WhenLoaded(objects_[moving_[source]], bytes, std::move(resume));
+  objects_[moving_[source]].WhenLoaded(bytes, std::move(resume));
 }
 
 void Lander::Landing::Landed(uint32_t layers) {
@@ -165,14 +165,14 @@ void Lander::Landing::Finish(MissReason outcome) {
   }
 }
 
-// Only landings from which nothing was left out.
+// Only measures landings of all requested segments.
 void Lander::Landing::Measure() const {
   uint64_t bytes = 0;
   for (const size_t segment : moving_) {
     if (verdict_[segment] != MissReason::kNone) return;
     bytes += bytes_[segment];
   }
-  lander_.table_.Landed(tenant_, bytes, lander_.clock_.Now() - started_ - waited_);
+  lander_.table_.costs()[tenant_].Landed(bytes, lander_.clock_.Now() - started_ - waited_);
 }
 
 Lander::Lander(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, InFlight& in_flight,
@@ -202,7 +202,7 @@ bool Lander::MayBegin(SessionId session, const Landing& landing) {
   return true;
 }
 
-void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
+void Lander::Land(SessionId session, TenantId tenant, LandingId id, std::span<const FoundObject> found,
                   std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks) {
   const Name name(session, id);
   auto landing = std::make_unique<Landing>(*this, name, tenant, std::move(verified), std::move(callbacks));
@@ -234,7 +234,7 @@ void Lander::End(const Name& name, MissReason outcome) {
 void Lander::Conclude(Landing& landing) {
   uint64_t landed_bytes = 0;
   for (size_t i = 0; i < landing.verdict_.size(); ++i) {
-    const ObjectTable::Reference& object = landing.objects_[i];
+    const ObjectReference& object = landing.objects_[i];
     if (landing.verdict_[i] == MissReason::kNone) {
       landed_bytes += landing.bytes_[i];
     } else if (object) {
@@ -258,7 +258,7 @@ void Lander::Quiesce(SessionId session, LandingId id, std::function<void()> quie
 
 void Lander::CloseSession(SessionId session) {
   for (auto next = landings_.lower_bound({session, 0}); next != landings_.end() && next->first.first == session;) {
-    Landing& landing = *(next++)->second;  // it may end at once
+    Landing& landing = *(next++)->second;  // it may end immediately
     landing.Cancel();
   }
 }

@@ -13,6 +13,7 @@
 
 #include "proto/outcome.h"
 #include "storage/ids.h"
+#include "storage/objects/object_reference.h"
 #include "storage/objects/object_table.h"
 #include "storage/observer.h"
 #include "storage/session_transfers.h"
@@ -26,22 +27,22 @@ namespace ashlar::storage {
 
 struct LandCallbacks {
   std::function<void(uint32_t attention_layers_done)> progress;  // for all segments
-  std::function<void(std::vector<MissReason> verdict)> done;     // exactly once; one reason a segment, kNone: landed
+  std::function<void(std::vector<MissReason> verdict)> done;     // called once; one reason per segment; kNone: landed
 };
 
-// A landing holds references of its own: what it reads stays, whatever becomes of the lease.
+// A landing holds its own references: what it reads stays, even if the lease ends.
 class Lander {
  public:
-  // A session has `per_session` landings in flight at most. `in_flight` counts those of its tenant, and `byte_rates`
-  // their bytes. Landings beyond these bounds are missed with kBusy.
+  // A session has at most `per_session` landings in flight. `in_flight` counts the landings of its tenant, and
+  // `byte_rates` their bytes. Landings beyond these bounds are missed with kBusy.
   Lander(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, InFlight& in_flight,
          Rates& byte_rates, size_t per_session, Observer& observer);
   ~Lander();
 
-  // `found` is what the lease holds, in the match's order; `verified` records which of its tuples are whole.
-  void Land(SessionId session, TenantId tenant, LandingId id, std::span<const ObjectTable::Result> found,
+  // `found` are the objects of the lease, in the match's order; `verified` records which of its tuples are verified.
+  void Land(SessionId session, TenantId tenant, LandingId id, std::span<const FoundObject> found,
             std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks);
-  // Cancels; `quiet` comes after the verdict, or at once for an unknown landing.
+  // Cancels. `quiet` is called after the verdict, or immediately for an unknown landing.
   void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
   void CloseSession(SessionId session);  // cancels all landings of it
 
@@ -65,7 +66,7 @@ class Lander {
   const size_t per_session_;
   Observer& observer_;
   std::map<Name, std::unique_ptr<Landing>> landings_;
-  std::map<SessionId, size_t> of_session_;  // the number of its landings; only sessions that have some
+  std::map<SessionId, size_t> of_session_;  // number of landings; only sessions that have some
 };
 
 }  // namespace ashlar::storage

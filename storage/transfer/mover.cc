@@ -13,7 +13,7 @@ struct Mover::LandingCopy {
   const TenantId tenant;
   LandJob job;
   LandingOwner* owner;
-  std::vector<bool> told_corrupt;  // by source; also sources that do not come
+  std::vector<bool> told_corrupt;  // by source; also for sources that will not arrive
   uint32_t told_layers = 0;
   std::atomic<bool> posted{false};  // a report waits for the metadata thread
   bool blocked = false;

@@ -24,17 +24,17 @@
 
 namespace ashlar::storage {
 
-// Has a landing done by the mover. All calls come on the metadata thread.
+// The client of a landing that the mover executes. All calls are on the metadata thread.
 class LandingOwner {
  public:
   virtual ~LandingOwner() = default;
-  // Returns how many bytes of a source are there, from its start: its copy may still be on its way up. Empty: the rest
-  // does not come, and the source is skipped.
+  // Returns how many bytes of a source are available, from its start: its copy may still be in promotion. Empty: the
+  // rest will not arrive, and the source is skipped.
   virtual std::optional<uint64_t> Loaded(size_t source) = 0;
-  // The landing cannot continue before that number of bytes of the source are there. Calls `resume` then, or when
-  // `Loaded` becomes empty, or when the landing is cancelled. Further calls of `resume` do no harm.
+  // The landing cannot continue before that number of bytes of the source is available. Calls `resume` then, or when
+  // `Loaded` becomes empty, or when the landing is cancelled. Repeated calls of `resume` do no harm.
   virtual void WhenLoaded(size_t source, uint64_t bytes, std::function<void()> resume) = 0;
-  // That number of attention layers has landed for all sources. `Ended` says it of the last ones.
+  // That number of attention layers has landed for all sources. For the last ones, `Ended` is called instead.
   virtual void Landed(uint32_t attention_layers) = 0;
   // The source failed its checksum; the rest of it is skipped.
   virtual void Corrupt(size_t source) = 0;
@@ -43,8 +43,8 @@ class LandingOwner {
   virtual void Ended(MissReason outcome) = 0;
 };
 
-// The bytes that a landing moves before another one has its turn. Moving them takes much longer than the threads wait
-// for each other at the end of a turn, and is the longest that one landing delays the next.
+// The bytes that a landing moves per turn. Moving them takes much longer than the wait of the threads for each other at
+// the end of a turn, and is the longest time that one landing delays the next.
 inline constexpr uint64_t kTurnBytes = 256 << 20;
 
 // Sources and targets must fit (storage/transfer/transfer.h): bytes in a GPU's memory move only to and from memory of
@@ -52,14 +52,14 @@ inline constexpr uint64_t kTurnBytes = 256 << 20;
 class Mover {
  public:
   // All arguments must outlive the mover, and the mover everything in flight. `workers` may be used by several executor
-  // threads at a time. `tier` has the slots that name no tier. `gpus`: one for each GPU with engines' memory; each must
-  // reach the tiers in CPU memory.
+  // threads at a time. `tier` holds the slots that name no tier. `gpus`: one for each GPU with engines' memory; each
+  // must reach the tiers in CPU memory.
   Mover(const kernels::Kernels& kernels, kernels::Workers& workers, Executor& executor, const Tier& tier,
         uint64_t turn_bytes = kTurnBytes, std::vector<GpuLane*> gpus = {});
 
-  // Fills the slot: the parts, each hashed while it is copied, then the header at the object's start. `done` gets the
-  // header with its checksums, or nothing if the publish was cancelled; the slot must stay until then. Returns false,
-  // and calls nothing, if the executor is full. `tier` has the slot; null: the mover's.
+  // Fills the slot: the parts, each hashed while it is copied, then the header at the object's start. `done` receives
+  // the header with its checksums, or nothing if the publish was cancelled; the slot must stay until then. Returns
+  // false, and calls nothing, if the executor is full. `tier` has the slot; null: the mover's.
   bool Publish(const ObjectHeader& plan, const Slot& slot, PublishSource source, CancelFlag cancel,
                std::function<void(std::optional<ObjectHeader>)> done, const Tier* tier = nullptr);
 
@@ -70,10 +70,10 @@ class Mover {
             LandingOwner& owner);
 
   // Composes layer by layer, in as few executor items as other tenants' work allows. One source for each interior.
-  // `done` gets the corrupt ones; if there are any, or if the composition was cancelled before it began, nothing was
-  // written. `outcome`: kNone, kCancelled (perhaps in the middle), or kBusy (it yielded before it had written anything,
-  // and then the executor was full; or the GPU has no memory for it). Returns false, and calls nothing, if the executor
-  // is full.
+  // `done` receives the corrupt ones; if there are any, or if the composition was cancelled before it began, nothing
+  // was written. `outcome`: kNone, kCancelled (possibly in the middle), or kBusy (it yielded before it had written
+  // anything, and the executor was full; or the GPU has no memory for it). Returns false, and calls nothing, if the
+  // executor is full.
   using ComposeDone = std::function<void(std::vector<bool> corrupt, MissReason outcome)>;
   bool Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
                ComposeDone done);
@@ -88,7 +88,7 @@ class Mover {
   struct LandingCopy;
   void NextTurn(const std::shared_ptr<LandingCopy>& landing);
   GpuLane* LaneOf(const kernels::Gpu* gpu) const;  // null: of none
-  // Returns the step up to which all sources are there; 0: none can run, and the owner resumes the landing later.
+  // Returns the step up to which all sources are available; 0: none can run, and the owner resumes the landing later.
   size_t StepsThere(const std::shared_ptr<LandingCopy>& landing);
 
   const kernels::Kernels& kernels_;

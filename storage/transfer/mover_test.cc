@@ -73,11 +73,11 @@ class MoverTest : public ::testing::TestWithParam<const kernels::Kernels*> {
   std::unique_ptr<MemoryTier> tier_ = TestTier({{1, 64}});
   ManualExecutor executor_;
   InlineWorkers workers_;
-  Mover mover_{*GetParam(), workers_, executor_, *tier_, /*turn_bytes=*/1};  // a layer is a turn
+  Mover mover_{*GetParam(), workers_, executor_, *tier_, /*turn_bytes=*/1};  // each layer takes a turn
 };
 
 TEST_P(MoverTest, LandsTheBytesThatWerePublished) {
-  // One token more than seams; a page and a unit partly filled; several units.
+  // One token more than the seams; a partly filled page and unit; several units.
   for (const uint64_t tokens : {9u, 64u, 77u, 500u}) {
     SCOPED_TRACE(tokens);
     const Object object = Publish(tokens, tokens);
@@ -135,8 +135,8 @@ TEST_P(MoverTest, FindsEveryCorruptPartAndLandsTheOthers) {
   });
 }
 
-// Of no token: rows are neither landed nor looked at, tuples are.
-TEST_P(MoverTest, VerifiesTheTuplesOfWhatIsNotToBeLanded) {
+// For no token: rows are neither landed nor verified, but tuples are verified.
+TEST_P(MoverTest, VerifiesTuplesOfSegmentsThatDoNotLand) {
   const TestPages pages(40);
   const Object good = Publish(1, 80);
   ForEveryCorruptPart(pages, [&](const Part& part, const Object& bad) {
@@ -150,7 +150,7 @@ TEST_P(MoverTest, VerifiesTheTuplesOfWhatIsNotToBeLanded) {
 }
 
 // The same object twice: one lands its rows, the other wants none, in either order.
-TEST_P(MoverTest, LandsWhatAnotherWantsTheTuplesOf) {
+TEST_P(MoverTest, LandsASegmentWhoseTuplesAnotherRequestReads) {
   const TestPages pages(40);
   const Object object = Publish(1, 120);
   for (const bool rows_first : {false, true}) {
@@ -169,7 +169,7 @@ TEST_P(MoverTest, LandsWhatAnotherWantsTheTuplesOf) {
   }
 }
 
-TEST_P(MoverTest, ReadsATextsTuplesOnceHoweverOftenThePromptRepeatsIt) {
+TEST_P(MoverTest, ReadsARepeatedTextsTuplesOnce) {
   const Object object = Publish(1, 64), large = Publish(2, 400);  // a single thread reads a small object
   const TestPages pages(TestPages::Holding(528));
   const auto tasks = [&](std::vector<std::pair<const Object*, uint64_t>> objects) {
@@ -195,7 +195,7 @@ TEST_P(MoverTest, ReadsATextsTuplesOnceHoweverOftenThePromptRepeatsIt) {
   EXPECT_THAT(events->corrupt, ElementsAre(0, 1));
 }
 
-TEST_P(MoverTest, OneItemTakesAllLayersOfATurn) {
+TEST_P(MoverTest, OneItemCoversAllLayersOfATurn) {
   const Object good = Publish(1, 64), bad = Publish(2, 64);
   Corrupt(*tier_, bad.slot, bad.header, bad.header.parts.back().layer, bad.header.parts.back().form);
   const TestPages pages(16);
@@ -209,7 +209,7 @@ TEST_P(MoverTest, OneItemTakesAllLayersOfATurn) {
   EXPECT_THAT(events, IsEmpty()) << "reports come on the metadata thread";
   executor_.Complete(0);
   EXPECT_EQ(executor_.pending(), 0u);
-  // The metadata thread was busy while both layers landed: one report has both.
+  // The metadata thread was busy while both layers landed: one report covers both.
   EXPECT_THAT(events, ElementsAre("corrupt 1", "landed 2", std::string(Name(MissReason::kNone))));
   EXPECT_LT(LandingError(pages, good.header, good.text, 0), 1e-5);
 }
@@ -234,8 +234,8 @@ TEST_P(MoverTest, YieldsAfterEachLayerWhileOthersWait) {
   EXPECT_LT(LandingError(pages, good.header, good.text, 0), 1e-5);
 }
 
-// As many threads find at once that others wait.
-TEST_P(MoverTest, NoTaskIsLostWhereThreadsYield) {
+// Several threads find at once that others wait.
+TEST_P(MoverTest, YieldingThreadsLoseNoTask) {
   const Object first = Publish(1, 120), second = Publish(2, 120);
   kernels::ThreadPool threads(4);
   Mover mover(*GetParam(), threads, executor_, *tier_);
@@ -288,7 +288,7 @@ TEST_P(MoverTest, CancellingStopsBetweenTheTasksOfALayer) {
   TestPages pages(16);
   const CancelFlag cancel;
   std::vector<float> at_cancel;
-  // Tasks of the first layer: the tuple's three parts, keys and values, of each source in turn.
+  // Tasks of the first layer: the tuple's three parts, then keys and values, for each source in turn.
   workers_.before_task = [&](int64_t index) {
     if (index != 5) return;
     cancel.Cancel();

@@ -6,9 +6,9 @@
 
 namespace ashlar::storage {
 
-Publisher::Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers,
+Publisher::Publisher(ObjectWriter& writer, Mover& mover, const Clock& clock, SessionTransfers& transfers,
                      Rates& byte_rates, Nanos reservation_time, LevelOf level_of)
-    : table_(table),
+    : writer_(writer),
       mover_(mover),
       clock_(clock),
       transfers_(transfers),
@@ -18,7 +18,7 @@ Publisher::Publisher(ObjectTable& table, Mover& mover, const Clock& clock, Sessi
 
 Publisher::Reserved Publisher::Reserve(SessionId session, const TenantPool& pool, const ObjectHeader& plan,
                                        Nanos recompute, double flops) {
-  ObjectTable::Room room = table_.Reserve(pool, plan, recompute, flops, level_of_(session));
+  ObjectWriter::Room room = writer_.Reserve(pool, plan, recompute, flops, level_of_(session));
   if (room.outcome != ReserveOutcome::kGranted) return {room.outcome, 0};
   const ReservationId id = next_id_++;
   const Nanos now = clock_.Now(), deadline = now + reservation_time_;
@@ -58,7 +58,7 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
   if (renews) Progressed(session);
   Reservation& reservation = found->second;
   reservation.renews = renews;
-  const ObjectTable::Reference& object = reservation.object;
+  const ObjectReference& object = reservation.object;
   const ObjectHeader plan = source.plan.value_or(object->header);
   const Slot& slot = object.copy().slot;
   const kernels::Gpu* const gpu = object.tier().gpu();
@@ -88,15 +88,15 @@ void Publisher::Publish(SessionId session, ReservationId id, PublishSource sourc
 
 void Publisher::Finish(const Name& name, std::optional<ObjectHeader> header, Nanos source_deadline,
                        const std::function<void(PublishOutcome)>& done) {
-  // A copy that ended after the engine got its memory back may hold torn bytes.
+  // A copy that ended after the engine reused its memory may hold torn bytes.
   const bool torn = source_deadline != 0 && clock_.Now() > source_deadline;
   const bool whole = header.has_value() && !torn;
   {
     const auto ended = reservations_.extract(name);
     if (ended.mapped().renews && progress_.contains(name.first))
       Progressed(name.first);  // not for a session that has ended
-    if (whole) table_.Publish(ended.mapped().object, *std::move(header));
-  }  // the reference goes: the object is idle, or abandoned
+    if (whole) writer_.Publish(ended.mapped().object, *std::move(header));
+  }  // drops the reference: the object is now idle or abandoned
   done(whole ? PublishOutcome::kPublished : PublishOutcome::kUnavailable);
   transfers_.End(name.first);
 }

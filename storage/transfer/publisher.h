@@ -15,7 +15,8 @@
 #include "proto/outcome.h"
 #include "storage/executor.h"
 #include "storage/ids.h"
-#include "storage/objects/object_table.h"
+#include "storage/objects/object_reference.h"
+#include "storage/objects/object_writer.h"
 #include "storage/session_transfers.h"
 #include "storage/slice.h"
 #include "storage/tier/tier.h"
@@ -29,13 +30,13 @@ namespace ashlar::storage {
 // Holds the reservations of all sessions. A reservation ends when it is published or abandoned: by its engine, by the
 // end of its session, or by its deadline unless a publish is in flight. An engine reserves several objects and computes
 // them one after the other, so each publish renews the deadlines of the session's other reservations, at most
-// kMostRenewals times: a reservation that the engine has lost track of blocks other publishers no longer. The objects
-// of a prefix commit, which the cache reserves and publishes itself, renew nothing.
+// kMostRenewals times, so that a reservation that the engine has lost does not block other publishers for longer. The
+// objects of a prefix commit, which the cache reserves and publishes itself, renew nothing.
 class Publisher {
  public:
   // `level_of` returns the level that a session's engine publishes to.
   using LevelOf = std::function<size_t(SessionId)>;
-  Publisher(ObjectTable& table, Mover& mover, const Clock& clock, SessionTransfers& transfers, Rates& byte_rates,
+  Publisher(ObjectWriter& writer, Mover& mover, const Clock& clock, SessionTransfers& transfers, Rates& byte_rates,
             Nanos reservation_time, LevelOf level_of);
 
   struct Reserved {
@@ -62,7 +63,7 @@ class Publisher {
   static constexpr Nanos kMostRenewals = 10;
 
   struct Reservation {
-    ObjectTable::Reference object;
+    ObjectReference object;
     TenantId tenant;
     Nanos reserved_at;
     Nanos deadline;
@@ -79,7 +80,7 @@ class Publisher {
   void Finish(const Name& name, std::optional<ObjectHeader> header, Nanos source_deadline,
               const std::function<void(PublishOutcome)>& done);
 
-  ObjectTable& table_;
+  ObjectWriter& writer_;
   Mover& mover_;
   const Clock& clock_;
   SessionTransfers& transfers_;
@@ -88,7 +89,7 @@ class Publisher {
   const LevelOf level_of_;
   ReservationId next_id_ = 1;
   Reservations reservations_;
-  absl::btree_set<std::pair<Nanos, Name>> deadlines_;  // of reservations without a publish in flight
+  absl::btree_set<std::pair<Nanos, Name>> deadlines_;  // reservations without a publish in flight
   std::map<SessionId, Nanos> progress_;                // the latest publish per session
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tenants' rates: beyond them a tenant is turned away until the next second, and nobody else is.
+// Rate limits of tenants: a tenant that exceeds its limit is refused until the next second, and no other tenant is.
 #include "storage/transfer/rates.h"
 
 #include <gmock/gmock.h>
@@ -22,7 +22,7 @@ constexpr Nanos kSecond = 1'000'000'000;
 
 class RatesTest : public ::testing::Test {
  protected:
-  // How many of `asked` amounts are taken, all at one moment.
+  // Returns how many of `asked` requests are granted at one moment.
   int Taken(TenantId tenant, int asked, uint64_t amount = 1) {
     int taken = 0;
     for (int i = 0; i < asked; ++i) taken += rates_.Take(tenant, amount) ? 1 : 0;
@@ -33,7 +33,7 @@ class RatesTest : public ::testing::Test {
   Rates rates_{clock_};
 };
 
-TEST_F(RatesTest, ASecondsWorthIsSavedUp) {
+TEST_F(RatesTest, SavesUpToOneSecond) {
   for (const uint64_t limit : {1, 3, 7, 1000}) {
     rates_.SetLimit(kSlow, limit);
     clock_.Advance(10 * kSecond);
@@ -63,14 +63,14 @@ TEST_F(RatesTest, AllowsAndChargesLargeAmounts) {
   EXPECT_EQ(Taken(kSlow, 1), 1);
 }
 
-TEST_F(RatesTest, ADebtThatTheRateCouldNeverPayEnds) {
+TEST_F(RatesTest, AnUnpayableDebtEnds) {
   rates_.SetLimit(kSlow, 1);
   EXPECT_EQ(Taken(kSlow, 1, UINT64_MAX), 1);
   clock_.Advance(3600 * kSecond);
   EXPECT_EQ(Taken(kSlow, 1), 1);
 }
 
-TEST_F(RatesTest, TenantsAreApart) {
+TEST_F(RatesTest, TenantsAreIndependent) {
   rates_.SetLimit(kSlow, 2);
   rates_.SetLimit(kFree, 2);
   EXPECT_EQ(Taken(kSlow, 5), 2);

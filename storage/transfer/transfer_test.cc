@@ -20,13 +20,13 @@ class FitsTest : public ::testing::Test {
   LandTarget target_ = TestTarget(pages_, {});
 };
 
-TEST_F(FitsTest, AcceptsWhatBelongsTogether) {
+TEST_F(FitsTest, AcceptsMatchingParts) {
   EXPECT_TRUE(Fits(source_, plan_));
   EXPECT_TRUE(Fits(target_, plan_, {.first_position = 0}));
   EXPECT_TRUE(Fits(target_, plan_, {.first_position = 8 * 16 - 60})) << "the last stored token fills the last page";
 }
 
-TEST_F(FitsTest, RefusesASourceThatMissesAPart) {
+TEST_F(FitsTest, RefusesASourceWithAMissingPart) {
   for (size_t i = 0; i < source_.tensors.size(); ++i) {
     PublishSource without = source_;
     without.tensors.erase(without.tensors.begin() + static_cast<ptrdiff_t>(i));
@@ -59,8 +59,8 @@ TEST_F(FitsTest, RefusesOtherShapes) {
   EXPECT_TRUE(refused([](PagedRows& rows) { rows.values.scales = static_cast<float*>(rows.values.base); }));
 }
 
-// Each layer may have a page table of its own, which is a part of the transfer's.
-TEST_F(FitsTest, AcceptsPartsOfThePageTableAndNoOther) {
+// Each layer may have a separate page table, which is a part of the transfer's.
+TEST_F(FitsTest, AcceptsOnlyPartsOfThePageTable) {
   const auto from = [](size_t begin, LandTarget& target, const std::vector<int32_t>& table) {
     for (PagedRows& rows : target.rows) rows.keys.page_table = rows.values.page_table = table.data() + begin;
   };

@@ -16,6 +16,11 @@ Erasure::Erasure(ObjectTable& table, Prefixes& prefixes, Explainer& explainer, S
       last_(table.index().newest()),
       erased_(std::make_shared<std::optional<absl::Status>>()) {}
 
+bool Erasure::IsLeavingDisk(ObjectId id) const {
+  const Entry* const entry = table_.index().EntryOf(id);
+  return entry != nullptr && entry->gone != MissReason::kNone && table_.levels().OnDisk(*entry);
+}
+
 void Erasure::Tell(const Entry& entry) {
   if (!entry.ready) return;
   const uint64_t bytes = entry.header.bytes;
@@ -36,7 +41,10 @@ bool Erasure::EndObjects(Slice& slice) {
       // It ended before, while it was being written to the disk, so it may be found there for a moment.
       const bool meant =
           entry.pool.tenant == *selection_.tenant && (!selection_.ns || entry.header.ns == *selection_.ns);
-      if (meant && table_.Shred(entry.id)) leaving_.push_back(entry.id);
+      if (meant && IsLeavingDisk(entry.id)) {
+        entry.erased = true;
+        leaving_.push_back(entry.id);
+      }
       return true;
     }
     if (!Inventory::Has(selection_, entry)) return true;
@@ -47,7 +55,7 @@ bool Erasure::EndObjects(Slice& slice) {
     }
     for (const ObjectId id : bundle) table_.Erase(id);
     for (const ObjectId id : bundle) {
-      if (table_.OnDisk(id)) leaving_.push_back(id);
+      if (IsLeavingDisk(id)) leaving_.push_back(id);
     }
     return true;
   });
@@ -75,10 +83,10 @@ bool Erasure::Run(Slice& slice) {
     explainer_.Erase(*selection_.tenant, ns);
     progress_.found_gone = true;
   }
-  // A read or write there is still in flight for a moment.
+  // A read or write there may still be in flight for a moment.
   for (; looked_at_ < leaving_.size(); ++looked_at_) {
     if (!slice.Take()) return false;
-    while (looked_at_ < leaving_.size() && !table_.OnDisk(leaving_[looked_at_])) {
+    while (looked_at_ < leaving_.size() && !IsLeavingDisk(leaving_[looked_at_])) {
       leaving_[looked_at_] = leaving_.back();
       leaving_.pop_back();
     }
@@ -96,7 +104,7 @@ bool Erasure::Overwritten() {
   }
   if (!erased_->has_value()) return false;
   progress_.overwritten = *std::exchange(*erased_, std::nullopt);
-  asked_ = progress_.overwritten.ok();  // otherwise requested again when the disk has recovered
+  asked_ = progress_.overwritten.ok();  // on an error, asks the disk again after it has recovered
   return asked_;
 }
 

@@ -39,13 +39,15 @@ class Erasure {
   struct Progress {
     Inventory::Tally erased;
     uint64_t on_disk = 0;      // objects with data left on the disk
-    bool found_gone = false;   // lookups find none of it any more
+    bool found_gone = false;   // lookups find none of it any longer
     bool done = false;         // permanently
     absl::Status overwritten;  // an error: some bytes could not be overwritten and keep their records; retried
   };
   const Progress& progress() const { return progress_; }
 
  private:
+  // Returns whether the disk still has something of an object that is gone.
+  bool IsLeavingDisk(ObjectId id) const;
   void Tell(const Entry& entry);
   bool EndObjects(Slice& slice);
   bool Overwritten();

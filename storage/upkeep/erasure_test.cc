@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What is erased is found by nobody, leaves every tier, and does not come back after a crash.
+// Erased objects are not found by any tenant, leave every tier, and do not return after a crash.
 #include "storage/upkeep/erasure.h"
 
 #include <gmock/gmock.h>
@@ -28,7 +28,7 @@ class ErasureTest : public TiersTest {
     EXPECT_TRUE(erasure.ok()) << erasure.status();
     return *erasure;
   }
-  // Until it is acknowledged.
+  // Runs until the erasure is acknowledged.
   Erasure::Progress Erase(std::optional<NamespaceId> ns = std::nullopt) {
     const auto erasure = Start(ns);
     for (int rounds = 0; rounds < 100; ++rounds) {
@@ -39,7 +39,7 @@ class ErasureTest : public TiersTest {
     ADD_FAILURE() << "it does not end";
     return erasure->progress();
   }
-  // Extents of the slab that are not zero, behind its header.
+  // Returns the number of nonzero extents of the slab after its header.
   size_t Written() {
     alignas(BlockFile::kBlockBytes) static std::array<std::byte, kExtentBytes> extent;
     size_t written = 0;
@@ -90,8 +90,8 @@ TEST_F(ErasureTest, AnotherNamespaceOfTheTenantStays) {
   EXPECT_EQ(Ask(1).reason, MissReason::kNeverSeen);
 }
 
-// At every point of the disk's work from the call to its acknowledgement, and right behind it.
-TEST_F(ErasureTest, ACrashAfterTheAcknowledgementBringsNothingBack) {
+// At every point of the disk's work from the call to its acknowledgement, and right after it.
+TEST_F(ErasureTest, ACrashAfterTheAcknowledgementRestoresNothing) {
   for (uint64_t point = 0;; ++point) {
     SCOPED_TRACE(point);
     Make({.hbm = 0, .dram = 8, .ssd = 64, .seed = point + 1});
@@ -115,7 +115,7 @@ TEST_F(ErasureTest, ACrashAfterTheAcknowledgementBringsNothingBack) {
       break;
     }
     EXPECT_FALSE(done) << "acknowledged by a disk that had stopped";
-    if (point % 2 == 0) Land(1 + point / 2 % 4);  // which ends it, where it is overwritten in part
+    if (point % 2 == 0) Land(1 + point / 2 % 4);  // which ends the object after part of it was overwritten
     EXPECT_TRUE(Erase().done);
     EXPECT_EQ(Written(), 0u) << "the second time finds what the first one left";
     rig_->disk.Crash();
@@ -125,7 +125,7 @@ TEST_F(ErasureTest, ACrashAfterTheAcknowledgementBringsNothingBack) {
   }
 }
 
-TEST_F(ErasureTest, LeasedBytesStayUntilTheLeaseEndsAndNobodyElseFindsThem) {
+TEST_F(ErasureTest, ErasedLeasedBytesStayHiddenUntilTheLeaseEnds) {
   Make({.hbm = 0, .dram = 16, .ssd = 64});
   PublishAndSettle(1);
   const Match match = rig_->Lookup(kSession, Plan(1));
@@ -153,7 +153,7 @@ TEST_F(ErasureTest, PublishInFlightIsErasedWhenDone) {
   EXPECT_EQ(Used(*rig_->hbm), 0u);
 }
 
-TEST_F(ErasureTest, ACopyOnItsWayToTheDiskDoesNotArriveThere) {
+TEST_F(ErasureTest, ACopyInFlightToTheDiskIsCancelled) {
   for (size_t steps = 0; steps < 12; ++steps) {
     SCOPED_TRACE(steps);
     Make({.hbm = 0, .dram = 16, .ssd = 64});
@@ -168,7 +168,7 @@ TEST_F(ErasureTest, ACopyOnItsWayToTheDiskDoesNotArriveThere) {
   }
 }
 
-TEST_F(ErasureTest, ADegradedDiskIsNotAcknowledgedBeforeItIsWell) {
+TEST_F(ErasureTest, AnErasureIsAcknowledgedOnceTheDiskRecovers) {
   Make({.hbm = 0, .dram = 16, .ssd = 64});
   PublishAndSettle(1);
   rig_->disk.set_faults({.record_error = 1});
@@ -188,7 +188,7 @@ TEST_F(ErasureTest, ADegradedDiskIsNotAcknowledgedBeforeItIsWell) {
   EXPECT_EQ(Written(), 0u);
 }
 
-TEST_F(ErasureTest, BytesThatCannotBeOverwrittenAreReportedAndTriedAgain) {
+TEST_F(ErasureTest, FailedOverwritesAreReportedAndRetried) {
   Make({.hbm = 0, .dram = 16, .ssd = 64});
   PublishAndSettle(1);
   rig_->disk.set_faults({.write_error = 1});
@@ -197,7 +197,7 @@ TEST_F(ErasureTest, BytesThatCannotBeOverwrittenAreReportedAndTriedAgain) {
   for (int rounds = 0; rounds < 10; ++rounds) {
     EXPECT_FALSE(erasure->Run(whole));
     rig_->Settle();
-    if (rounds % 3 == 2) rig_->LetDiskRecover();  // in vain
+    if (rounds % 3 == 2) rig_->LetDiskRecover();  // fails
   }
   EXPECT_FALSE(erasure->progress().overwritten.ok());
   EXPECT_EQ(Used(*rig_->ssd), 3u) << "nobody else gets these extents";
@@ -220,7 +220,7 @@ TEST_F(ErasureTest, EarlierEvictedObjectsDoNotReturn) {
     Make({.hbm = 0, .dram = 16, .ssd = 64});
     ASSERT_TRUE(rig_->Publish(kSession, Plan(1), 1));
     for (size_t i = 0; i < steps && rig_->io.pending() > 0; ++i) rig_->io.Complete(0);
-    rig_->cache->Evict(1, Plan(1).key);
+    rig_->cache->retention().Evict(1, Plan(1).key);
     const auto erasure = Start();
     bool done = false;
     for (int rounds = 0; rounds < 100 && !done; ++rounds) {
@@ -236,8 +236,8 @@ TEST_F(ErasureTest, EarlierEvictedObjectsDoNotReturn) {
   }
 }
 
-// Nobody configures it any more, or its budget on the disk is gone.
-TEST_F(ErasureTest, ObjectsOfATenantWithoutABudgetOnTheDiskGo) {
+// A tenant that is no longer configured, or has no budget on the disk any longer.
+TEST_F(ErasureTest, ErasesObjectsOfATenantWithoutADiskBudget) {
   Make({.hbm = 0, .dram = 8, .ssd = 64});
   PublishAndSettle(1);
   PublishAndSettle(2);
@@ -266,12 +266,12 @@ TEST_F(ErasureTest, ObjectsOfATenantWithoutABudgetOnTheDiskGo) {
   EXPECT_EQ(Ask(1).reason, MissReason::kNeverSeen);
 }
 
-// A disk that is attached late gives its objects in several parts, between which operators' calls run.
+// A disk that is attached late delivers its objects in several parts, between which operators' calls run.
 TEST_F(ErasureTest, RefusedWhileDiskObjectsAreAdopted) {
   Make({.hbm = 0, .dram = 8, .ssd = 64});
-  rig_->cache->Adopt({}, /*more=*/true);
+  rig_->cache->adoption().Adopt({}, /*more=*/true);
   EXPECT_TRUE(absl::IsUnavailable(rig_->cache->upkeep().Erase(1, "tenant1", std::nullopt).status()));
-  rig_->cache->Adopt({});
+  rig_->cache->adoption().Adopt({});
   EXPECT_TRUE(rig_->cache->upkeep().Erase(1, "tenant1", std::nullopt).ok());
 }
 
@@ -294,10 +294,10 @@ TEST_F(ErasurePrefixesTest, PromptsAndConversationsAreErasedToo) {
   Commit(std::move(composed));
   ASSERT_EQ(Ask(Join(shared, {1})).prefix.depth, 600u);
   ASSERT_EQ(Ask(Join(own, {1}), kAnn, Conversation(1)).prefix.depth, 600u);
-  ASSERT_GT(rig_.cache->prefix_stats(1).history_bytes, 0u);
+  ASSERT_GT(rig_.cache->prefixes().stats(1).history_bytes, 0u);
   Erase();
-  EXPECT_EQ(rig_.cache->prefix_stats(1).namespaces, 0u);
-  EXPECT_EQ(rig_.cache->prefix_stats(1).history_bytes, 0u);
+  EXPECT_EQ(rig_.cache->prefixes().stats(1).namespaces, 0u);
+  EXPECT_EQ(rig_.cache->prefixes().stats(1).history_bytes, 0u);
   EXPECT_EQ(Ask(Join(shared, {1})).prefix.depth, 0u);
   EXPECT_EQ(Ask(Join(own, {1}), kAnn, Conversation(1)).prefix.depth, 0u);
   Serve(shared);

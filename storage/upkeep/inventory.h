@@ -53,11 +53,16 @@ class Inventory {
 
   struct Tally {
     uint64_t objects = 0, bytes = 0;
-    uint64_t leased_objects = 0, leased_bytes = 0;  // of these: held by leases, landings or publishes
+    uint64_t leased_objects = 0, leased_bytes = 0;  // part of these, held by leases, landings or publishes
     std::array<uint64_t, 4> tier_bytes{};           // bytes of complete copies, by TierKind
   };
   // The same for sums.
   bool Count(const Selection& selection, ObjectId& after, Tally& tally, Slice& slice) const;
+
+  // Returns the tiers with a complete copy of one object, fastest first; a disk copy counts when acknowledged.
+  std::vector<TierKind> Where(TenantId tenant, const Key& key, const TensorShard& shard = {}) const {
+    return table_.levels().TiersOf(table_.index().keys().Find(tenant, key, shard));
+  }
 
   // For an existing object, ignoring the tier.
   static bool Has(const Selection& selection, const Entry& entry);

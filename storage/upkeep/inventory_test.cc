@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Objects listed in pages and slices, while others come and go.
+// Objects listed in pages and slices, while others are added and evicted.
 #include "storage/upkeep/inventory.h"
 
 #include <gmock/gmock.h>
@@ -29,7 +29,7 @@ class InventoryTest : public TiersTest {
   }
 };
 
-TEST_F(InventoryTest, ListsEachObjectOnceWithWhatIsKnownOfIt) {
+TEST_F(InventoryTest, ListsEachObjectOnceWithItsDetails) {
   Make({.hbm = 0, .dram = 7, .ssd = 64});
   for (const uint64_t text : {1, 2, 3}) PublishAndSettle(text);
   rig_->clock.Advance(5);
@@ -76,7 +76,7 @@ TEST_F(InventoryTest, SelectsByTenantNamespaceKindAndTier) {
   rig_->cache->CloseSession(2, [] {});
 }
 
-TEST_F(InventoryTest, PagesAndSlicesMissNothingThatStays) {
+TEST_F(InventoryTest, PagesAndSlicesListEveryLastingObject) {
   Make({.hbm = 0, .dram = 64, .ssd = 0});
   for (uint64_t text = 1; text <= 12; ++text) PublishAndSettle(text);
   std::set<Key> seen;
@@ -88,8 +88,8 @@ TEST_F(InventoryTest, PagesAndSlicesMissNothingThatStays) {
     ended = inventory().List({.tenant = 1}, 3, after, page, one);
     EXPECT_LE(page.size(), 2u) << "no more steps than the slice has";
     for (const Listed& object : page) EXPECT_TRUE(seen.insert(object.key).second) << "listed twice";
-    // Objects come and go meanwhile.
-    if (slices == 1) rig_->cache->Evict(1, Plan(1).key);
+    // Objects are added and removed meanwhile.
+    if (slices == 1) rig_->cache->retention().Evict(1, Plan(1).key);
     if (slices == 2) PublishAndSettle(13);
   }
   EXPECT_GE(slices, 6);

@@ -85,7 +85,7 @@ class Scrubber {
   Totals totals_;
   ObjectId last_ = 0, at_ = 0;  // last object of the pass, and the current one
   size_t level_ = 0;            // its next copy
-  double allowance_ = 0;        // in bytes; negative after copies larger than the allowance
+  double allowance_ = 0;        // bytes; negative after copies larger than the allowance
   Nanos paid_at_ = 0;
   std::shared_ptr<Check> check_;
 };

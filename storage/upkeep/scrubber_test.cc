@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// All copies are verified, at the rate that is asked for, and damaged ones are misses afterwards.
+// All copies are verified at the requested rate, and corrupt ones become misses.
 #include "storage/upkeep/scrubber.h"
 
 #include <gmock/gmock.h>
@@ -104,7 +104,7 @@ TEST_F(ScrubberTest, DropsOnlyDamagedCopy) {
   EXPECT_EQ(report().damaged[kDram], 1u);
 }
 
-TEST_F(ScrubberTest, ADamagedDiskIsFoundBeforeAnybodyReadsIt) {
+TEST_F(ScrubberTest, DamageOnDiskIsFoundBeforeARead) {
   Make({.hbm = 0, .dram = 16, .ssd = 64});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);
   Restart();
@@ -127,7 +127,7 @@ TEST_F(ScrubberTest, ACopyThatCannotBeReadIsALoss) {
   EXPECT_EQ(Ask(1).reason, MissReason::kTierError);
 }
 
-TEST_F(ScrubberTest, ALeasedObjectThatIsDamagedStaysForItsLeaseAlone) {
+TEST_F(ScrubberTest, ADamagedLeasedObjectStaysOnlyForItsLease) {
   Make({.hbm = 0, .dram = 16, .ssd = 0});
   PublishAndSettle(1);
   const Match match = rig_->Lookup(kSession, Plan(1));
@@ -157,7 +157,7 @@ TEST_F(ScrubberTest, TheRateIsKept) {
   EXPECT_GE(report().ended - report().began, 9 * 10 * kTick - 300'000'000);
 }
 
-TEST_F(ScrubberTest, InTheBackgroundPassesFollowOneAnother) {
+TEST_F(ScrubberTest, BackgroundPassesRepeat) {
   Make({.hbm = 0, .dram = 64, .ssd = 64});
   scrubber().SetRate(kFast);
   for (int ticks = 0; ticks < 10; ++ticks) Tick();
@@ -202,7 +202,7 @@ TEST_F(ScrubberTest, AnObjectMayEndWhileItIsVerified) {
     }
     rig_->clock.Advance(kTick);
     scrubber().Tick();
-    rig_->cache->Evict(1, Plan(1).key);
+    rig_->cache->retention().Evict(1, Plan(1).key);
     for (int ticks = 0; ticks < 10; ++ticks) Tick();
     EXPECT_FALSE(report().running);
     EXPECT_EQ(Used(*rig_->dram), 0u);

@@ -4,8 +4,8 @@
 
 usage: check_locks.py [-j JOBS] BUILD
 
-Reads the include paths from BUILD/compile_commands.json. Checks each compiled file that has a mutex, or includes a header
-of its own folder that has one. A group of sources that BUILD compiles as one file is checked as one file.
+Reads the include paths from BUILD/compile_commands.json. Checks each compiled file that has a mutex, or includes a
+header with a mutex from its own folder. A group of sources that BUILD compiles as one file is checked as one file.
 """
 
 import argparse

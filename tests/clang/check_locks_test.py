@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Plants breaches of lock annotations in a small tree, and expects check_locks.py to find each."""
+"""Adds violations of lock annotations to a small tree, and expects check_locks.py to find each."""
 
 import json
 import pathlib

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tools/demo over a small project with the real presets: it installs the packages of the demo alone, builds the demo and its
-daemon, no tests, no CUDA unless asked, and passes its arguments on. Preset release has tests and CUDA again.
+"""tools/demo on a small project with the real presets: it installs only the demo's packages, builds the demo and its
+daemon without tests, with CUDA only on request, and passes its arguments on. Afterwards, preset release has tests and
+CUDA again.
 
 usage: demo_command_test.py SOURCE_ROOT
 """
@@ -48,12 +49,12 @@ class DemoCommand(unittest.TestCase):
         cache = (self.root / "build/release/CMakeCache.txt").read_text().splitlines()
         return next(line.split("=", 1)[1] for line in cache if line.startswith(name + ":"))
 
-    def test_builds_what_it_runs_alone(self):
+    def test_builds_only_what_it_runs(self):
         self.assertEqual(self.run_demo("--quick", "--docs", "a b"), "tests=OFF cuda=OFF --quick --docs a b")
         self.assertTrue((self.root / "build/release/ashlard-built").exists())
         self.assertFalse((self.root / "build/release/tests-built").exists())
 
-    def test_a_bare_machine_gets_the_packages_of_the_demo_alone(self):
+    def test_a_bare_machine_gets_only_the_demos_packages(self):
         fakes = self.root / "fakes"
         fakes.mkdir()
         log = self.root / "installed"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tools/measure-house counts what a small tree holds.
+"""tools/measure-house counts the contents of a small tree.
 
 usage: measure_house_test.py SOURCE_ROOT
 """

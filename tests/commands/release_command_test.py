@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tools/release names what is not ready, and tags what is.
+"""tools/release reports what is not ready, and tags a tree that is.
 
 usage: release_command_test.py SOURCE_ROOT
 """
@@ -60,7 +60,7 @@ class Release(unittest.TestCase):
         )
         return done.returncode, done.stdout + done.stderr
 
-    def test_what_is_ready_is_tagged_and_gets_its_line(self):
+    def test_a_ready_release_is_tagged_and_listed(self):
         self.assertEqual(self.release(), (0, "1.2.0 is ready to be tagged\n"))
         self.assertEqual(self.release("--tag")[0], 0)
         head = self.git("rev-parse", "HEAD")
@@ -72,7 +72,7 @@ class Release(unittest.TestCase):
         self.assertIn("version 1.2.0 is not above 1.2.0", said)
         self.assertIn("the tag v1.2.0 is there already", said)
 
-    def test_what_is_not_ready_is_named(self):
+    def test_missing_preparations_are_named(self):
         for name, text, wrong in (
             ("CHANGELOG.md", "## 1.2.0 (not released)\n", 'section 1.2.0 says "not released"'),
             ("CHANGELOG.md", "", "no section ## 1.2.0"),

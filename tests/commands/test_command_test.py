@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tools/test over a small project whose tests pass, fail, are skipped or cannot start: the last line and the exit status must
-say so.
+"""tools/test on a small project whose tests pass, fail, are skipped or cannot start: the last line and the exit status
+must report that.
 
 usage: test_command_test.py SOURCE_ROOT
 """
@@ -33,7 +33,7 @@ class TestCommand(unittest.TestCase):
             for file in ("test", "dependencies.sh"):
                 (root / "tools").mkdir(exist_ok=True)
                 shutil.copy(ROOT / "tools" / file, root / "tools" / file)
-            packages = root / "tools" / "python-environment"  # nothing is fetched here
+            packages = root / "tools" / "python-environment"  # the test fetches nothing
             packages.write_text("#!/bin/sh\n")
             packages.chmod(0o755)
             lines = "".join(test.format(number) for number, test in enumerate(tests))
@@ -66,7 +66,7 @@ class TestCommand(unittest.TestCase):
         self.assertEqual(self.run_over(PASSES, SKIPS), ("1 passed, 0 failed, 1 skipped", 0))
         self.assertEqual(self.run_over(FAILS, SKIPS), ("0 passed, 1 failed, 1 skipped", 1))
 
-    def test_what_cannot_start_has_failed(self):
+    def test_a_test_that_cannot_start_fails(self):
         self.assertEqual(self.run_over(PASSES, CANNOT_START), ("1 passed, 1 failed", 1))
         self.assertEqual(self.run_over(PASSES, CANNOT_START, FAILS, SKIPS), ("1 passed, 2 failed, 1 skipped", 1))
 
@@ -77,7 +77,7 @@ class TestCommand(unittest.TestCase):
     def test_a_filter_selects(self):
         self.assertEqual(self.run_over(PASSES, FAILS, arguments=["--filter", "^Passes"]), ("1 passed, 0 failed", 0))
 
-    def test_fast_and_docs_build_and_run_their_part(self):
+    def test_fast_and_docs_build_and_run_their_tests(self):
         labels = (
             "add_custom_target(fast_tests COMMAND ${CMAKE_COMMAND} -E touch fast-built)\n"
             "add_custom_target(documented_programs COMMAND ${CMAKE_COMMAND} -E touch docs-built)\n"

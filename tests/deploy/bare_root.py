@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A bare Debian, made by debootstrap and kept, to install into; and what an engine outside needs to try a daemon there."""
+"""A minimal Debian, created once by debootstrap, to install into; and helpers for an engine outside that uses a daemon
+inside."""
 
 import contextlib
 import os
@@ -17,7 +18,7 @@ KEPT = pathlib.Path(os.environ.get("ASHLAR_BARE_ROOT_FOLDER", SOURCE / "build/de
 
 
 def run(*command, **options):
-    """Returns the command's output; that of one that failed is shown whole."""
+    """Returns the command's output. Shows all of it if the command fails."""
     options = {"capture_output": True, "text": True, **options}
     done = subprocess.run([str(word) for word in command], check=False, **options)
     if done.returncode != 0:
@@ -26,7 +27,7 @@ def run(*command, **options):
 
 
 def pack(build, folder):
-    """The Debian package of a build, made in `folder`."""
+    """The Debian package of a build, created in `folder`."""
     epoch = run("git", "-C", SOURCE, "log", "-1", "--format=%ct").strip() if (SOURCE / ".git").exists() else "1"
     run("cpack", "-G", "DEB", "-B", folder, cwd=build, env={**os.environ, "SOURCE_DATE_EPOCH": epoch})
     packages = list(pathlib.Path(folder).glob("*.deb"))
@@ -35,14 +36,14 @@ def pack(build, folder):
 
 
 def why_not():
-    """The reason why no bare root can be made here; empty where one can."""
+    """The reason why no bare root can be created here; empty if it can."""
     if os.geteuid() != 0:
         return "debootstrap and chroot take root"
     return "" if shutil.which("debootstrap") else "debootstrap is not installed (Debian: debootstrap)"
 
 
 def packed():
-    """The bare system as a tar file below KEPT, where it is made once."""
+    """Returns the minimal system as a tar file below KEPT, and creates it on first use."""
     archive = KEPT / f"{SUITE}.tar"
     if not archive.exists():
         root = KEPT / SUITE
@@ -61,14 +62,14 @@ def packed():
 
 
 class Root:
-    """A bare system of its own in `folder`, with the host's network, and packages that are downloaded once into KEPT."""
+    """A separate minimal system in `folder`, with the host's network. Packages are downloaded once, into KEPT."""
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder)
         self.folder.mkdir(parents=True, exist_ok=True)
         run("tar", "-C", self.folder, "-xpf", packed())
         shutil.copy("/etc/resolv.conf", self.folder / "etc/resolv.conf")
-        # Nothing is started by packages: there is no service manager.
+        # Packages start no services, because there is no service manager.
         policy = self.folder / "usr/sbin/policy-rc.d"
         policy.write_text("#!/bin/sh\nexit 101\n")
         policy.chmod(0o755)
@@ -102,13 +103,14 @@ class Root:
         return run("chroot", self.folder, *command, env=environment, **options)
 
     def install(self, package):
-        """A Debian package from outside, with what it depends on."""
+        """Installs a Debian package from outside, with its dependencies."""
         shutil.copy(package, self.folder / "root")
         self.run("apt-get", "update")
         self.run("apt-get", "install", "-y", "--no-install-recommends", f"/root/{pathlib.Path(package).name}")
 
     def program(self, command, user, folder):
-        """A script in `folder` that runs a program of the root as a user of the root, who sees `folder` there and owns it."""
+        """Writes a script to `folder` that runs a program of the root as one of the root's users. That user sees
+        `folder` at the same path and owns it."""
         uid, gid = (int(self.run("id", option, user)) for option in ("-u", "-g"))
         place = self.folder / pathlib.Path(folder).relative_to("/")
         place.mkdir(parents=True)
@@ -121,14 +123,14 @@ class Root:
         return str(script)
 
     def files(self):
-        """All files but those that apt, dpkg and its kin keep of themselves."""
+        """Returns all files except the ones that apt, dpkg and related tools maintain."""
         own = ("./var/lib/apt", "./var/lib/dpkg", "./var/cache", "./var/log", "./proc", "./dev", "./tmp")
         found = run("find", ".", "-xdev", cwd=self.folder).splitlines()
         return {name for name in found if not name.startswith(own)}
 
 
 def wait_for(probe, what, process=None):
-    """Until `probe` is true. `process` must live meanwhile."""
+    """Waits until `probe` is true. `process` must live meanwhile."""
     deadline = time.monotonic() + PATIENCE
     while True:
         with contextlib.suppress(OSError):
@@ -154,7 +156,7 @@ shortest.main(sys.argv[1], sys.argv[2])
 
 
 def serve_an_engine(sockets, uid, gid):
-    """An engine of this build, outside of the root, asks the daemon behind `sockets`. Returns its lines."""
+    """Runs an engine of this build, outside the root, against the daemon at `sockets`. Returns its output lines."""
     environment = {**os.environ, "EXAMPLES": str(SOURCE / "examples/python"), "PYTHONDONTWRITEBYTECODE": "1"}
     return run(
         sys.executable, "-c", ENGINE, f"{sockets}/rpc.sock", f"{sockets}/session.sock", uid, gid, env=environment

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The dashboards as they are read: every panel says what it shows, in the unit of its metrics, in a row of its topic, and
-links to runbooks that exist.
+"""Checks the dashboards' text: every panel says what it shows, in the unit of its metrics, in a row of its topic, and
+links to existing runbooks.
 
 usage: dashboards_test.py SOURCE_ROOT
 """
@@ -21,7 +21,7 @@ METRIC = re.compile(r"(?<![\w:])(?:\w+:)?(?:ashlar|process)_[\w:]+")  # recorded
 
 
 def unit_of(query):
-    """The unit that a query's metrics have by their suffixes, as a regular expression."""
+    """Returns the unit of a query's metrics, derived from their suffixes, as a regular expression."""
     names = METRIC.findall(query) or ["up"]
     name, rated = re.sub(r"_bucket$", "", names[0]), re.search(r"\brate\((?!.*_bucket)", query)
     base = name.split(":")[1] if ":" in name else re.sub(r"_total$", "", name)
@@ -32,7 +32,7 @@ def unit_of(query):
     if base.endswith("_bytes_per_second"):
         return "Bps"
     if base == "process_cpu_seconds":
-        return "suffix: cores"  # CPU seconds a second
+        return "suffix: cores"  # CPU seconds per second
     if base.endswith("_seconds"):
         return "percentunit" if rated else "s"  # seconds a second are a share
     if ":ratio" in name:
@@ -99,7 +99,7 @@ class Dashboards(unittest.TestCase):
         runbooks = {alert.lower() for alert in re.findall(r"^## (\w+)$", (ROOT / "docs/runbooks.md").read_text(), re.M)}
         linked = {link["url"].partition("runbooks.md#")[2] for panel in self.panels() for link in panel["links"]}
         self.assertEqual(linked - runbooks, set())
-        # Its figure is 0 where there is no certificate: no panel can show it to all.
+        # The metric is 0 without a certificate, so no panel can show it to everyone.
         self.assertEqual(runbooks - linked, {"ashlarcertificateexpiring"})
         for board in BOARDS.values():
             self.assertEqual([link["title"] for link in board["links"]], ["Ashlar", "Runbooks", "Metrics"])
@@ -114,7 +114,7 @@ class Dashboards(unittest.TestCase):
         self.assertIn("Tokens reused by node", to_nodes)
 
     def test_an_alert_that_a_panel_names_has_its_threshold_there(self):
-        """Where the alert is about the value itself."""
+        """If the alert is about the value itself."""
         wanted = {
             "AshlarSlowLookups": 0.1,
             "AshlarTierDegraded": 1,

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws what operators see of a node under load, from real daemons and a real Prometheus: the panels of every dashboard and
-`ashlarctl top` as SVG, the status page as PNG where Chromium is installed. For docs/pictures; no test runs it.
+"""Draws what operators see of a node under load, with real daemons and a real Prometheus: the panels of every dashboard
+and `ashlarctl top` as SVG, and the status page as PNG if Chromium is installed. For docs/pictures; not a test.
 
 usage: draw.py FOLDER    (environment as of tests/deploy/try_operations.py: ASHLAR_SOURCE, ASHLAR_BUILD, ASHLARD, PYTHONPATH)
 """
@@ -61,7 +61,7 @@ def ask_range(prometheus, query, end):
 
 
 def series_of(prometheus, panel, end, names):
-    """Legends and points; `names`: of the nodes, by the instance that Prometheus knows."""
+    """Legends and points. `names`: the nodes' names, by Prometheus instance."""
     for target in panel["targets"]:
         query = target["expr"].replace("$__rate_interval", "20s").replace("$node", ".*").replace("$tenant", ".*")
         for found in ask_range(prometheus, query, end):
@@ -82,7 +82,7 @@ def text(x, y, words, size=10, more=""):
 
 
 def stack(found):
-    """Each series on top of those before it; one that begins late, or ends early, adds nothing meanwhile."""
+    """Stacks each series on the previous ones. A series counts as 0 before its first and after its last point."""
     times = sorted({at for _, points in found for at, _ in points})
     base, stacked = dict.fromkeys(times, 0.0), []
     for name, points in found:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes under load that share an etcd, each with an engine of its own, and the Prometheus that scrapes them."""
+"""Nodes under load with a common etcd, each with its own engine, and the Prometheus that scrapes them."""
 
 import dataclasses
 import os
@@ -41,16 +41,17 @@ class Etcd:
 class Node:
     name: str
     daemon: ashlar.daemon.Daemon
-    port: int  # of its metrics
+    port: int  # port of its metrics
     load: load.Load
 
 
 class Fleet:
-    """Two nodes that fetch from each other; one that is alone where etcd is not installed, and then `etcd` is None. Each has
-    engines of two tenants, where root runs it. Metrics name tenants, and checksums are verified in the background."""
+    """Two nodes that fetch from each other; if etcd is not installed, one node, and `etcd` is None. If root runs it,
+    each node has engines of two tenants. Metrics name tenants, and checksums are verified in the background."""
 
     def __init__(self, folder, cleanup, first_disk=None, **prometheus):
-        """`folder` exists, and so does `second` in it where another user runs the daemons. `prometheus`: options of its own."""
+        """`folder` must exist, and so must `second` in it if another user runs the daemons. `prometheus`: additional
+        options."""
         self.etcd = None
         if shutil.which("etcd"):
             self.etcd = Etcd(folder)
@@ -80,6 +81,6 @@ class Fleet:
         engine = load.Load(daemon.rpc_socket, daemon.session_socket, seed=len(self.nodes))
         cleanup.callback(engine.stop)
         if os.geteuid() == 0:
-            pathlib.Path(folder).chmod(0o711)  # the other user goes through it to the sockets
+            pathlib.Path(folder).chmod(0o711)  # the other user reaches the sockets through it
             cleanup.callback(load.Neighbour(daemon.rpc_socket, daemon.session_socket, seed=100 + len(self.nodes)).stop)
         self.nodes.append(Node(name, daemon, port, engine))

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Looks into binaries for what makes attacks harder: position-independent, relocations read-only, stack protector,
-fortified libc calls, and indirect branches that land on marks.
+"""Checks the hardening of binaries: position-independent, relocations read-only, stack protector, fortified libc calls,
+and marked targets of indirect branches.
 
 usage: hardening_test.py BINARY...
 """
@@ -25,7 +25,7 @@ class Hardening(unittest.TestCase):
             with self.subTest(binary=binary):
                 check(binary)
 
-    def test_it_may_lie_anywhere(self):
+    def test_code_is_position_independent(self):
         self.each(lambda binary: self.assertRegex(read("-h", binary), r"Type:\s+DYN"))
 
     def test_relocations_are_read_only(self):
@@ -47,7 +47,8 @@ class Hardening(unittest.TestCase):
         self.each(check)
 
     def test_indirect_branches_are_marked(self):
-        # The linker drops the note where one object lacks the marks, as Debian's start files and libraries may; ours have them.
+        # The linker drops the note if one object lacks the marks, as Debian's start files and libraries may. This
+        # build's objects have them.
         def check(binary):
             code = subprocess.run(
                 ["objdump", "-d", "--no-show-raw-insn", "-j", ".text", binary],

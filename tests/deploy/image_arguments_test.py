@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The image's build arguments: each is documented, and those that lead to no image are refused by name before anything is
-downloaded or compiled.
+"""The image's build arguments: each is documented, and unusable ones are refused by name before anything is downloaded
+or compiled.
 
 usage: image_arguments_test.py SOURCE_ROOT
 """
@@ -28,7 +28,7 @@ class Arguments(unittest.TestCase):
         self.base = pathlib.Path(self.folder.name, "base")
         (self.base / "etc").mkdir(parents=True)
         self.is_a("debian", "12")
-        self.programs = pathlib.Path(self.folder.name, "bin")  # no nvcc, wherever this runs
+        self.programs = pathlib.Path(self.folder.name, "bin")  # no nvcc, on whatever machine this runs
         self.programs.mkdir()
         for name in ("sed", "tr", "wc", "printf"):
             found = subprocess.run(
@@ -41,7 +41,7 @@ class Arguments(unittest.TestCase):
         (self.base / "etc/os-release").write_text(f'PRETTY_NAME="A base"\nID={name}\nVERSION_ID="{version}"\n')
 
     def check(self, package="built", **arguments):
-        """Returns the objection to the arguments; empty where there is none."""
+        """Returns the error message for the arguments, or an empty string."""
         done = subprocess.run(
             ["/bin/sh", CONTAINER / "check_arguments.sh", package, self.base],
             capture_output=True,
@@ -63,7 +63,7 @@ class Arguments(unittest.TestCase):
         self.assertEqual(done.returncode, 1)
         return done.stderr
 
-    def test_what_is_not_given_is_fine(self):
+    def test_arguments_are_optional(self):
         self.assertEqual(self.check(), "")
         self.assertEqual(self.check("given"), "")
         self.assertEqual(self.check(UCX_URL="", UCX_SHA256="", CMAKE_OPTIONS=""), "")
@@ -100,14 +100,14 @@ class Arguments(unittest.TestCase):
         self.assertIn("build argument UCX_URL: required", self.check(UCX_SHA256=SUM))
         self.assertIn("build argument UCX_URL", self.check(UCX_URL="https://example.org/ucx.zip", UCX_SHA256=SUM))
 
-    def test_a_package_that_is_there_takes_none_of_them(self):
+    def test_a_given_package_excludes_build_arguments(self):
         self.assertIn(
             "build argument UCX_URL", self.check("given", UCX_URL="https://example.org/ucx.tar.gz", UCX_SHA256=SUM)
         )
         self.assertIn("build argument CMAKE_OPTIONS", self.check("given", CMAKE_OPTIONS="-DASHLAR_CUDA=ON"))
 
     @unittest.skipUnless(pathlib.Path("/usr/bin/curl").exists(), "curl is not installed")
-    def test_what_is_no_release_of_ucx_is_refused_before_packages_are_installed(self):
+    def test_an_invalid_ucx_release_is_refused_first(self):
         archive = pathlib.Path(self.folder.name, "ucx.tar.gz")
         url = archive.as_uri()
         self.assertIn(f"build argument UCX_URL: {url} cannot be downloaded", self.build_ucx(url, SUM))
@@ -126,7 +126,7 @@ class Arguments(unittest.TestCase):
         self.assertEqual(declared, {name for row in rows for name in re.findall(r"\w+", row)})
 
     def test_the_command_for_buildah_names_the_package(self):
-        """Debian 12's leaves out a stage that only an argument's default names."""
+        """Debian 12's buildah omits a stage that only an argument's default names."""
         commands = re.findall(r"^buildah bud .*$", (CONTAINER / "README.md").read_text(), re.M)
         self.assertTrue(commands)
         for command in commands:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The container's image, built for real from this build's package on a bare Debian, without a registry, and run for real:
-as its own user, on a read-only root, without a network and without capabilities, with an engine outside.
+"""The container's image, built from this build's package on a minimal Debian, without a registry, and run: as its own
+user, on a read-only root, without a network and without capabilities, with an engine outside.
 
 usage: image_test.py BUILD    (environment: ASHLAR_IMAGE=1, ASHLAR_SOURCE, PYTHONPATH with the package ashlar)
 """
@@ -31,8 +31,8 @@ USER, GROUP = 10001, 10002
 MOST_BYTES = 300 << 20
 RECORDS = "var/lib/dpkg/status.d"
 GATHERED = {"etc/passwd", "etc/group", "etc/ld.so.conf", "etc/ld.so.cache", "usr/share/doc/ashlar/sbom.spdx.json"}
-# vfs and chroot: no overlay, no cgroups, no network of its own are needed. The container is run by crun, as podman and
-# CRI-O would do; podman itself raises limits, which takes more rights than some machines give.
+# vfs and chroot need no overlay, no cgroups, and no separate network. The container is run by crun, which podman and
+# CRI-O also use. podman itself raises limits, which takes more rights than some machines give.
 STORAGE = ["--storage-driver", "vfs"]
 CONFIG = """
 listen: {rpc_socket: /run/ashlar/rpc.sock, session_socket: /run/ashlar/session.sock, admin_socket: /run/ashlar/admin.sock}
@@ -45,7 +45,7 @@ sandbox: on
 
 def why_not():
     modules = [module for module in ("numpy", "ashlar") if importlib.util.find_spec(module) is None]
-    if modules:  # for the engine outside, which is the last to be tried
+    if modules:  # for the engine outside, which is tried last
         return f"{' and '.join(modules)}: not found; run this by build/python-env/bin/python, with PYTHONPATH as above"
     missing = [program for program in ("buildah", "crun") if shutil.which(program) is None]
     return f"{' and '.join(missing)}: not installed" if missing else bare_root.why_not()
@@ -102,7 +102,7 @@ class Image(unittest.TestCase):
     def inspect(self, image):
         return json.loads(self.buildah("inspect", "--type", "image", image))["Docker"]
 
-    def test_it_has_what_the_daemon_needs_and_says_what_that_is(self):
+    def test_the_image_has_the_daemons_dependencies_and_lists_them(self):
         image = self.inspect(IMAGE)
         self.assertEqual(image["config"]["User"], f"{USER}:{GROUP}")
         self.assertEqual(image["config"]["Entrypoint"], ["/usr/sbin/ashlard"])
@@ -129,7 +129,7 @@ class Image(unittest.TestCase):
             self.buildah("rm", name)
 
     def check_owners(self, root, packages):
-        """Every file is as some package has it, or is one that gather.py writes. Links lead to such files."""
+        """Every file is as in a package, or is one that gather.py writes. Links lead to such files."""
 
         def place(name):
             return str(pathlib.Path(os.path.realpath(root / name)).relative_to(root))
@@ -165,13 +165,13 @@ class Image(unittest.TestCase):
         self.assertEqual(sorted(first ^ second), [])
         first, second = (self.inspect(image) for image in images)
         self.assertEqual(first["rootfs"], second["rootfs"], "the layers' digests")
-        # In Docker's format Debian 12's buildah writes the build's container and host into the configuration.
+        # In Docker's format, Debian 12's buildah writes the build's container and host into the configuration.
         first, second = (self.digest(image) for image in images)
         self.assertEqual(first, second)
         print(f"image {first}")
 
     def digest(self, image):
-        """As a registry has it, in OCI's format."""
+        """In OCI's format, as in a registry."""
         folder = tempfile.mkdtemp(dir=self.folder.name)
         self.buildah("push", "--format", "oci", image, f"oci:{folder}:image")
         return json.loads(pathlib.Path(folder, "index.json").read_text())["manifests"][0]["digest"]
@@ -204,7 +204,7 @@ class Image(unittest.TestCase):
     def test_an_engine_outside_is_served(self):
         work = pathlib.Path(tempfile.mkdtemp(dir=self.folder.name))
         for folder in (pathlib.Path(self.folder.name), work):
-            folder.chmod(0o711)  # the engine's user goes through it to the sockets
+            folder.chmod(0o711)  # the engine's user reaches the sockets through it
         (work / "ashlard.yaml").write_text(CONFIG)
         for name, mode in (("sockets", 0o750), ("disk", 0o700)):
             (work / name).mkdir(mode)
@@ -247,7 +247,8 @@ class Image(unittest.TestCase):
         (work / "config.json").write_text(json.dumps(bundle))
 
     def crun(self, work, *arguments):
-        """crun refuses a machine that mounts both versions of cgroups: it then sees the second alone. None is used."""
+        """crun refuses a machine that mounts both versions of cgroups, so it is shown only the second one. Neither is
+        used."""
         command = ["crun", "--root", f"{work}/state", "--cgroup-manager=disabled", *arguments]
         if pathlib.Path("/sys/fs/cgroup/cgroup.controllers").exists():
             return command
@@ -266,7 +267,7 @@ class Image(unittest.TestCase):
             container = subprocess.Popen(self.crun(work, "run", "-b", work, CONTAINER), stdout=log, stderr=log)
 
         def inside(*command):
-            """As the container's user, in its namespaces; crun itself would first put the process into cgroups."""
+            """Runs as the container's user, in its namespaces. crun itself would first put the process into cgroups."""
             state = subprocess.run(
                 self.crun(work, "state", CONTAINER), capture_output=True, text=True, check=False
             ).stdout

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A load that makes the metrics of a node move: an engine in Python that publishes, reuses, commits and resumes. Engines of
-several nodes share some of their texts.
+"""A load that changes a node's metrics: a Python engine that publishes, reuses, commits and resumes. Engines of several
+nodes share some of their texts.
 
-usage: load.py RPC_SOCKET SESSION_SOCKET SEED UID    (such an engine as another user, until its input ends; root alone can)
+usage: load.py RPC_SOCKET SESSION_SOCKET SEED UID    (such an engine as another user, until its input ends; only root
+can)
 """
 
 import contextlib
@@ -29,7 +30,7 @@ STATE = shortest.HEADS * shortest.DIM**2
 
 
 def start_daemon(folder, ssd_folder=None, **sections):
-    """A daemon whose memory and disk are soon full. Returns it, and the port of its metrics."""
+    """Starts a daemon whose memory and disk fill up quickly. Returns it and the port of its metrics."""
     port = monitoring.free_port()
     tenants = [
         {"name": "default", "uids": [os.getuid()], "dram_bytes": "16MiB", "ssd_bytes": "32MiB"},
@@ -57,14 +58,14 @@ def text(number, length=200):
 
 
 class Load:
-    """Runs until `stop`; more texts than memory holds, some of them asked for again and again."""
+    """Runs until `stop`, with more texts than memory holds, some of which are requested repeatedly."""
 
     def __init__(self, rpc_socket, session_socket, seed=0):
         self._seed = seed
         self._sockets = rpc_socket, session_socket
         self._open()
         self._stop = threading.Event()
-        self.only_new = False  # nothing is asked for twice
+        self.only_new = False  # no text is requested twice
         self.prompts = 0
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -86,11 +87,12 @@ class Load:
             self._stop.wait(0.02)
 
     def _prompt(self, draw, number):
-        if self.only_new:  # misses alone
+        if self.only_new:  # only misses
             tokens = np.frombuffer(text(number, 600).encode(), np.uint8).astype(np.int32)
             self._cache.begin(tokens, [200, 200]).end()
             return
-        # Engines in one process share these; they change now and then, so that nodes go on fetching from each other.
+        # Engines in one process share these texts. They change from time to time, so that nodes keep fetching from each
+        # other.
         shared = 1_000_000 + int(time.monotonic() / SECONDS_SHARED) * 8
         self._engine.serve([text(0, 40), text(shared + draw.randrange(8), 150), text(number, 150)], "?", 1)
         self._conversation(shared + draw.randrange(6) if draw.random() < 0.7 else number)
@@ -114,7 +116,7 @@ class Load:
 
 
 class Neighbour:
-    """The second tenant's load, in a process of its own: it is another user."""
+    """The second tenant's load, in a separate process, because it runs as another user."""
 
     def __init__(self, rpc_socket, session_socket, seed):
         self._process = subprocess.Popen(
@@ -133,7 +135,7 @@ class Neighbour:
 
 def main():
     rpc_socket, session_socket, seed, uid = sys.argv[1:]
-    os.setgroups([os.stat(rpc_socket).st_gid])  # which the sockets' mode lets in
+    os.setgroups([os.stat(rpc_socket).st_gid])  # the group that the sockets' mode admits
     os.setuid(int(uid))
     load = Load(rpc_socket, session_socket, int(seed))
     sys.stdin.read()

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Renders the Kubernetes manifests, and holds them to three versions' schemas, to policies, and to the daemon itself.
+"""Renders the Kubernetes manifests, and checks them against three versions' schemas, policies, and the daemon itself.
 
 usage: manifests_test.py SOURCE_ROOT ASHLARD
 """
@@ -24,7 +24,7 @@ except ImportError:
 ROOT, ASHLARD = pathlib.Path(sys.argv[1]).resolve(), sys.argv[2]
 OVERLAYS = ("base", "overlays/tcp", "overlays/rdma", "overlays/gpu", "overlays/gpu-tcp", "overlays/gpu-rdma")
 SECCOMP = "base with components/seccomp"
-VERSIONS = 3  # the latest that the package knows
+VERSIONS = 3  # the latest known versions
 # Kinds that Kubernetes' own schemas do not have, with the fields that their definitions require.
 CUSTOM = {
     "PodMonitor": lambda spec: spec["selector"] and all(point["port"] for point in spec["podMetricsEndpoints"]),
@@ -68,7 +68,7 @@ class Manifests(unittest.TestCase):
 
     @classmethod
     def with_component(cls, component):
-        """The base with one component, as a user's own kustomization names it."""
+        """Renders the base with one component, as a user's own kustomization includes it."""
         with tempfile.TemporaryDirectory() as folder:
             here = os.path.relpath(ROOT / "deploy/kustomize", os.path.realpath(folder))
             pathlib.Path(folder, "kustomization.yaml").write_text(
@@ -108,7 +108,7 @@ class Manifests(unittest.TestCase):
         print(f"{valid} objects valid in {', '.join(versions)}; {custom} custom ones have their required fields")
 
     def test_they_render_without_warnings(self):
-        """As of fields that a later kustomize no longer reads."""
+        """A warning shows fields that a later kustomize no longer reads."""
         self.assertEqual({name: text for name, text in self.warned.items() if text}, {})
 
     def test_a_wrong_manifest_is_found(self):
@@ -118,7 +118,7 @@ class Manifests(unittest.TestCase):
         with self.assertRaises(kubernetes_validate.ValidationError):
             kubernetes_validate.validate(wrong, latest_versions()[-1], strict=True)
 
-    def test_no_container_has_rights_that_it_does_not_need(self):
+    def test_containers_have_minimal_rights(self):
         for name, pod in self.pods():
             self.assertFalse(pod.get("hostNetwork") or pod.get("hostPID") or pod.get("hostIPC"), name)
             self.assertTrue(pod["securityContext"]["runAsNonRoot"], name)
@@ -128,7 +128,7 @@ class Manifests(unittest.TestCase):
                 self.assertFalse(rights.get("privileged", False), name)
                 self.assertFalse(rights["allowPrivilegeEscalation"], name)
                 self.assertEqual(rights["capabilities"]["drop"], ["ALL"], name)
-                # One that is added to a user who is not root never takes effect.
+                # A capability that is added for a user other than root never takes effect.
                 allowed = {"CHOWN", "FOWNER"} if container["name"] == "folders" else set()
                 self.assertEqual(set(rights["capabilities"].get("add", [])), allowed, name)
                 profile = rights.get("seccompProfile")
@@ -161,7 +161,7 @@ class Manifests(unittest.TestCase):
             self.assertGreater(pod["terminationGracePeriodSeconds"], int(drain[3]) + config["drain_seconds"], name)
             self.assertTrue(container["securityContext"]["readOnlyRootFilesystem"], name)
 
-    def test_etcd_is_asked_over_tls(self):
+    def test_etcd_is_called_over_tls(self):
         """Every file that a configuration names below /etc/ashlar is mounted there."""
         for name, each in self.objects("DaemonSet"):
             config = yaml.safe_load(self.config_of(name)).get("cluster")
@@ -175,8 +175,8 @@ class Manifests(unittest.TestCase):
                         str(pathlib.PurePath(config[section][file]).parent), mounts, f"{name}: {section}.{file}"
                     )
 
-    def test_engines_reach_two_sockets_and_not_the_operators(self):
-        """The maker of an engine's pod chooses its user: mode 0600 alone does not keep the daemon's own user out."""
+    def test_engines_reach_two_sockets_but_not_the_admin_socket(self):
+        """The creator of an engine's pod chooses its user, so mode 0600 alone does not exclude the daemon's own user."""
         engine = next(pod for name, pod in self.pods() if name.startswith("engine-pod "))
         mounts = engine["containers"][0]["volumeMounts"]
         self.assertTrue(all(mount["readOnly"] for mount in mounts))
@@ -196,8 +196,9 @@ class Manifests(unittest.TestCase):
                 {"name": "ASHLAR_ADMIN_SOCKET", "value": listen["admin_socket"]}, pod["containers"][0]["env"], name
             )
 
-    def test_an_engine_starts_where_no_daemon_was(self):
-        """The kubelet makes the folder, root's, for whoever comes first; the daemon's init container takes that same folder over."""
+    def test_an_engine_starts_on_a_node_without_a_daemon(self):
+        """The kubelet creates the folder, owned by root, for the first pod; the daemon's init container takes over the
+        same folder."""
         engine = next(pod for name, pod in self.pods() if name.startswith("engine-pod "))
         wanted = [volume["hostPath"] for volume in engine["volumes"]]
         self.assertEqual(wanted, [{"path": "/run/ashlar", "type": "DirectoryOrCreate"}])
@@ -265,7 +266,7 @@ class Manifests(unittest.TestCase):
                 self.assertIn(name, page, overlay)
 
     def config_of(self, name):
-        """Of an overlay, or of an object's name as `objects` gives it."""
+        """Returns the configuration of an overlay, or of an object by its name in `objects`."""
         maps = [each for each in self.rendered[name.rsplit(" DaemonSet/")[0]] if each["kind"] == "ConfigMap"]
         self.assertEqual(len(maps), 1)
         return maps[0]["data"]["ashlard.yaml"]
@@ -377,7 +378,7 @@ class Manifests(unittest.TestCase):
         )
 
     def test_alerts_send_people_to_one_address(self):
-        """The one of runbooks.yaml, which is not deployed itself."""
+        """The address in runbooks.yaml, which is not deployed itself."""
         with tempfile.TemporaryDirectory() as folder:
             copy = pathlib.Path(shutil.copytree(ROOT / "deploy/kustomize/base", pathlib.Path(folder, "base")))
             file, placeholder = copy / "runbooks.yaml", "https://ashlar.example/docs/runbooks.md"
@@ -448,8 +449,9 @@ class Manifests(unittest.TestCase):
                         found += 1
         self.assertGreater(found, 0)
 
-    def test_authorities_are_of_no_nodes_secret(self):
-        """A node's secret may go, and is renewed by another authority before other nodes accept that one; the issuer's has its key."""
+    def test_authorities_are_outside_node_secrets(self):
+        """A node's secret may be deleted and renewed by another authority before other nodes accept that one. The
+        issuer's secret has the authority's key."""
         found = 0
         for name, each in self.objects("DaemonSet"):
             config = yaml.safe_load(self.config_of(name)).get("cluster")
@@ -483,13 +485,13 @@ class Manifests(unittest.TestCase):
             found += 1
         self.assertEqual(found, 4)
 
-    def test_the_sandbox_is_on_where_it_was_tried(self):
+    def test_the_sandbox_is_on_where_it_was_tested(self):
         for overlay in OVERLAYS:
             config = yaml.safe_load(self.config_of(overlay))
             untried = "gpu" in config or config.get("cluster", {}).get("expect_transport") == "rdma"
             self.assertIs(config["sandbox"], not untried, overlay)
 
-    def test_memory_limits_hold_what_the_configuration_promises(self):
+    def test_memory_limits_cover_the_configuration(self):
         for name, each in self.objects("DaemonSet"):
             config = yaml.safe_load(self.config_of(name))
             dram = int(config["dram"]["capacity_bytes"].removesuffix("GiB"))

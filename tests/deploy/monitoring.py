@@ -27,18 +27,18 @@ def free_port():
 
 
 class Prometheus:
-    """Scrapes each second, and evaluates the rules each second: what takes minutes in a fleet takes seconds here."""
+    """Scrapes and evaluates the rules every second: what takes minutes in a fleet takes seconds here."""
 
     def __init__(self, folder, targets, hurry=False, real_waits=False):
-        """`hurry`: alerts look back seconds instead of minutes, hours and days, and wait a second instead of minutes. With
-        `real_waits` those wait as long as the rules say that wait two minutes at most."""
+        """`hurry`: alerts look back seconds instead of minutes, hours and days, and wait a second instead of minutes.
+        With `real_waits`, alerts whose rules wait at most two minutes wait that long."""
         self.url = f"http://127.0.0.1:{free_port()}"
         rules = (ROOT / "deploy/prometheus/ashlar.rules.yml").read_text().replace("interval: 30s", "interval: 1s")
         if hurry:
             rules = re.sub(r"\[(5m|15m|30m|1h)\]", "[10s]", rules).replace("[1d] offset 1h", "[30s] offset 10s")
             rules = re.sub(r"offset 1h", "offset 10s", rules)
             rules = re.sub(r"for: (?!1m|2m)\w+" if real_waits else r"for: \w+", "for: 1s", rules)
-        self.waits = waits_of(rules)  # by alert, seconds
+        self.waits = waits_of(rules)  # by alert, in seconds
         pathlib.Path(folder, "ashlar.rules.yml").write_text(rules)
         pathlib.Path(folder, "prometheus.yml").write_text(
             "global: {scrape_interval: 1s, evaluation_interval: 1s}\nrule_files: [ashlar.rules.yml]\n"
@@ -63,7 +63,7 @@ class Prometheus:
             return json.load(reply)["data"]["result"]
 
     def firing(self):
-        """The names of the alerts that fire."""
+        """The names of the firing alerts."""
         with urllib.request.urlopen(f"{self.url}/api/v1/alerts", timeout=10) as reply:
             return {
                 alert["labels"]["alertname"]
@@ -78,14 +78,15 @@ class Prometheus:
 
 
 def waits_of(rules):
-    """For how long each alert's condition must hold, in seconds."""
+    """Returns how long each alert's condition must hold, in seconds."""
     seconds = {"s": 1, "m": 60, "h": 3600}
     parts = re.split(r"- alert: (\w+)\n", rules)[1:]
     found = {name: re.search(r"^ +for: (\d+)([smh])$", body, re.M) for name, body in zip(parts[::2], parts[1::2])}
     return {name: int(wait[1]) * seconds[wait[2]] if wait else 0 for name, wait in found.items()}
 
 
-# Counts of rare events and faults, and levels that are over before they are measured: a query of them may show nothing but 0.
+# Counts of rare events and faults, and levels that return to 0 before they are measured: queries of them may show only
+# 0.
 MAY_BE_ZERO = {
     "instance:ashlar_failed_rpcs:increase15m",
     "ashlar_checksum_failures_total",
@@ -108,12 +109,12 @@ MAY_BE_ZERO = {
     "ashlar_tier_degraded",
     "ashlar_tier_errors_total",
     "ashlar_transport_malformed_messages_total",
-    "ashlar_transport_rma_read_bytes_total",  # by RDMA alone
+    "ashlar_transport_rma_read_bytes_total",  # by RDMA only
     "ashlar_transport_requests_rejected_total",
     "ashlar_transport_rdma_fallback",
     "changes\\(process_start_time_seconds",
 }
-# So is what several nodes do, on one that is alone.
+# The same holds for metrics of several nodes on a single node.
 OF_SEVERAL_NODES = re.compile(r"ashlar_(cluster|peers?|directory|remote|transport|offers?|offered)_")
 
 
@@ -121,7 +122,7 @@ OF_SEVERAL_NODES = re.compile(r"ashlar_(cluster|peers?|directory|remote|transpor
 class Query:
     board: str
     panel: str
-    text: str  # with the variables as 'All' sets them
+    text: str  # with the variables set as for 'All'
     legend: str
 
     def may_be_zero(self, alone):
@@ -132,10 +133,10 @@ class Query:
         )
 
     def missing(self, samples, alone):
-        """Names the lack of samples that do not prove the query; empty: they do."""
+        """Names the missing samples that keep the query from being proven; empty: it is proven."""
         labels = set(re.findall(r"{{(\w+)}}", self.legend))
         samples = [each for each in samples if each["value"][1] != "NaN"]
-        if not samples:  # a node that is alone has no series of other nodes
+        if not samples:  # a single node has no series of other nodes
             return "" if alone and "ashlar_peer_" in self.text else "no data"
         if not any(labels <= each["metric"].keys() for each in samples):
             return f"no sample has the labels {', '.join(sorted(labels))}"
@@ -155,8 +156,8 @@ def queries():
 
 
 def prove(prometheus, patience, alone):
-    """Asks all queries of all dashboards until each has shown what it should, or for `patience` seconds. Returns how many
-    there are, and those that have not, with what they lack."""
+    """Repeats all queries of all dashboards until each has shown what it should, or for `patience` seconds. Returns
+    their number, and the unproven ones with what they lack."""
     left, deadline = {query: "not asked" for query in queries()}, time.monotonic() + patience
     count = len(left)
     while left and time.monotonic() < deadline:

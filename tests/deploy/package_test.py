@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The Debian package: what is in it, and, with ASHLAR_BARE_ROOT=1, its life on a bare Debian: installed, started, used,
-upgraded to, removed and purged.
+"""The Debian package: its contents and, with ASHLAR_BARE_ROOT=1, its life on a minimal Debian: installed, started,
+used, upgraded, removed and purged.
 
 usage: package_test.py BUILD    (environment: ASHLAR_SOURCE; with ASHLAR_BARE_ROOT also PYTHONPATH with the package ashlar)
 """
@@ -76,7 +76,7 @@ class Package(unittest.TestCase):
             self.assertEqual(run(self.root / program, "--version").split()[1], self.field("Version"))
         self.assertEqual(self.package.name, f"ashlar_{self.field('Version')}_{self.field('Architecture')}.deb")
 
-    def test_it_has_what_a_node_needs_and_nothing_else(self):
+    def test_the_package_has_exactly_the_files_of_a_node(self):
         found = {f"/{path.relative_to(self.root)}" for path in self.root.rglob("*") if not path.is_dir()}
         dashboards = {f"/usr/share/ashlar/grafana/ashlar-{name}.json" for name in ("fleet", "node", "tenant")}
         self.assertEqual(found, FILES | dashboards)
@@ -88,7 +88,7 @@ class Package(unittest.TestCase):
         self.assertNotIn("-dev", depends)
 
     def test_its_programs_size_a_cache_from_a_log(self):
-        """As sizing.md in the package says, with nothing of the tree."""
+        """As in the package's sizing.md, with nothing from the source tree."""
         work = pathlib.Path(self.folder.name, "sizing")
         work.mkdir()
         (work / "log").write_text(
@@ -164,7 +164,7 @@ class Package(unittest.TestCase):
         )
         self.assertIn("trace", said)
 
-    def test_rights_are_plain(self):
+    def test_files_have_plain_permissions(self):
         for line in run("dpkg-deb", "-c", self.package).splitlines():
             rights, owner = line.split()[:2]
             self.assertEqual(owner, "root/root", line)
@@ -187,7 +187,7 @@ class Package(unittest.TestCase):
             script.write_text(run("dpkg-deb", "--info", self.package, name))
             run("sh", "-n", script)
 
-    def test_pages_say_what_the_programs_say(self):
+    def test_man_pages_match_the_programs(self):
         page = gzip.decompress((self.root / "usr/share/man/man1/ashlarctl.1.gz").read_bytes()).decode()
         self.assertIn("support\\-bundle", page)
         page = gzip.decompress((self.root / "usr/share/man/man8/ashlard.8.gz").read_bytes()).decode()
@@ -216,12 +216,12 @@ class Package(unittest.TestCase):
 @unittest.skipUnless(os.environ.get("ASHLAR_BARE_ROOT"), "minutes, and downloads: set ASHLAR_BARE_ROOT=1")
 @unittest.skipIf(bare_root.why_not(), bare_root.why_not())
 class OnABareRoot(unittest.TestCase):
-    """No service manager runs in there: the daemon is started as the unit would start it."""
+    """The root has no service manager: the daemon is started as the unit would start it."""
 
     def setUp(self):
         folder = tempfile.TemporaryDirectory()
         self.addCleanup(folder.cleanup)
-        pathlib.Path(folder.name).chmod(0o711)  # the engine's user goes through it to the sockets
+        pathlib.Path(folder.name).chmod(0o711)  # the engine's user reaches the sockets through it
         self.package = bare_root.pack(BUILD, f"{folder.name}/packed")
         self.root = bare_root.Root(f"{folder.name}/root")
         self.addCleanup(self.root.unmount)
@@ -234,20 +234,20 @@ class OnABareRoot(unittest.TestCase):
         config = self.root.folder / "etc/ashlar/ashlard.yaml"
         config.write_text(config.read_text().replace("1GiB", "256MiB"))
         self.used()
-        # The same again is an upgrade: configuration and disk are kept.
+        # Installing it again is an upgrade: configuration and disk are kept.
         self.root.run("dpkg", "-i", f"/root/{self.package.name}")
         self.assertIn("256MiB", config.read_text())
         self.used(already=True)
         self.root.run("apt-get", "remove", "-y", "ashlar")
         self.assertTrue((self.root.folder / "var/lib/ashlar").exists(), "removed is not purged")
         self.root.run("apt-get", "purge", "-y", "--autoremove", "ashlar")
-        (self.root.folder / "root" / self.package.name).unlink()  # the package itself, from which it was installed
+        (self.root.folder / "root" / self.package.name).unlink()  # the package file, from which it was installed
         self.assertEqual(sorted(name for name in self.root.files() - before if "ashlar" in name), [])
         self.assertNotIn("ashlar", (self.root.folder / "etc/passwd").read_text())
         self.assertNotIn("ashlar", (self.root.folder / "etc/group").read_text())
 
     def used(self, already=False):
-        """As the unit does: the user, the folders with their modes, the check, the daemon, SIGTERM."""
+        """Like the unit: the user, the folders with their modes, the check, the daemon, SIGTERM."""
         uid, gid = (int(self.root.run("id", option, "ashlar")) for option in ("-u", "-g"))
         for folder, mode in (("run/ashlar", 0o750), ("var/lib/ashlar", 0o700), ("var/log/ashlar", 0o700)):
             place = self.root.folder / folder
@@ -269,7 +269,7 @@ class OnABareRoot(unittest.TestCase):
                 self.assertRegex(lines[0], r"^[1-9]\d* of \d+ tokens from the cache", "the disk outlived the upgrade")
             self.assertIn("serving", self.root.run("ashlarctl", "status"))
             self.assertIn("sandbox active", (self.root.folder / "tmp/ashlard.log").read_text())
-            self.root.run("sh", "-c", "echo 1000 > /proc/self/loginuid && exec ashlarctl reload")  # as behind sudo
+            self.root.run("sh", "-c", "echo 1000 > /proc/self/loginuid && exec ashlarctl reload")  # as if run by sudo
             last = json.loads((self.root.folder / "var/log/ashlar/audit.jsonl").read_text().splitlines()[-1])
             self.assertEqual((last["action"], last["user"], last["login_uid"]), ("Reload", "root", 1000))
             daemon.send_signal(signal.SIGTERM)

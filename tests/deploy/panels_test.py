@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Every query of every panel, asked of a real Prometheus that scrapes real daemons under load, returns data: with the
-labels that its legend names, and not only 0, but for what monitoring.MAY_BE_ZERO lists. Without etcd there is one daemon, and
-what several do may be 0.
+"""Every query of every panel, sent to a real Prometheus that scrapes real daemons under load, returns data with the
+labels of its legend, and not only 0 unless monitoring.MAY_BE_ZERO lists it. Without etcd there is one daemon, and
+metrics of several nodes may be 0.
 
 usage: panels_test.py    (environment: ASHLAR_SOURCE, ASHLARD, PYTHONPATH with the package ashlar)
 """

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Rules, runbooks and dashboards belong together: promtool tries the rules, every alert has its runbook, and what is
-queried exists.
+"""Rules, runbooks and dashboards match: promtool accepts the rules, every alert has its runbook, and every queried
+metric exists.
 
 usage: rules_test.py SOURCE_ROOT
 """
@@ -37,7 +37,7 @@ def described():
 
 class Rules(unittest.TestCase):
     @unittest.skipUnless(shutil.which("promtool"), "promtool is not installed (Debian: prometheus)")
-    def test_promtool_accepts_and_tries_them(self):
+    def test_promtool_accepts_and_tests_the_rules(self):
         for command in (["check", "rules", RULES.name], ["test", "rules", "ashlar.rules.test.yml"]):
             done = subprocess.run(["promtool", *command], cwd=RULES.parent, capture_output=True, text=True, check=False)
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
@@ -58,7 +58,7 @@ class Rules(unittest.TestCase):
                 self.assertIn(part, section, alert)
             self.assertIn(f"runbook_url: https://ashlar.example/docs/runbooks.md#{alert.lower()}\n", RULES.read_text())
 
-    def test_what_other_exporters_must_be_scraped_is_said(self):
+    def test_required_exporters_are_documented(self):
         rules, page = RULES.read_text(), (ROOT / "docs/runbooks.md").read_text()
         bodies = dict(zip(ALERT.findall(rules), ALERT.split(rules)[2::2]))
         foreign = [alert for alert, body in bodies.items() if "kube_" in body]
@@ -77,7 +77,7 @@ class Rules(unittest.TestCase):
             self.assertIn("-n ashlar", command, "a namespace whose Pod Security allows it")
 
     def test_commands_for_kubernetes_name_the_namespace(self):
-        """Without one they look into `default`, find nothing, and say that there is no such thing."""
+        """Without a namespace they use `default`, and report that the object does not exist."""
         found = 0
         for page in ("docs/runbooks.md", "docs/operations.md", "docs/ashlarctl.md", "deploy/kustomize/README.md"):
             for command in re.findall(
@@ -88,7 +88,7 @@ class Rules(unittest.TestCase):
                     found += 1
         self.assertGreater(found, 10)
 
-    def test_what_is_queried_is_described(self):
+    def test_queried_metrics_are_documented(self):
         known = described()
         texts = {RULES.name: RULES.read_text()}
         for uid, board in make_dashboards.boards().items():
@@ -98,12 +98,12 @@ class Rules(unittest.TestCase):
             self.assertEqual({metric for metric in METRIC.findall(text) if metric not in known}, set(), name)
             self.assertEqual(set(re.findall(r"\b\w+:ashlar_\w+:\w+", text)) - records, set(), name)
 
-    def test_the_operators_rules_are_what_their_script_writes(self):
+    def test_the_operators_rules_match_their_script(self):
         subprocess.run([sys.executable, RULES.parent / "make_prometheus_rule.py", "--check"], check=True)
 
     @unittest.skipUnless(shutil.which("promtool"), "promtool is not installed (Debian: prometheus)")
     def test_promtool_accepts_the_examples(self):
-        """Debian's Prometheus is built without discovery in Kubernetes: that part is left out of the second."""
+        """Debian's Prometheus is built without Kubernetes discovery, so that part is removed from the second one."""
         for name, discoveries in (("prometheus.example.yml", 0), ("prometheus.kubernetes.example.yml", 1)):
             text, found = re.subn(r"    kubernetes_sd_configs:\n(?:      .*\n)+", "", (RULES.parent / name).read_text())
             self.assertEqual(found, discoveries, name)
@@ -118,7 +118,7 @@ class Rules(unittest.TestCase):
                 self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_every_query_reads_one_job(self):
-        """A daemon that a second job scrapes as well does not count twice."""
+        """A daemon that a second job also scrapes must not count twice."""
         texts = [RULES.read_text()]
         for board in make_dashboards.boards().values():
             texts += [target["expr"] for panel in board["panels"] for target in panel.get("targets", [])]

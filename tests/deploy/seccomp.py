@@ -27,7 +27,7 @@ class Comparison(ctypes.Structure):
 
 
 def library():
-    """libseccomp, or None."""
+    """Returns libseccomp, or None."""
     name = ctypes.util.find_library("seccomp")
     if name is None:
         return None
@@ -45,7 +45,8 @@ def library():
 
 
 def load(profile):
-    """From now on this process and its programs may do what the profile allows. It gets no new privileges any more."""
+    """From now on this process and its programs may only do what the profile allows. It gets no new privileges any
+    longer."""
     seccomp = library()
     if NATIVE[platform.machine()] not in profile["architectures"]:
         raise ValueError(f"the profile is not for {platform.machine()}")

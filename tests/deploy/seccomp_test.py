@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The seccomp profile of the daemon's container, and the filter of the unit, which allows as much: the daemon serves under
-it, with its sandbox closed and its guard of engines' memory on.
+"""The seccomp profile of the daemon's container, and the unit's equivalent filter: the daemon serves under each, with
+its sandbox closed and its guard of engines' memory on.
 
 usage: seccomp_test.py SOURCE_ROOT ASHLARD ASHLARCTL ENGINE    (ENGINE: an example that takes both sockets)
 """
@@ -49,7 +49,7 @@ def kernel_has(call):
     arguments = {
         "landlock_create_ruleset": (None, 0, 1),
         "userfaultfd": (os.O_CLOEXEC | 1,),
-    }  # its version; faults of programs alone
+    }  # its version; only programs' faults
     result = ctypes.CDLL(None).syscall(numbers[call], *arguments[call])
     if call == "userfaultfd" and result >= 0:
         os.close(result)
@@ -71,7 +71,7 @@ class Profile(unittest.TestCase):
         self.assertEqual(json.loads(make.text()), self.profile, "run deploy/nodes/seccomp/make_profile.py")
         self.assertLessEqual(allowed(self.profile) - make.AT_THE_START, make.calls_of_the_unit())
 
-    def test_all_is_refused_but_what_it_names(self):
+    def test_only_listed_calls_are_allowed(self):
         self.assertEqual(self.profile["defaultAction"], "SCMP_ACT_ERRNO")
         refused = maker().refused_by_the_sandbox()
         self.assertGreater(len(refused), 50)
@@ -90,7 +90,8 @@ class DaemonUnderIt(unittest.TestCase):
         (self.folder / "ashlard.yaml").write_text(CONFIG.format(self.folder, os.getuid()))
 
     def served(self, profile):
-        """The log of a daemon under the profile that has served an engine; of one that does not start, its last words."""
+        """Returns the log of a daemon that served an engine under the profile, or the last lines of one that did not
+        start."""
         (self.folder / "profile.json").write_text(json.dumps(profile))
         log = self.folder / "log"
         with open(log, "wb") as out:
@@ -140,16 +141,16 @@ class DaemonUnderIt(unittest.TestCase):
             rule["names"] = [name for name in rule["names"] if name not in names]
         return profile
 
-    def test_it_guards_engines_memory_and_closes_its_sandbox(self):
+    def test_the_guard_and_the_sandbox_work_under_the_profile(self):
         log = self.served(json.loads(PROFILE.read_text()))
         self.assertIn(CLOSED, log)
         self.assertEqual(NO_GUARD in log, not kernel_has("userfaultfd"), log)
         self.assertEqual(NO_LANDLOCK in log, not kernel_has("landlock_create_ruleset"), log)
 
-    def test_without_userfaultfd_it_says_that_the_guard_is_off(self):
+    def test_without_userfaultfd_the_log_says_that_the_guard_is_off(self):
         self.assertIn(NO_GUARD, self.served(self.without("userfaultfd")))
 
-    def test_without_its_own_calls_the_sandbox_does_not_close(self):
+    def test_the_sandbox_needs_its_own_calls(self):
         self.assertIn(NO_LANDLOCK, self.served(self.without("landlock_create_ruleset")))
         self.assertNotIn(CLOSED, self.served(self.without("seccomp")))
 

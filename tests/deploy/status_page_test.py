@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The status page, laid out by headless Chromium at 400 pixels, in the light and in the dark: that of a real daemon, and one with
-all its parts, as FILLED (daemon_http_test) writes it.
+"""The status page, rendered by headless Chromium at 400 pixels in light and dark mode: the page of a real daemon, and
+one with all its parts, written by FILLED (daemon_http_test).
 
 usage: status_page_test.py ASHLARD FILLED
 """
@@ -24,7 +24,8 @@ ASHLARD, FILLED = sys.argv.pop(1), sys.argv.pop(1)
 PATIENCE = 60.0
 WIDTH = 400
 CONTRAST = 4.5  # WCAG 2, level AA
-# Measures the page that it stands in, and leaves what it found in the place of the frame around it. Contrast is of each text against the ground behind it.
+# Measures the page that contains it, and replaces the surrounding frame by the results. Contrast is of each text
+# against its background.
 PROBE = """<script>
 const parts = (colour) => colour.match(/[0-9.]+/g).map(Number);
 const light = (colour) => {
@@ -86,7 +87,7 @@ class StatusPage(unittest.TestCase):
                 time.sleep(0.1)
 
     def laid_out(self, page, *options):
-        """Returns the probe's findings in the page, and the lines of Chromium's console."""
+        """Returns the probe's results from the page, and the lines of Chromium's console."""
         file = pathlib.Path(self.folder.name, "page.html")
         page = re.sub(r'<meta http-equiv="refresh"[^>]*>', "", page).replace("</body>", PROBE + "</body>")
         # A frame, because Chromium's own window is 500 pixels wide at least.
@@ -127,12 +128,12 @@ class StatusPage(unittest.TestCase):
         self.assertGreater(found["texts"], 10)
         self.assertGreaterEqual(found["contrast"], CONTRAST)
 
-    def test_in_the_light(self):
+    def test_light_theme(self):
         found, console = self.laid_out(self.page)
         self.check(found, console)
         self.assertEqual(found["ground"], "rgb(255, 255, 255)")
 
-    def test_in_the_dark(self):
+    def test_dark_theme(self):
         found, console = self.laid_out(self.page, "--force-dark-mode", "--blink-settings=preferredColorScheme=0")
         self.check(found, console)
         self.assertEqual(found["ground"], "rgb(22, 22, 22)")
@@ -140,7 +141,7 @@ class StatusPage(unittest.TestCase):
     def test_with_all_its_parts(self):
         file = pathlib.Path(self.folder.name, "filled.html")
         subprocess.run(
-            [FILLED, "--gtest_filter=StatusBoard.WritesAPageWithAllItsParts*"],
+            [FILLED, "--gtest_filter=StatusBoard.WritesACompletePageForTheBrowserTest"],
             check=True,
             stdout=subprocess.DEVNULL,
             env={**os.environ, "ASHLAR_STATUS_PAGE": str(file)},
@@ -156,7 +157,7 @@ class StatusPage(unittest.TestCase):
             self.assertIn(part, page)
         self.check(*self.laid_out(page))
 
-    def test_what_is_wrong_is_found(self):
+    def test_errors_of_a_page_are_found(self):
         wide = self.page.replace(
             "</main>",
             '<p style="white-space:nowrap;color:#999">' + 40 * "wide " + "</p></main><script>nonsense()</script>",

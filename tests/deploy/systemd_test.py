@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The systemd unit: well formed, and hardened as far as systemd measures it.
+"""The systemd unit: well formed, and hardened according to systemd's score.
 
 usage: systemd_test.py SOURCE_ROOT
 """
@@ -15,7 +15,7 @@ import unittest
 
 ROOT = pathlib.Path(sys.argv.pop(1)).resolve()
 UNIT = ROOT / "deploy/systemd/ashlard.service"
-MOST_EXPOSED = 2.0  # of 10; what has no hardening has 9.6
+MOST_EXPOSED = 2.0  # of 10; a unit without hardening has 9.6
 
 
 @unittest.skipUnless(shutil.which("systemd-analyze"), "systemd-analyze is not installed (Debian: systemd)")
@@ -52,7 +52,7 @@ class Unit(unittest.TestCase):
         self.assertLessEqual(exposure, MOST_EXPOSED, done.stdout)
 
     def test_a_refused_configuration_is_not_tried_again(self):
-        """The exit status of another command than ExecStart would not keep systemd from starting it anew."""
+        """The exit status of a command other than ExecStart would not keep systemd from restarting it."""
         lines = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.M))
         status = re.search(r"kExitBadConfig = (\d+);", (ROOT / "daemon/main.cc").read_text())[1]
         self.assertEqual(lines["RestartPreventExitStatus"], status)
@@ -88,8 +88,8 @@ class Unit(unittest.TestCase):
                     name, (ROOT / "deploy" / file).read_text(), f"{file}: where a folder is set, what else it needs"
                 )
 
-    def test_it_sees_whose_login_an_operator_has(self):
-        """Of `sudo ashlarctl`, a process of root's, which the daemon's user sees with this setting alone."""
+    def test_operators_logins_are_visible(self):
+        """Of `sudo ashlarctl`, a root process, which the daemon's user sees only with this setting."""
         lines = dict(re.findall(r"^(\w+)=(.*)$", UNIT.read_text(), re.M))
         self.assertIn('"/loginuid"', (ROOT / "daemon/admin/audit_log.cc").read_text())
         self.assertEqual((lines["User"], lines["ProtectProc"]), ("ashlar", "default"))
@@ -107,7 +107,7 @@ class Unit(unittest.TestCase):
             self.assertRegex(done.stdout, r"PrivateDevices= +Service potentially has access")
             self.assertRegex(done.stdout, r"DeviceAllow= +Service has no device ACL")
 
-    def test_it_waits_longer_than_the_daemon_drains(self):
+    def test_the_stop_timeout_exceeds_the_drain(self):
         drain = int(re.search(r"^drain_seconds: (\d+)", (ROOT / "deploy/ashlard.example.yaml").read_text(), re.M)[1])
         stop = int(re.search(r"^TimeoutStopSec=(\d+)$", UNIT.read_text(), re.M)[1])
         self.assertGreater(stop, 30)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""A platform engineer's afternoon, in minutes: daemons under load, Prometheus, and faults that must raise their alert
-and let it go again. tools/try-operations calls it.
+"""A platform engineer's tasks, in minutes: daemons under load, Prometheus, and faults that must raise their alert and
+resolve it. tools/try-operations runs it.
 
 usage: try_operations.py [--json FILE] [--log FILE] [--package] [--image] [--real-waits]    (environment: ASHLAR_SOURCE, ASHLAR_BUILD, ASHLARD, PYTHONPATH)
 """
@@ -25,8 +25,8 @@ import bare_root  # noqa: E402
 import fleet  # noqa: E402
 import monitoring  # noqa: E402
 
-PATIENCE = 60.0  # seconds until an alert fires, or is resolved, beside what its rule waits
-log = None  # a file that keeps what is said
+PATIENCE = 60.0  # seconds until an alert fires or is resolved, in addition to its rule's wait
+log = None  # the file for the daemon's log
 
 
 def say(line):
@@ -48,13 +48,13 @@ def install_package(folder, cleanup):
 
 
 def unpack_package(folder):
-    """The daemon of this build's Debian package, as dpkg puts it below a root."""
+    """Unpacks the daemon of this build's Debian package below a root, as dpkg does."""
     subprocess.run(["dpkg-deb", "-x", bare_root.pack(BUILD, f"{folder}/packed"), f"{folder}/root"], check=True)
     return f"{folder}/root/usr/sbin/ashlard"
 
 
 class Disk:
-    """A small ext4 that can be filled, as root; else a folder that cannot."""
+    """As root, a small ext4 file system that can be filled; otherwise a folder that cannot."""
 
     def __init__(self, folder):
         self.folder = pathlib.Path(folder, "disk")
@@ -80,10 +80,10 @@ class Disk:
 
 
 class Trial:
-    """Two nodes, their etcd, the disk of the first, Prometheus, and an engine each."""
+    """Two nodes, their etcd, the first node's disk, Prometheus, and one engine per node."""
 
     def __init__(self, folder, cleanup, real_waits, root):
-        """`root`: the system whose daemons they are; None: ASHLARD names one."""
+        """`root`: the system that contains the daemons; None: ASHLARD names one."""
         self.disk = Disk(folder)
         cleanup.callback(self.disk.unmount)
         pathlib.Path(folder, "second").mkdir()
@@ -103,8 +103,9 @@ class Trial:
         return count - len(left), count
 
     def alert(self, name, begin, end):
-        """Seconds from the fault to the alert, and from its end to the alert's; None where that does not happen. `waits_s` of
-        these are the wait of the alert here, `rule_waits_s` that of the rule as it is deployed."""
+        """Returns the seconds from the fault to the alert, and from the fault's end to the alert's end; None for what
+        does not happen. `waits_s` of these are the alert's wait here, and `rule_waits_s` the wait of the deployed rule.
+        """
         times, patience = [], PATIENCE + self.prometheus.waits[name]
         for act, wanted in ((begin, True), (end, False)):
             act()
@@ -123,7 +124,7 @@ class Trial:
         }
 
     def start_on_a_full_disk(self):
-        """RocksDB has room of its own for minutes of this load; at a start it needs more."""
+        """RocksDB has enough preallocated space for minutes of this load; a start needs more."""
         self.daemon.stop()
         self.disk.fill()
         self.daemon.start()
@@ -133,7 +134,7 @@ class Trial:
             for engine in self.loads:
                 engine.only_new = wanted
 
-        time.sleep(45)  # what a hit rate is compared with
+        time.sleep(45)  # the baseline of the hit rate
         found = [
             self.alert("AshlarHitRateDropped", lambda: only_new(True), lambda: only_new(False)),
             self.alert("AshlarDirectoryDisconnected", self.etcd.stop, self.etcd.start),
@@ -163,7 +164,8 @@ def count_manifests():
 
 
 def count_docs():
-    """Blocks of the pages that were tried, and those that were not: programs that are not built, or not installed, here."""
+    """Counts the blocks of the pages that were tried, and the ones that were not, because programs are not built or
+    installed here."""
     done = run(
         sys.executable,
         SOURCE / "tests/docs/run_blocks.py",
@@ -185,7 +187,7 @@ def count_docs():
 
 
 def count_packages():
-    """The Debian package and the image, each built, installed or run, and used: minutes, root and downloads."""
+    """The Debian package and the image: each is built, installed or run, and used. Takes minutes, root and downloads."""
     environment = {**os.environ, "ASHLAR_BARE_ROOT": "1", "ASHLAR_IMAGE": "1"}
     ok = count = 0
     for test, cases in (("package_test.py", ["OnABareRoot"]), ("image_test.py", [])):

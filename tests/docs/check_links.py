@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks that pages lead somewhere, and that their tables are whole. Prints every breach.
+"""Checks that links of pages are valid, and that tables are complete. Prints every violation.
 
 - Relative links and anchors of all pages resolve.
 - Pages that sources, scripts and other pages cite by their path exist.
-- Paths and tests that the pages in docs/ give as evidence, in backticks, exist.
+- Paths and tests that pages in docs/ cite in backticks exist.
 - Rows of a table have as many cells as its head.
-- Pages that are to be read whole stay short.
+- Pages meant to be read as a whole stay short.
 
 usage: check_links.py [ROOT]
 """
@@ -16,7 +16,7 @@ import pathlib
 import re
 import sys
 
-# Words of a page, as `wc -w` counts them.
+# Words of a page, as counted by `wc -w`.
 MOST_WORDS = {"docs/concepts.md": 3000, "docs/architecture.md": 1500}
 FOLDERS = (
     "tensor",
@@ -58,7 +58,7 @@ def blank(match):
 
 
 def anchors(text):
-    """The names that a browser gives the headings of a page, as GitHub makes them."""
+    """Returns the anchors that GitHub gives the headings of a page."""
     names = {}
     for heading in HEADING.findall(FENCE.sub(blank, text)):
         heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading.replace("`", ""))
@@ -71,7 +71,7 @@ def anchors(text):
 
 
 def check_link(root, page, target):
-    """Returns the fault of a link of `page`; None: it has none."""
+    """Returns what is wrong with a link of `page`, or None."""
     if re.match(r"[a-z]+:", target):
         return None
     path, _, anchor = target.partition("#")
@@ -86,7 +86,7 @@ def check_link(root, page, target):
 
 
 def breaches_of_tables(prose):
-    """Yields (offset, what) for rows of another number of cells than their table's head."""
+    """Yields (offset, what) for rows whose number of cells differs from the table's head."""
     offset, most = 0, None
     for line in prose.splitlines(keepends=True):
         bare = line.strip()
@@ -140,7 +140,7 @@ def check(root):
             if most is not None and words > most:
                 add(path, text, 0, f"{words} words, {most} at most")
         if path.parts[:2] == ("tests", "docs"):
-            continue  # names pages that are not there on purpose
+            continue  # names pages that are missing on purpose
         for cited in CITED.finditer(LINK.sub(blank, text) if path.suffix == ".md" else text):
             if not (root / cited.group(0)).exists():
                 add(path, text, cited.start(), f"{cited.group(0)}: no such page")

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Plants one breach at a time into a small clean tree: the checker must find that one and nothing else."""
+"""Adds one violation at a time to a small clean tree: the checker must find only that one."""
 
 import pathlib
 import tempfile
@@ -48,15 +48,15 @@ class CheckLinksTest(unittest.TestCase):
                 file.write_text(text, encoding="utf-8")
             return check_links.check(pathlib.Path(root))
 
-    def test_a_clean_tree_has_none(self):
+    def test_a_clean_tree_passes(self):
         self.assertEqual(self.check(CLEAN), [])
 
-    def test_each_breach_is_found_alone(self):
+    def test_each_breach_is_found(self):
         for path, text, expected in BREACHES:
             with self.subTest(expected):
                 self.assertEqual(self.check({**CLEAN, path: text}), [expected])
 
-    def test_a_page_that_must_be_there_is_missed(self):
+    def test_a_missing_required_page_is_found(self):
         tree = dict(CLEAN)
         del tree["docs/architecture.md"]
         self.assertEqual(self.check(tree), ["docs/architecture.md: missing"])

@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Holds the tables of docs/metrics.md and docs/misses.md to the daemon. Prints a metric without a row, a row without a
-metric, a row with another type or other labels, and a reason for misses without a row.
+"""Compares the tables of docs/metrics.md and docs/misses.md with the daemon. Prints a metric without a row, a row
+without a metric, a row with a wrong type or wrong labels, and a miss reason without a row.
 
-Names and types are those that the daemon's sources register. Labels are those of a daemon that is started here, as far
-as it shows the metric before engines come, and else those that the sources give.
+Names and types are from the registrations in the daemon's sources. Labels are from a daemon that is started here, if it
+shows the metric before engines connect, and otherwise from the sources.
 
 usage: check_metrics.py --root ROOT --bin FOLDER
 
-Exits with 77 where ashlard is not built and nothing else is wrong.
+Exits with 77 if ashlard is not built and nothing else is wrong.
 """
 
 import argparse
@@ -33,7 +33,7 @@ CHILD_LABEL = re.compile(r'\{\s*"(\w+)"\s*,')
 
 
 def rows(text):
-    """The page's metrics: name -> (type, labels). Labels are a set; none is written as a dash."""
+    """Returns the page's metrics: name -> (type, labels). Labels are a set; a dash means none."""
     return {
         name: (kind, frozenset(label for label in re.split(r",\s*", labels.strip()) if label != "–"))
         for name, kind, labels in ROW.findall(text)
@@ -41,7 +41,7 @@ def rows(text):
 
 
 def sources(root):
-    """The daemon's sources, without tests, as one text."""
+    """Returns the daemon's sources, without tests, as one text."""
     paths = [path for path in sorted((root / "daemon").rglob("*.cc")) if not path.name.endswith("_test.cc")]
     return "\f".join(path.read_text(encoding="utf-8") for path in paths if "testing" not in path.parts)
 
@@ -56,13 +56,13 @@ def types(text):
 
 
 def labels_in_sources(text, name):
-    """The labels that the sources give a metric; None where they are written in no way that is known here."""
+    """Returns a metric's labels from the sources, or None if they are written in an unknown way."""
     at = text.index(f'"{name}"')
     # Children<...>{Family(name, help), tenants, {labels}}
     children = re.compile(r'"[^"]*"\s*,\s*(?:"[^"]*"\s*)+\)\s*,\s*tenants\s*,\s*\{([^}]*)\}').match(text, at)
     if children:
         return frozenset({"tenant", *re.findall(r'"(\w+)"', children.group(1))})
-    # A family that is a member, and one place that adds to it.
+    # A family that is a member, with one place that adds to it.
     member = re.search(r"(\w+_family)\s*=[^;]*$", text[:at]) or re.search(
         r"\b(\w+_)\(prometheus::Build\w+\(\)\s*\.Name\($", text[:at]
     )
@@ -102,7 +102,7 @@ def serve(program, folder):
 
 
 def shown(text):
-    """name -> (type, labels) of what a daemon shows."""
+    """Returns name -> (type, labels) of the metrics that a daemon shows."""
     found = {}
     kind = dict(re.findall(r"^# TYPE (\w+) (\w+)$", text, re.M))
     for name, labels in re.findall(r"^((?:ashlar|process)_\w+?)(?:\{(.*)\})? \S+$", text, re.M):
@@ -113,7 +113,7 @@ def shown(text):
 
 
 def check(page, source, live):
-    """Returns what is wrong. `live`: what a daemon shows; empty where there is none."""
+    """Returns what is wrong. `live`: the metrics of a daemon; empty if there is none."""
     wrong = []
     page, registered, live = rows(page), types(source), shown(live)
     for name in sorted(registered.keys() | live.keys()):

@@ -31,7 +31,7 @@ ashlar_leases 0
 """
 WHERE = "docs/metrics.md: "
 
-# Each planted error: the text, the old and the new words, and the complaint.
+# Each planted error: the text, the old and the new words, and the message.
 PLANTED = [
     ("page", "| `ashlar_leases` | gauge | – | leases | many: few |\n", "", "no row for ashlar_leases (gauge)"),
     ("page", "gauge", "counter", "ashlar_leases is a gauge, not a counter"),
@@ -57,10 +57,10 @@ PLANTED = [
 
 
 class CheckMetricsTest(unittest.TestCase):
-    def test_a_page_that_is_right_has_nothing_wrong(self):
+    def test_a_correct_page_passes(self):
         self.assertEqual(check_metrics.check(PAGE, SOURCE, LIVE), [])
 
-    def test_without_a_daemon_only_what_sources_tell_is_compared(self):
+    def test_without_a_daemon_only_sources_are_compared(self):
         self.assertEqual(check_metrics.check(PAGE, SOURCE, ""), [])
         self.assertEqual(
             check_metrics.check(PAGE.replace("tenant, kind", "kind"), SOURCE, ""),

@@ -18,7 +18,7 @@ FOLDER = ROOT / "docs/benchmarks"
 
 class DrawTables(unittest.TestCase):
     def check(self, change):
-        """The exit status, and what it prints of each breach, after `change` of a copy of the pages."""
+        """Returns the exit status, and the line for each violation, after `change` of a copy of the pages."""
         with tempfile.TemporaryDirectory() as root:
             copy = pathlib.Path(root, "docs/benchmarks")
             shutil.copytree(FOLDER, copy)
@@ -42,7 +42,7 @@ class DrawTables(unittest.TestCase):
         return next(line for line in lines if line.startswith(begin))
 
     def expect(self, change, *breaches):
-        """That each of these begins one of the lines that are printed, in this order, and that there are no others."""
+        """Checks that the printed lines begin with these, in this order, and that there are no others."""
         status, found = self.check(change)
         self.assertEqual(status, 1)
         self.assertEqual([line[: len(breach)] for line, breach in zip(found, breaches)], list(breaches))
@@ -57,39 +57,39 @@ class DrawTables(unittest.TestCase):
     def test_pictures_show_the_tables(self):
         self.assertEqual(self.check(lambda folder: None), (0, []))
 
-    def test_another_number_is_seen(self):
+    def test_a_different_number_is_found(self):
         row = self.line("disk.md", "| 16 MiB |")
         self.expect(
             lambda folder: self.replace(folder, "disk.md", row, row.replace("**", "**1", 3)),
             "disk.svg does not show its page's table",
         )
 
-    def test_another_picture_is_seen(self):
+    def test_a_different_picture_is_found(self):
         self.expect(
             lambda folder: self.replace(folder, "demo.svg", "#1b6ca8", "#000000"),
             "demo.svg does not show its page's table",
         )
 
-    def test_a_page_without_a_picture_is_seen(self):
+    def test_a_page_without_a_picture_is_found(self):
         self.expect(
             lambda folder: (folder / "new.md").write_text("# New\n\n```sh\nashlar-bench new\n```\n"),
             "new.md shows no picture",
         )
 
-    def test_a_picture_that_is_not_there_or_says_nothing_is_none(self):
+    def test_a_missing_or_unlabelled_picture_is_found(self):
         shown = self.line("load.md", "![")
         for other in ("![Time](lode.svg)", "![](load.svg)"):
             self.expect(
                 lambda folder, other=other: self.replace(folder, "load.md", shown, other), "load.md shows no picture"
             )
 
-    def test_a_page_that_shows_the_picture_of_another_is_seen(self):
+    def test_another_pages_picture_is_found(self):
         self.expect(
             lambda folder: self.replace(folder, "router.md", "(router.svg)", "(remote.svg)"),
             "router.md does not show router.svg",
         )
 
-    def test_a_reason_that_is_not_needed_is_seen(self):
+    def test_an_unneeded_reason_is_found(self):
         reasons = 'WITHOUT = {"gone": "", "load": "", '
         self.expect(
             lambda folder: self.replace(folder.parents[1] / "tools/bench", "draw_tables.py", "WITHOUT = {", reasons),
@@ -97,7 +97,7 @@ class DrawTables(unittest.TestCase):
             "gone.md is not there",
         )
 
-    def test_a_page_without_a_command_is_seen(self):
+    def test_a_page_without_a_command_is_found(self):
         self.expect(lambda folder: self.replace(folder, "load.md", "```sh", "```text"), "load.md has no command")
 
 

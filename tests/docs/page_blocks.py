@@ -1,18 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Code blocks of pages: finds them, cuts commands out of them, and compares a command's output with the page's."""
+"""Code blocks of pages: finds them, extracts commands, and compares a command's output with the page's."""
 
 import dataclasses
 import pathlib
 import re
 
-# Languages whose blocks nobody runs.
+# Languages whose blocks are not run.
 PLAIN = {"text", "mermaid"}
-# Languages whose blocks are commands, with and without what they print.
+# Languages whose blocks are commands, with or without their output.
 SHELL = {"console", "sh"}
-# Languages whose blocks may be cut out of a source file.
+# Languages whose blocks may be excerpts of a source file.
 CUT = {"cpp", "c", "python", "cmake", "proto"}
 
-# A line that a shell would run. In a block of text nobody would.
+# A line that a shell would run. It is not allowed in a block of text.
 COMMAND = re.compile(
     r"^(?:\$ |(?:[A-Z_]+=\S* )*(?:(?:build|deploy|examples|tests|tools)/\S+|apt|apt-get|ashlar\w*|awk|bash|buildah|cd|cmake"
     r"|cpack|ctest|curl|docker|git|helm|kubectl|make|ninja|pip|podman|promtool|python3?|sudo|systemctl|uv|vllm)(?: |$))",
@@ -26,9 +26,9 @@ ELLIPSIS = "…"
 @dataclasses.dataclass
 class Block:
     page: str
-    line: int  # of the first line inside
+    line: int  # number of the first line inside
     language: str
-    name: str  # the second word behind the fence: the file that the block is, or is cut out of; may be empty
+    name: str  # the second word after the fence: the file that the block equals or is an excerpt of; may be empty
     text: str
 
 
@@ -37,13 +37,14 @@ class Command:
     page: str
     line: int
     text: str
-    output: str = ""  # as the page shows it; empty: it shows none
-    file: pathlib.Path | None = None  # that must be there before, with this content
+    output: str = ""  # as shown on the page; empty: none
+    file: pathlib.Path | None = None  # file that must exist before, with this content
     content: str = ""
 
 
 def pages(root):
-    """The pages whose blocks are held to the tree, relative to `root`: docs/, and the README of every folder."""
+    """Returns the pages whose blocks are checked against the tree, relative to `root`: docs/, and the README of every
+    folder."""
     folders = [entry for entry in sorted(root.iterdir()) if entry.is_dir() and entry.name not in {"build", "docs"}]
     readmes = [page for folder in folders if folder.name[0] != "." for page in sorted(folder.rglob("README.md"))]
     found = [root / "README.md", root / "CONTRIBUTING.md", *sorted((root / "docs").rglob("*.md")), *readmes]
@@ -51,7 +52,7 @@ def pages(root):
 
 
 def blocks(page, text):
-    """All fenced blocks of a page, in order. ValueError: a fence is indented, or has no partner."""
+    """Returns all fenced blocks of a page, in order. ValueError: a fence is indented or not closed."""
     found = []
     for match in FENCE.finditer(text):
         language, _, name = match.group("info").strip().partition(" ")
@@ -92,8 +93,8 @@ def bare(command):
 
 
 def shows(shown, printed):
-    """Whether a page that shows `shown` is right about `printed`. An ellipsis stands for any text of its line or, alone
-    on a line, for any lines."""
+    """Returns whether a page that shows `shown` matches the output `printed`. An ellipsis stands for any text of its
+    line or, alone on a line, for any lines."""
     pattern = ""
     for line in shown.rstrip("\n").split("\n"):
         if line.strip() == ELLIPSIS:
@@ -104,8 +105,8 @@ def shows(shown, printed):
 
 
 def is_cut_out_of(text, source):
-    """Whether the pieces of `text` between lines of a lone ellipsis (in a comment or not) stand in `source`, in order
-    and line by line, whatever their indentation."""
+    """Returns whether the pieces of `text` between lines with only an ellipsis (also in a comment) occur in `source`,
+    in order and line by line, ignoring indentation."""
     lines = [line.strip() for line in source.split("\n")]
     at = 0
     for piece in re.split(r"^[ \t]*(?://|#)?[ \t]*…[ \t]*$", text, flags=re.M):

@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the code blocks of docs/, CONTRIBUTING.md and every README.md. Prints every block that is wrong.
 
-The first word after a block's fence selects the check. A block of another language, or of none, is wrong.
+The first word after a block's fence selects the check. A block of another language, or of none, is an error.
 
   console        lines that begin with `$ ` are run; the lines after them must be the output
   sh             every line is run
@@ -22,8 +22,8 @@ The first word after a block's fence selects the check. A block of another langu
 
 usage: run_blocks.py --root ROOT --bin FOLDER [--compiler CXX] [PAGE...]
 
-FOLDER has the programs that were built: the build's bin. Exits with 77 where something could not be run, and nothing
-was wrong.
+FOLDER has the programs that were built: the build's bin. Exits with 77 if something could not be run, and nothing was
+wrong.
 """
 
 import argparse
@@ -46,26 +46,26 @@ import page_blocks
 from page_blocks import Command
 
 SKIPPED = 77
-SECONDS = 240  # for all commands of a page, and for any other program; a quiet machine needs a tenth
+SECONDS = 240  # limit for all commands of a page, and for any other program; a quiet machine needs a tenth
 RULES = "tests/docs/command_checks.txt"
-OTHERS = {"curl", "etcd"}  # programs that are nobody's duty to have
-STARTED = "daemon started|ready to serve client requests"  # what a daemon, or etcd, logs when it can be asked
-PORTS = (9464, 9465, 2379, 2380, 7461, 7462, 7471, 7472)  # of pages; each run has others in their place
-# Of a configuration that shows a part only.
+OTHERS = {"curl", "etcd"}  # programs that need not be installed
+STARTED = "daemon started|ready to serve client requests"  # log line of a daemon, or of etcd, that is ready
+PORTS = (9464, 9465, 2379, 2380, 7461, 7462, 7471, 7472)  # ports on pages; each run replaces them
+# For a configuration of which a page shows only a part.
 LISTEN = "listen: {rpc_socket: /run/ashlar/rpc.sock, session_socket: /run/ashlar/session.sock}\n"
 DRAM = "dram: {capacity_bytes: 16GiB}\n"
 
 
 class Skip(Exception):
-    """Something that is missing here."""
+    """A requirement that is missing on this machine."""
 
 
 class Wrong(Exception):
-    """A block's fault."""
+    """An error of a block."""
 
 
 def rules(text):
-    """The commands that are not run: [(pattern, [(how, of what)])]."""
+    """Returns the commands that are not run: [(pattern, [(how, of what)])]."""
     found = []
     for row in re.findall(r"^([^|#\n][^|\n]*) \| ([^|\n]*) \| [^|\n]+$", text, re.M):
         checks = [tuple(check) for check in re.findall(r"(\w+)(?: of)? `([^`]+)`|(presets|cases)", row[1])]
@@ -74,7 +74,7 @@ def rules(text):
 
 
 class Sandbox:
-    """A folder that looks like the root of a checkout that was built, with places of its own for a daemon."""
+    """A folder that looks like the root of a built checkout, with its own paths for a daemon."""
 
     def __init__(self, root, programs):
         self.path = pathlib.Path(tempfile.mkdtemp(prefix="docs"))
@@ -121,12 +121,12 @@ class Runner:
         self.rules = rules(table.read_text(encoding="utf-8")) if table.exists() else []
         self.used = set()
         self.tests = None
-        self.tally = []  # of each page: its blocks, those that are wrong, those that were not tried whole
+        self.tally = []  # per page: its blocks, the wrong ones, and those that were not tried completely
 
     def page(self, page):
         """Returns (wrong, skipped), lines "page:line: what"."""
         wrong, skipped = [], []
-        owners, not_tried = {}, set()  # blocks by the lines of what is in them
+        owners, not_tried = {}, set()  # blocks by the lines that they contain
 
         def judge(place, check, *arguments):
             try:
@@ -173,7 +173,7 @@ class Runner:
                 session.append(self.file_of(block, len(session)))
             else:
                 wrong.append(f"{block.page}:{block.line}: language '{block.language}' says not what to do")
-        # A page's commands build on each other: all of them, or none.
+        # A page's commands build on each other: all of them are run, or none.
         for command in session:
             judge(command, self.look_for_programs, command)
             if skipped and skipped[-1].startswith(f"{command.page}:{command.line}:"):
@@ -206,7 +206,7 @@ class Runner:
                 raise Skip(f"{word} is not installed")
 
     def file_of(self, block, number):
-        """The command that a configuration, or a program, comes to."""
+        """Returns the command that checks a configuration or a program."""
         suffix = {"yaml": "yaml", "python": "py"}[block.language]
         name = pathlib.Path(block.name or f"block{number}.{suffix}")
         content = block.text
@@ -220,7 +220,7 @@ class Runner:
         return Command(block.page, block.line, run, file=name, content=content)
 
     def run(self, session):
-        """Runs a page's commands in one shell, in order. Yields (command, exit status or None, what it printed)."""
+        """Runs a page's commands in one shell, in order. Yields (command, exit status or None, output)."""
         sandbox = Sandbox(self.root, self.programs)
         try:
             script = []
@@ -244,7 +244,7 @@ class Runner:
             except subprocess.TimeoutExpired:
                 pass
             try:
-                os.killpg(shell.pid, signal.SIGKILL)  # what runs in the background too
+                os.killpg(shell.pid, signal.SIGKILL)  # also background processes
             except ProcessLookupError:
                 pass
             shell.wait()
@@ -290,7 +290,8 @@ class Runner:
         return found
 
     def check_options(self, words, path):
-        """The help of a program names the options of a command, and its first word where that is no option."""
+        """Checks that the help of a program lists the options of a command, and its first word if that is not an
+        option."""
         asked = subprocess.run([self.program(path), "--help"], capture_output=True, text=True, timeout=SECONDS)
         if asked.returncode != 0:
             raise Wrong(f"{path} --help: status {asked.returncode}")
@@ -313,7 +314,7 @@ class Runner:
                 raise Wrong(f"{path} knows no {word}")
 
     def check_cases(self, words, _):
-        """A test program has cases of the filter that a command gives it."""
+        """Checks that a test program has cases for the filter that a command gives it."""
         program = next(word for word in words if "=" not in word)
         listed = subprocess.run(
             [self.program(program), "--gtest_list_tests", *words[words.index(program) + 1 :]],
@@ -347,7 +348,7 @@ class Runner:
         self.check_script(_, f"client/python/tests/engines/{name}")
 
     def check_script(self, _, name):
-        """A test in Python, FILE::FUNCTION, or FILE alone where the file is one test."""
+        """Checks a test in Python: FILE::FUNCTION, or FILE alone if the file is one test."""
         file, _, function = name.partition("::")
         found = self.root / file
         if not found.is_file() or not re.search(
@@ -358,7 +359,7 @@ class Runner:
     # --- programs ---
 
     def is_cut_out(self, block):
-        """Whether a block shows a part of a source file, which is built or run with the rest."""
+        """Returns whether a block shows a part of a source file, which is built or run with the rest."""
         if block.language == "python":
             return bool(block.name) and (self.root / block.name).is_file()
         return block.language in page_blocks.CUT and (bool(block.name) or block.language in {"cmake", "proto"})

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Plants one wrong block at a time into a small tree of right ones, with scripts in place of the programs: run_blocks
-must find it."""
+"""Adds one wrong block at a time to a small tree of right ones, with scripts instead of the programs: run_blocks must
+find it."""
 
 import pathlib
 import tempfile
@@ -11,7 +11,7 @@ import page_blocks
 import run_blocks
 
 PROGRAMS = {
-    # Takes any configuration but one with a field `wrong`; runs until it is killed.
+    # Accepts any configuration except one with a field `wrong`; runs until it is killed.
     "ashlard": """#!/bin/bash
 [[ "$1" == --help ]] && { echo "--config FILE"; exit 0; }
 if grep -q wrong "$2"; then echo "wrong: unknown field" >&2; exit 2; fi
@@ -124,7 +124,7 @@ CLEAN = {
 
 BLOCKS = sum(line.startswith("```") and line not in ("```", "```text") for line in PAGE.splitlines())
 
-# Each planted error: the old and the new words, and the beginning of the complaint.
+# Each planted error: the old and the new words, and the beginning of the message.
 WRONG = [
     ("up …: 7 objects", "up …: 8 objects", "README.md:10: ashlarctl stats: does not print what the page shows"),
     ("…\n$ test", "$ test", "README.md:10: ashlarctl stats: does not print"),
@@ -173,10 +173,10 @@ class RunBlocksTest(unittest.TestCase):
             return run_blocks.check(root, binaries, compiler, runner=self.runner)
 
     def counts(self):
-        """Blocks, those that are wrong, those that were not tried whole."""
+        """Numbers of blocks, wrong ones, and those that were not tried completely."""
         return tuple(sum(column) for column in zip(*self.runner.tally))
 
-    def test_nothing_is_wrong_with_right_blocks(self):
+    def test_correct_blocks_pass(self):
         self.assertEqual(self.check(CLEAN), ([], []))
         self.assertEqual(self.counts(), (BLOCKS, 0, 0))
 
@@ -192,7 +192,7 @@ class RunBlocksTest(unittest.TestCase):
         wrong, skipped = self.check(CLEAN, {})
         self.assertEqual(wrong, [])
         self.assertEqual(skipped, ["README.md:23: some_test is not built", "README.md:4: ashlard is not built"])
-        # A page's commands build on each other: where one cannot be run, the blocks of all of them were not tried.
+        # A page's commands depend on each other: if one cannot be run, none of the page's blocks count as tried.
         self.assertEqual(self.counts(), (BLOCKS, 0, 4))
         self.check({**CLEAN, "README.md": PAGE.replace("print(1)", "print(x)", 1)}, compiler="true")
         self.assertEqual(self.counts(), (BLOCKS, 1, 0))

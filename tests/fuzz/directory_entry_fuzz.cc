@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An entry of the cluster's directory, which any node may have written: its key, and what is held, or is to be erased.
+// An entry of the cluster's directory, which any node may have written: a key, and an object that is held or an
+// erasure.
 #include "daemon/peer/directory/directory_keys.h"
 #include "tests/fuzz/fuzz.h"
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model's config.json, as an operator downloads it: refused by field, or a layout that has one encoding.
+// A model's config.json, as an operator downloads it: it is refused by field, or gives a layout with one encoding.
 #include <string>
 
 #include "proto/layout.h"

@@ -12,7 +12,7 @@ class Input {
  public:
   Input(const uint8_t* data, size_t size) : data_(data, size) {}
   bool empty() const { return data_.empty(); }
-  // 0 where none is left.
+  // 0 if none is left.
   uint8_t Byte() {
     if (data_.empty()) return 0;
     const uint8_t byte = data_.front();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A layout's canonical bytes, as an engine sends them; and what the daemon plans with a layout that it has accepted.
+// A layout's canonical bytes, as an engine sends them, and the daemon's plans for an accepted layout.
 #include <string>
 
 #include "proto/object.h"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An object's header, as it may come from a disk or another node.
+// An object's header, as read from a disk or another node.
 #define XXH_INLINE_ALL
 #include <xxhash.h>
 
@@ -35,7 +35,7 @@ void Check(const std::string& bytes) {
   }
 }
 
-// With the checksum that a writer of these bytes would have put there: mutations get past it.
+// Appends the checksum that a writer of these bytes would have used, so that mutations pass that check.
 void Repair(std::string& bytes) {
   constexpr size_t kHeaderBytes = 12, kChecksum = 16;  // docs/formats.md §4
   uint32_t size = 0;

@@ -105,7 +105,7 @@ void Check(const PeerPrefill& prefill) {
   FUZZ_EXPECT(prefill.worker != 0 && prefill.patience_ms > 0 && prefill.patience_ms <= limits::kMaxPeerPrefillMillis);
 }
 
-// A refusal names the field. Of a message that is read `write` makes one that says the same.
+// A refusal names the field. For an accepted message, `write` makes an equivalent one.
 template <typename Message, typename ReadIt, typename WriteIt>
 void Try(const Message& message, ReadIt read, WriteIt write) {
   const auto got = read(message);
@@ -139,7 +139,7 @@ void Request(const std::string& bytes) {
       message, [](const Message& it) { return Read(it); }, write);
 }
 
-// The objects that a reply could be about: those that its headers name.
+// The objects that a reply may be about: the ones that its headers name.
 PeerObject AskedFor(const v1::PeerOpened& opened) {
   const absl::StatusOr<ObjectHeader> header = DecodeHeader(opened.header());
   return header.ok() ? PeerObject{.key = header->key, .shard = header->shard} : PeerObject{};
@@ -189,7 +189,7 @@ void TryWorkersReply(const std::string& bytes, size_t) {
 }  // namespace
 
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
-  // It says on stderr what it refuses, which takes longer than refusing it.
+  // The log of refusals takes longer than refusing.
   static const bool quiet = [] {
     google::protobuf::SetLogHandler(nullptr);
     return true;

@@ -62,8 +62,7 @@ void Node::Request(PeersInput& input) {
   Run();
 }
 
-// A message of the data plane: a kind, grants and tickets that it knows or does not, a place, and a payload of one
-// byte.
+// A message of the data plane: a kind, known or unknown grants and tickets, a place, and a payload of one byte.
 void Node::Say(PeersInput& input) {
   const uint8_t what = input.Byte(), link = input.Byte(), which = input.Byte(), flags = input.Byte();
   if (what >= 0xf8) {
@@ -94,7 +93,7 @@ void Node::Say(PeersInput& input) {
   Run();
 }
 
-// An engine's look-up of up to two texts; what it finds it lands.
+// An engine's lookup of up to two texts. Lands what it finds.
 void Node::LookUp(uint8_t texts) {
   std::vector<storage::Query> queries;
   for (const size_t text : {texts & 7, texts >> 3 & 7}) {
@@ -147,11 +146,11 @@ void Node::Engine(uint8_t what) {
       break;
     }
     case 3:
-      cache->Evict(kTenant, plan.key);
+      cache->retention().Evict(kTenant, plan.key);
       break;
     case 4:
       draining = !draining;
-      draining ? cache->StartDrain() : cache->EndDrain();
+      draining ? cache->offers().StartDrain() : cache->offers().EndDrain();
       peers.SetDraining(draining);
       break;
     case 5:
@@ -163,7 +162,7 @@ void Node::Engine(uint8_t what) {
   Run();
 }
 
-// An entry of the directory about the other nodes, or an erasure, as its bytes say.
+// An entry of the directory about the other nodes, or an erasure, given by the bytes.
 void Node::Tell(PeersInput& input) {
   const uint8_t text = input.Byte();
   const std::string value = input.Bytes();
@@ -182,7 +181,7 @@ void Node::Tell(PeersInput& input) {
   }
 }
 
-// The engines that offer prefill, and that ask for it.
+// The engines that offer or request prefill.
 void Node::Prefill(uint8_t what) {
   if ((what & 1) != 0) {
     std::vector<daemon::PrefillWorkers::Result> results;
@@ -218,7 +217,7 @@ void Node::Prefill(uint8_t what) {
   Run();
 }
 
-// As a daemon leaves its cluster.
+// Leaves the cluster like a daemon.
 void Node::End() {
   peers.PeerGone("peer");
   asker.End();

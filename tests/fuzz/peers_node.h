@@ -37,13 +37,13 @@ inline constexpr storage::TenantId kTenant = 0;
 inline constexpr storage::SessionId kEngine = 1, kWorker = 2;
 inline constexpr uint64_t kTexts = 6, kTokens = 64, kExtents = 16;
 inline constexpr storage::Nanos kMillisecond = 1'000'000, kSecond = 1000 * kMillisecond;
-inline constexpr size_t kMostCalls = 256;  // of the peer that wait for their answer
+inline constexpr size_t kMostCalls = 256;  // pending calls of the peer
 
-// With what the peers' target reads of it.
+// Adds what the peers' target reads.
 class PeersInput : public Input {
  public:
   using Input::Input;
-  // A byte of length, and so many more.
+  // Reads a length byte, and that number of bytes.
   std::string Bytes() {
     const size_t asked = Byte();  // before the rest is measured
     const size_t length = std::min(asked, data_.size());
@@ -66,7 +66,7 @@ inline const ObjectHeader& PlanOf(size_t text) {
   }();
   return (*plans)[text % kTexts];
 }
-// As TestPlan names it.
+// The tokens of TestPlan's text.
 inline std::string TokensOf(size_t text) {
   const int32_t id[] = {static_cast<int32_t>(text % kTexts), static_cast<int32_t>(kTokens)};
   return PackTokens(id);
@@ -77,7 +77,7 @@ std::string Text(const std::array<uint8_t, kSize>& bytes) {
   return {bytes.begin(), bytes.end()};
 }
 
-// Work is done at once, and has ended when the loop comes to it.
+// Work is done at once, and completes when the loop gets to it.
 class Workers final : public storage::Executor {
  public:
   explicit Workers(daemon::EventLoop& loop) : loop_(loop) {}
@@ -141,7 +141,7 @@ class Node {
     return std::make_shared<const daemon::Member>(
         daemon::Member{.node = node, .incarnation = incarnation, .transport_address = "10.0.0.2:7462"});
   }
-  // Of one node after another: making it takes longer than all the rest.
+  // Shared by one node after another, because creating it takes longer than everything else.
   static storage::MemoryTier& Memory() {
     static auto* const memory = storage::TestTier({{kTenant, kExtents}}).release();
     return *memory;
@@ -173,7 +173,7 @@ class Node {
     return *std::move(made);
   }
 
-  // Until nothing is left to do.
+  // Runs until nothing is left to do.
   void Run() {
     for (int rounds = 0;; ++rounds) {
       FUZZ_EXPECT(rounds < 100'000);
@@ -191,7 +191,7 @@ class Node {
     Run();
   }
 
-  // A field of one byte stands for one of the values that a peer would have.
+  // A field of one byte selects one of the values that a peer would have.
   void FillKey(std::string* key) const {
     if (key->size() == 1) *key = Text(PlanOf(static_cast<uint8_t>((*key)[0])).key.bytes);
   }
@@ -242,7 +242,7 @@ class Node {
     if (request.tokens().size() == 1) request.set_tokens(TokensOf(static_cast<uint8_t>(request.tokens()[0])));
   }
 
-  // Notes that a call is answered, once, with what a peer reads. `read` checks the reply.
+  // Records that a call is answered, once, with the peer's reading of the reply. `read` checks the reply.
   template <typename Reply, typename Result, typename ReadIt>
   PeerCalls::Done<Result> Answered(ReadIt read) {
     ++asked;
@@ -317,12 +317,12 @@ class Node {
 
  private:
   daemon::PeerHello self{.node = "peer", .transport_address = "10.0.0.2:7462"};
-  std::vector<daemon::PeerLease> leases;  // that it was given
+  std::vector<daemon::PeerLease> leases;  // leases that the node was given
   std::vector<daemon::Grant> grants;
   size_t asked = 0, answered = 0, lookups = 0, found_out = 0, plans = 0, planned = 0;
   storage::LandingId landings = 0;
   std::vector<uint64_t> open_plans;
-  uint64_t assignment = 0;  // that the worker here was given last
+  uint64_t assignment = 0;  // the latest assignment of the worker here
   bool draining = false;
 };
 

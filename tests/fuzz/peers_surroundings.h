@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Surroundings of the peers of a fuzzed node: links, a directory and calls to another node, whose answers are the
-// fuzzer's. One thread.
+// Fakes around the peers of a fuzzed node: links, a directory and calls to another node, which the fuzzer answers. One
+// thread.
 #pragma once
 
 #include <algorithm>
@@ -25,7 +25,7 @@ namespace ashlar::fuzz {
 
 using daemon::PeerCalls;
 
-// Links whose other end is the fuzzer. What this node says over them is kept, for the tickets in it.
+// Links whose other end is the fuzzer. Messages that this node sends over them are kept, for their tickets.
 class HostileUcx final : public daemon::Ucx {
  public:
   explicit HostileUcx(daemon::LinkEvents events) : events_(std::move(events)) {}
@@ -113,7 +113,7 @@ class HostileUcx final : public daemon::Ucx {
     daemon::Link* const link = std::next(links_.begin(), static_cast<ptrdiff_t>(which % links_.size()))->second.get();
     return link->closing ? nullptr : link;
   }
-  // Reads the bytes as the network would, so that memory that is gone is noticed.
+  // Reads the bytes like the network, so that freed memory is detected.
   void Sent(Outgoing& each, const absl::Status& status) {
     for (const auto& piece : each.pieces) {
       for (size_t at = 0; at < piece.size(); at += 512) sum_ = sum_ + std::to_integer<uint64_t>(piece[at]);
@@ -140,12 +140,12 @@ class HostileUcx final : public daemon::Ucx {
   volatile uint64_t sum_ = 0;
 };
 
-// Says of the other node what the fuzzer has it say.
+// Reports what the fuzzer lets the other node announce.
 class HostileDirectory final : public daemon::Directory {
  public:
   using Holding = daemon::Holding;
-  std::vector<std::shared_ptr<const daemon::Member>> members;  // this node first
-  std::map<Key, Holding> claims;                               // what the others hold, they say
+  std::vector<std::shared_ptr<const daemon::Member>> members;  // this node is the first
+  std::map<Key, Holding> claims;                               // what the others claim to hold
   std::vector<daemon::ClusterErasure> erasures;
 
   bool Announce(const NamespaceId&, const Key&, const Holding&, double) override { return true; }
@@ -182,14 +182,14 @@ class HostileDirectory final : public daemon::Directory {
   daemon::DirectoryStats Stats() const override { return {}; }
 };
 
-// Calls of this node, which wait until the fuzzer answers them with a reply's bytes, as PeerClient reads them. Like its
-// calls they end by themselves, once.
+// Calls of this node, which wait until the fuzzer answers them with a reply's bytes, read by PeerClient's code. Like
+// its calls, they end by themselves, once.
 class HostilePeer final : public daemon::PeerAsker, public daemon::PrefillAsker {
  public:
-  std::function<void(google::protobuf::Message&)> fill;  // completes a reply with what a fuzzer cannot guess
+  std::function<void(google::protobuf::Message&)> fill;  // completes a reply with values that a fuzzer cannot guess
   std::function<int64_t()> now;
 
-  // `bytes`: a reply's; null: none comes. False: no call waits.
+  // `bytes`: a reply's; null: no reply arrives. Returns false if no call waits.
   bool Answer(size_t which, const std::string* bytes) {
     if (waiting_.empty()) return false;
     const auto at = waiting_.begin() + static_cast<ptrdiff_t>(which % waiting_.size());
@@ -235,6 +235,10 @@ class HostilePeer final : public daemon::PeerAsker, public daemon::PrefillAsker 
                PeerCalls::Done<std::vector<daemon::PeerWorker>> done) override {
     Ask<v1::PeerWorkersReply>([](const auto& reply) { return daemon::Read(reply); }, std::move(done), 0);
   }
+  void Probe(const daemon::Member&, const std::string&, const daemon::PeerProbe&,
+             PeerCalls::Done<v1::NodeProbe> done) override {
+    Ask<v1::PeerProbeReply>([](const auto& reply) { return daemon::Read(reply); }, std::move(done), 0);
+  }
   void Prefill(const daemon::Member&, const std::string&, daemon::PeerPrefill prefill,
                PeerCalls::Done<daemon::PeerOpened> done) override {
     Ask<v1::PeerPrefillReply>([prefill](const auto& reply) { return daemon::Read(reply, prefill); }, std::move(done),
@@ -243,7 +247,7 @@ class HostilePeer final : public daemon::PeerAsker, public daemon::PrefillAsker 
 
  private:
   static constexpr int64_t kMilli = 1'000'000, kCallTimeout = 10'000 * kMilli;
-  static constexpr size_t kMostWaiting = 64;  // as PeerClient::kCalls
+  static constexpr size_t kMostWaiting = 64;  // see PeerClient::kCalls
 
   struct Waiting {
     int64_t until = 0;

@@ -19,12 +19,12 @@ namespace {
 using namespace ashlar::storage;
 using Tokens = std::vector<int32_t>;
 
-constexpr size_t kMostKnown = 64, kMostOperations = 256;  // so that an input takes no longer than it is worth
+constexpr size_t kMostKnown = 64, kMostOperations = 256;  // bounds the time of an input
 
 class TreeInput : public ashlar::fuzz::Input {
  public:
   using Input::Input;
-  // The first so many tokens of a known one, then runs of a few tokens each.
+  // A number of first tokens of a known sequence, then runs of a few tokens each.
   Tokens Sequence(const std::vector<Tokens>& known) {
     Tokens tokens;
     const uint8_t shape = Byte();
@@ -44,7 +44,7 @@ size_t Common(const Tokens& a, const Tokens& b) {
   return static_cast<size_t>(std::mismatch(a.begin(), a.end(), b.begin(), b.end()).first - a.begin());
 }
 
-// All nodes' prefixes, from the tree's own edges; and that nodes say of themselves what they are.
+// Returns all nodes' prefixes, from the tree's own edges, and checks the nodes' own descriptions.
 std::set<Tokens> Prefixes(const PrefixTree<int>& tree) {
   std::set<Tokens> prefixes;
   uint64_t tokens = 0;

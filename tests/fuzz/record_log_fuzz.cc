@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RocksDB's log of its latest batches, as a start finds it: bytes that are no log, and logs that damage has struck.
+// RocksDB's write-ahead log as a start finds it: arbitrary bytes, and damaged logs.
 #include <algorithm>
 #include <cstring>
 #include <string>
@@ -25,7 +25,7 @@ void CheckFound(std::string_view bytes) {
   FUZZ_EXPECT(again.batches == scan.batches && !again.whole_behind_damage);
 }
 
-// The bytes decide the parts of a log, and the damage that strikes it.
+// The bytes decide the parts of a log, and its damage.
 class Story {
  public:
   explicit Story(std::string_view bytes) : bytes_(bytes) {}
@@ -37,7 +37,7 @@ class Story {
     bytes_.remove_prefix(std::min(sizeof number, bytes_.size()));
     return number;
   }
-  // Up to 64 bytes of the story, over and over.
+  // Up to 64 bytes of the input, repeated.
   std::string Batch() {
     const size_t size = Number();
     const std::string_view piece = bytes_.substr(0, Number() % 64);
@@ -58,7 +58,7 @@ bool Among(const std::vector<std::string>& some, const std::vector<std::string>&
   return next == some.size();
 }
 
-// Damage costs those batches that it strikes, and makes none.
+// Damage loses the damaged batches, and creates none.
 void CheckDamaged(Story story) {
   const size_t kind = story.Number(), at = story.Number() * 4, length = 1 + story.Number();
   std::vector<std::string> batches;
@@ -91,7 +91,7 @@ void CheckDamaged(Story story) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::string_view bytes(reinterpret_cast<const char*>(data), size);
   CheckFound(bytes);
-  // A batch that holds a whole fragment itself reveals that fragment when it is struck: such inputs are left out.
+  // If a batch that contains a whole fragment is damaged, that fragment is revealed: such inputs are skipped.
   if (size > 0 && ScanRecordLog(bytes).batches.empty()) CheckDamaged(Story(bytes));
   return 0;
 }

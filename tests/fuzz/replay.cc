@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands for libFuzzer where there is none: runs a target over the files of folders, whole and cut off at every length.
+// Replaces libFuzzer where it is not installed: runs a target over the files of folders, whole and truncated at every
+// length.
 #include <algorithm>
 #include <cstdio>
 #include <filesystem>
@@ -26,5 +27,5 @@ int main(int argc, char** argv) {
     }
   }
   std::printf("%zu files, %zu inputs\n", files.size(), inputs);
-  return files.empty() ? 1 : 0;  // a corpus that is not there tests nothing
+  return files.empty() ? 1 : 0;  // a missing corpus tests nothing
 }

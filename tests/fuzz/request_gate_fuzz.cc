@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests as bytes, judged before they are parsed: what passes is bounded once it is parsed.
+// Requests as bytes, checked before they are parsed: accepted ones are bounded after parsing.
 #include <google/protobuf/descriptor.h>
 #include <google/protobuf/io/zero_copy_stream_impl_lite.h>
 #include <google/protobuf/message.h>
@@ -20,7 +20,7 @@ using google::protobuf::FieldDescriptor;
 using google::protobuf::Message;
 using namespace ashlar::daemon;
 
-constexpr int kBlock = 7;  // so that everything straddles some
+constexpr int kBlock = 7;  // so that everything straddles some blocks
 
 absl::Status Judge(const google::protobuf::Descriptor& type, const std::string& bytes) {
   google::protobuf::io::ArrayInputStream stream(bytes.data(), static_cast<int>(bytes.size()), kBlock);
@@ -33,7 +33,7 @@ std::string Secret(const std::string& bytes) {
 }
 
 struct Found {
-  bool too_many = false;  // of a repeated field
+  bool too_many = false;  // for a repeated field
   size_t unknown = 0;
 };
 
@@ -71,7 +71,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   Found found;
   Look(*message, found);
   if (judged.ok()) FUZZ_EXPECT(!found.too_many && found.unknown <= kMaxUnknownFields);
-  // A message as an ordinary client would have written it passes.
+  // A message from an ordinary client passes.
   if (found.too_many || found.unknown > 0) return 0;
   const std::string canonical = message->SerializeAsString();
   FUZZ_EXPECT(Judge(type, canonical).ok());

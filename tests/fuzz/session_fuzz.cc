@@ -90,7 +90,7 @@ bool Send(int connection, const std::string& bytes, int descriptor) {
   return sendmsg(connection, &message, MSG_NOSIGNAL) == static_cast<ssize_t>(bytes.size());
 }
 
-// False: the session is over. A daemon that neither answers nor hangs up fails the run.
+// False: the session has ended. A daemon that neither answers nor hangs up fails the run.
 bool Receive(int connection, v1::SessionReply& reply) {
   pollfd wait{.fd = connection, .events = POLLIN};
   int ready;

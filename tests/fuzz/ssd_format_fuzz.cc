@@ -16,9 +16,10 @@ bool Refused(const absl::Status& status) {
   return !status.message().empty() && (absl::IsDataLoss(status) || absl::IsFailedPrecondition(status));
 }
 
-// The name that a record of these bytes would have, as far as they say.
+// Returns the record name that these bytes imply; empty if they are too short.
 std::string NameIn(const std::string& bytes) {
-  constexpr size_t kSequence = 16, kTenantBytes = 12, kRuns = 24, kTenant = 32, kKeyInHeader = 64;  // docs/formats.md
+  constexpr size_t kSequence = 16, kTenantBytes = 12, kRuns = 24, kTenant = 32,
+                   kKeyInHeader = 64;  // offset in docs/formats.md
   uint32_t tenant_bytes, runs;
   uint64_t sequence;
   if (bytes.size() < kTenant) return "";
@@ -55,7 +56,7 @@ void Check(const std::string& bytes) {
 extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   std::string bytes(reinterpret_cast<const char*>(data), size);
   Check(bytes);
-  // With the checksum that a writer of these bytes would have put there: mutations get past it.
+  // Appends the checksum that a writer of these bytes would have used, so that mutations pass that check.
   if (size < sizeof(uint64_t)) return 0;
   const size_t body = size - sizeof(uint64_t);
   const uint64_t checksum = kernels::UnitChecksum(bytes.data(), body);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A trace of recorded requests, from anywhere: refused with a reason, or requests whose prompts can be put together.
-// The first byte names the format, and whether the files are packed; a zero byte parts the two files of stf.
+// A trace of recorded requests: it is refused with a reason, or gives requests whose prompts can be assembled. The
+// first byte selects the format and compression; a zero byte separates the two files of stf.
 #include <unistd.h>
 
 #include <filesystem>
@@ -48,7 +48,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const absl::StatusOr<Trace> read = ReadTrace(format, trace);
   if (!read.ok()) {
     FUZZ_EXPECT(absl::IsInvalidArgument(read.status()) || absl::IsDataLoss(read.status()));
-    FUZZ_EXPECT(read.status().message().find("trace") != std::string::npos);  // the file, and mostly the line
+    FUZZ_EXPECT(read.status().message().find("trace") != std::string::npos);  // the file, and usually the line
     return 0;
   }
   FUZZ_EXPECT(!read->requests().empty());

@@ -13,7 +13,7 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, size_t size) {
   const std::span<const std::byte> header(reinterpret_cast<const std::byte*>(data + 2), size - 2);
   const auto message = ParseMessage(header, payload);
   if (!message.ok()) return 0;
-  // An accepted header is exactly what would be sent, and every place in it can be computed with.
+  // An accepted header equals the one that would be sent, and no computation with its places overflows.
   FUZZ_EXPECT(header.size() == kHeaderBytes);
   const HeaderBytes again = EncodeMessage(*message);
   FUZZ_EXPECT(std::memcmp(again.data(), header.data(), kHeaderBytes) == 0);

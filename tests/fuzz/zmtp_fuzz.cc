@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a client sends to the addresses of events, cut at any place: what the daemon keeps of it is bounded.
+// A client's bytes on the event addresses, cut at any place: the daemon keeps a bounded amount of them.
 #include <string>
 #include <vector>
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the client into a folder, builds engine/main.cc against it by CMake and by pkg-config, and runs it.
+"""Installs the client into a folder, builds engine/main.cc against it with CMake and with pkg-config, and runs it.
 
 usage: install_test.py BUILD CXX
 """
@@ -16,7 +16,7 @@ ENGINE = pathlib.Path(__file__).resolve().parent / "engine"
 
 
 def run(*command, **options):
-    """Runs a command and returns what it wrote; what failed is shown whole."""
+    """Runs a command and returns its output. Shows all of it if the command fails."""
     done = subprocess.run([str(word) for word in command], text=True, capture_output=True, **options)
     if done.returncode != 0:
         raise AssertionError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
@@ -36,7 +36,7 @@ class Install(unittest.TestCase):
         cls.folder.cleanup()
 
     def check(self, engine):
-        """No daemon listens there: the engine is told so."""
+        """No daemon listens there, and the engine reports that."""
         said = run(engine, self.root / "rpc.sock", self.root / "session.sock")
         self.assertEqual(said, "no daemon\n")
 
@@ -100,6 +100,7 @@ class Install(unittest.TestCase):
                 "ashlar.h",
                 "ashlar/ashlar/engine.h",
                 "ashlar/ashlar/engine_types.h",
+                "ashlar/ashlar/router.h",
                 "ashlar/tensor/types.h",
                 "ashlar_types.h",
             ],

@@ -12,7 +12,7 @@ namespace ashlar::integration {
 
 struct Ended {
   int code = -1;
-  std::string output;  // and errors
+  std::string output;  // including errors
 };
 
 // `arguments` in the shell's words.

@@ -67,14 +67,14 @@ TEST_F(Ashlarctl, ExplainsEverySegmentOfAPrompt) {
     EXPECT_EQ(text["present"]["tiers"], json::array({"dram"}));
   }
   EXPECT_THAT(Run(question).output, HasSubstr("segment of 60 tokens: in dram, "));
-  // Under a salt they are other texts, of which nothing is known.
+  // Under a salt they are different texts, of which nothing is known.
   const json salted = Ask(question + " --salt somebody");
   for (const json& text : salted["texts"]) {
     EXPECT_EQ(text["reason"], "never_seen");
     EXPECT_NE(text["key"], here["texts"][0]["key"]);
   }
 
-  // Others take the room.
+  // Other prompts take the space.
   const auto any_left = [&] {
     const json texts = Ask(question)["texts"];
     return texts[1]["hit"].get<bool>() || texts[2]["hit"].get<bool>();
@@ -116,11 +116,16 @@ TEST_F(Ashlarctl, BundlesWhatOthersNeedWithoutNames) {
   EXPECT_EQ(json::parse(Run("support-bundle -").output)["stats"]["tenants"][0]["tenant"], "tenant-1") << "as of a pod";
 }
 
-TEST_F(Ashlarctl, ExaminesTheDaemonThatRuns) {
+TEST_F(Ashlarctl, ExaminesTheRunningDaemon) {
   const json running = json::parse(Run("doctor --json").output);
   EXPECT_EQ(running["daemon_pid"], daemon_.pid());
   EXPECT_EQ(running["configuration"], "the daemon's");
   EXPECT_THAT(Run("doctor").output, HasSubstr("of the daemon, process " + std::to_string(daemon_.pid())));
+  const std::string answer = daemon_.directory() + "/doctor.json";
+  EXPECT_THAT(Run("doctor --json " + answer).output, HasSubstr("of the daemon, process ")) << "the text, too";
+  std::ifstream written(answer);
+  EXPECT_EQ(json::parse(written)["daemon_pid"], daemon_.pid());
+  EXPECT_EQ(Run("doctor --json /dev/full").code, 1);
   const std::string file = daemon_.directory() + "/other.yaml";
   std::ofstream(file) << "dram: {capacity_bytes: 900TiB}\nssd: {folder: " << daemon_.directory()
                       << ", capacity_bytes: 900TiB}\n";
@@ -143,7 +148,7 @@ TEST_F(Ashlarctl, PinsAndEvicts) {
   const std::string texts = " --tenant default --namespace " + Namespace() + Files(prompt_);
   const json pinned = Ask("pin --hard" + texts);
   for (const json& text : pinned["texts"]) EXPECT_TRUE(text["found"].get<bool>());
-  // These prompts would push out everything that is not pinned.
+  // These prompts would evict everything that is not pinned.
   for (uint64_t other = 100; other < 140; ++other) engine_.PublishPrompt(MakePrompt(other, 3, 60));
   const json here = Ask("explain" + texts);
   for (const json& text : here["texts"]) EXPECT_TRUE(text["hit"].get<bool>());
@@ -195,7 +200,7 @@ TEST_F(Ashlarctl, StatusReportsDaemonState) {
   EXPECT_THAT(Run("config").output, HasSubstr("capacity_bytes: 8388608"));
 }
 
-TEST_F(Ashlarctl, DrainWithoutADiskSaysNothingOfOne) {
+TEST_F(Ashlarctl, DrainWithoutADiskDoesNotMentionOne) {
   EXPECT_EQ(Run("drain").output, "drained: nothing is lost when the daemon stops\n");
 }
 
@@ -218,7 +223,7 @@ TEST_F(Ashlarctl, DrainsAndTakesRequestsAgain) {
   EXPECT_TRUE(engine_.Lookup(prompt_).segments()[0].hit());
 }
 
-TEST_F(Ashlarctl, ProbesTheHealthThatEnginesSee) {
+TEST_F(Ashlarctl, ProbesTheEnginesHealthService) {
   const std::string health = "health --rpc-socket " + daemon_.client_options().rpc_socket;
   EXPECT_EQ(Ask(health)["state"], "serving");
   Ask("drain");
@@ -232,7 +237,7 @@ TEST_F(Ashlarctl, ProbesTheHealthThatEnginesSee) {
   EXPECT_EQ(Run("health --rpc-socket /nowhere --seconds 1").code, 1);
 }
 
-// Of a value that is no object or array of some.
+// For a value that is not an object or an array of objects.
 void CollectPaths(const json& value, const std::string& path, std::set<std::string>& paths) {
   if (value.is_object() && !value.empty()) {
     for (const auto& [name, below] : value.items()) {
@@ -364,14 +369,14 @@ TEST_F(Ashlarctl, AcceptsUniqueNamespacePrefix) {
               HasSubstr("--namespace: no model or object has a namespace that begins"));
 }
 
-TEST_F(Ashlarctl, FailsWhereItsOutputCannotBeWritten) {
+TEST_F(Ashlarctl, FailsIfItsOutputCannotBeWritten) {
   for (const char* const arguments : {"status", "status --json", "support-bundle -", "completion bash", "--help",
                                       "--version", "top --count 1 --interval 0.1"}) {
     EXPECT_EQ(Run(std::string(arguments) + " > /dev/full").code, 1) << arguments;
   }
 }
 
-TEST_F(Ashlarctl, WrapsItsTextToTheColumns) {
+TEST_F(Ashlarctl, WrapsTextToTheTerminalsWidth) {
   setenv("COLUMNS", "60", 1);
   for (const char* const arguments :
        {"status", "stats", "sessions", "models", "doctor", "top --count 1 --interval 0.1"}) {

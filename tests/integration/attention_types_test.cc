@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of every kind and element type, however its keys are turned and stored, through a real daemon: what one
-// engine publishes out of its pages, another lands in its own.
+// Attention of every kind and element type, with every kind of stored keys, through a real daemon: one engine publishes
+// from its pages, and another lands in its own.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -26,16 +26,16 @@ using testing::Each;
 
 constexpr uint32_t kPageTokens = 16, kPages = 32;
 constexpr uint32_t kKeyDim = 40, kValueDim = 24, kRotaryDim = 16;
-constexpr uint64_t kSource = 5;       // where a run's token 0 stands in the pages that it is published from
+constexpr uint64_t kSource = 5;       // position of a run's token 0 in the pages from which it is published
 constexpr size_t kRunTokens = 150;    // several units of each type but one
-constexpr uint64_t kAlignment = 256;  // of a layer's pages
+constexpr uint64_t kAlignment = 256;  // alignment of a layer's pages
 
 struct RowType {
   RowFormat format;
   AttentionLayer layer;
 
   bool latent() const { return layer.kind == AttentionKind::kMla; }
-  // Its keys, or of a latent the part of them that stands among the values, are turned on their way into pages.
+  // Its keys, or, for a latent, the part of them that is stored with the values, are rotated when they land.
   bool turns() const { return layer.stored == StoredKeys::kZeroBased && layer.rope.kind != RopeStyle::kNone; }
   uint64_t RowBytes(uint32_t dim) const { return uint64_t{dim} * ElementBytes(layer.dtype); }
   uint64_t TokenBytes() const { return layer.kv_heads * RowBytes(kKeyDim + kValueDim); }
@@ -47,7 +47,7 @@ struct RowType {
   }
 };
 
-// All that a layout can say of an attention layer, each as a layer of one model.
+// Every kind of attention layer that a layout can describe, each as a layer of one model.
 std::vector<RowType> EveryType() {
   std::vector<RowType> types;
   for (const RowFormat format : kernels::testing::kRowFormats) {
@@ -74,7 +74,7 @@ std::vector<RowType> EveryType() {
   return types;
 }
 
-// One layer's keys and values of a run, as an engine has computed them.
+// One layer's computed keys and values of a run.
 struct RunRows {
   Rows keys, values;
 };
@@ -174,7 +174,7 @@ class Engine {
   std::optional<Model> model_;
 };
 
-// Returns the rows that the pages must hold if the run's token 0 stands at `first`.
+// Returns the rows that the pages must hold if the run's token 0 is at `first`.
 Rows Turned(const RowType& type, const Rows& rows, uint64_t first) {
   Rows turned(rows.format, rows.rows, rows.dim);
   const auto style = type.layer.rope.kind == RopeStyle::kHalfSplit ? RopeStyle::kHalfSplit : RopeStyle::kInterleaved;

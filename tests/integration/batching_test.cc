@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many prompts, many objects: as few calls as the limits allow, and no item suffers for another.
+// Many prompts and objects: as few calls as the limits allow, and no item fails because of another.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -63,7 +63,7 @@ TEST_F(Batching, ABadObjectIsRefusedAlone) {
   PublishParts outside = good, composed = good, incomplete = good;
   outside.linear[0].state = engine_.region().data() + engine_.region().size() - 4;  // the client sees that
   composed.provenance = Provenance::kComposed;                                      // refused with the whole call
-  incomplete.linear.pop_back();                                                     // refused by itself
+  incomplete.linear.pop_back();                                                     // refused individually
   const Publication objects[] = {{reservations[0], good},       {reservations[1], outside},  {Reservation(), good},
                                  {reservations[2], incomplete}, {reservations[3], composed}, {reservations[4], good}};
   EXPECT_THAT(engine_.model().Publish(objects),

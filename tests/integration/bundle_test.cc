@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ranks of a tensor-parallel engine, each in a session of its own: what they share is a hit for all of them or for
-// none.
+// Ranks of a tensor-parallel engine, each in a separate session: an object is a hit for all of them or for none.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -62,7 +61,7 @@ TEST(Bundles, HitWhenEveryRankHasPublished) {
   EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_leases") == 0; }));
 }
 
-TEST(Bundles, AShardLandsInPagesOfItsOwnRankOnly) {
+TEST(Bundles, AShardLandsOnlyInPagesOfItsRank) {
   DaemonProcess daemon;
   const std::vector<Tokens> prompt = MakePrompt(2, kSegments, kTokens);
   const auto first = Rank(daemon, 0), second = Rank(daemon, 1);
@@ -80,7 +79,7 @@ TEST(Bundles, AShardLandsInPagesOfItsOwnRankOnly) {
   EXPECT_TRUE(first->TargetsAre(std::byte{7}));
 }
 
-TEST(Bundles, ARankPublishesFromPagesOfItsOwnOnly) {
+TEST(Bundles, ARankPublishesOnlyFromItsOwnPages) {
   DaemonProcess daemon;
   const Tokens run = MakeRun(4, kTokens);
   const auto rank = Rank(daemon, 0);

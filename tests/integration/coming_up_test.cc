@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A hit that only the disk has comes up while engines use it: an engine waits for each layer, and then the layer is
-// there.
+// A hit that only the disk has is promoted while engines use it: an engine waits for each layer.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -16,7 +15,7 @@ namespace {
 using testing::ElementsAre;
 using testing::Pair;
 
-constexpr int kTimes = 5;  // an engine that does not wait may be lucky
+constexpr int kTimes = 5;  // an engine that does not wait may still find it
 
 class ComingUp : public Serving {
  protected:
@@ -25,14 +24,14 @@ class ComingUp : public Serving {
         {.dram = "512MiB", .arena = "64MiB", .ssd = "512MiB", .admission = "all", .drain_seconds = 30, .threads = 1});
     Cool();
   }
-  // The daemon begins anew, with what its disk has.
+  // Restarts the daemon, with the contents of its disk.
   void Cool() {
     ASSERT_EQ(daemon_.Terminate(), 0);
     daemon_.Start();
   }
 };
 
-TEST_F(ComingUp, AnEngineSaysWhatItSaysOfWhatIsThere) {
+TEST_F(ComingUp, PromotedObjectsGiveTheSameAnswers) {
   const RagPrompt prompt = MakeTestPrompt({1, 2, 3, 4, 5, 6});
   std::vector<float> expected;
   {
@@ -49,7 +48,7 @@ TEST_F(ComingUp, AnEngineSaysWhatItSaysOfWhatIsThere) {
   }
 }
 
-TEST_F(ComingUp, ALayersTuplesAreThereWhenItHasBeenWaitedFor) {
+TEST_F(ComingUp, ALayersTuplesArePresentAfterWaitLayer) {
   const Shape shape{.layers = 12, .kv_heads = 8, .key_dim = 128, .value_dim = 128};
   const std::vector<Tokens> prompt = MakePrompt(1, 4, 240);
   TestEngine(daemon_.client_options(), shape).PublishPrompt(prompt);
@@ -69,8 +68,8 @@ TEST_F(ComingUp, ALayersTuplesAreThereWhenItHasBeenWaitedFor) {
   }
 }
 
-// The metadata thread makes no arena while engines wait for its answers.
-TEST_F(ComingUp, MemoryForItIsMadeBeforeALookupNeedsIt) {
+// The metadata thread creates no arena while engines wait for its answers.
+TEST_F(ComingUp, MemoryIsPreparedBeforeALookupNeedsIt) {
   const Shape shape{.layers = 12, .kv_heads = 8, .key_dim = 128, .value_dim = 128};
   TestEngine(daemon_.client_options(), shape).PublishPrompt(MakePrompt(1, 4, 240));
   Cool();
@@ -80,8 +79,8 @@ TEST_F(ComingUp, MemoryForItIsMadeBeforeALookupNeedsIt) {
       [&] { return daemon_.Metric("ashlar_tier_allocated_bytes{tenant=\"default\",tier=\"dram\"}") >= on_disk; }));
 }
 
-// As of segments in pages that another request has filled.
-TEST_F(ComingUp, TuplesComeWithoutKeysAndValues) {
+// For example for segments whose pages another request has filled.
+TEST_F(ComingUp, TuplesLoadWithoutKeysAndValues) {
   constexpr std::byte kUntouched{0x5a};
   const std::vector<Tokens> prompt = MakePrompt(1, 4, 240);
   TestEngine(daemon_.client_options()).PublishPrompt(prompt);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The composition service under a whole engine: the same bits as the engine's kernels, and what a daemon that dies or
-// stands still in the middle costs.
+// The composition service with the reference engine: results equal the engine's kernels bit for bit, also if a daemon
+// dies or hangs during a call.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,7 +22,7 @@ namespace {
 using rag::ComposeBy;
 using std::chrono::milliseconds;
 
-// Without a pause: what it waits for is over within microseconds.
+// Without a pause, because the wait is over within microseconds.
 bool SpinUntil(const std::function<bool()>& holds) {
   const auto deadline = std::chrono::steady_clock::now() + kPatience;
   while (!holds()) {
@@ -71,8 +71,8 @@ TEST_F(Composing, EngineAndDaemonGiveEqualBits) {
             static_cast<double>(advances));
 }
 
-// A daemon that stands still has the call, and then dies with it.
-TEST_F(Composing, ADaemonThatDiesUnderAnAdvanceCostsTimeOnly) {
+// A frozen daemon has the call, and then dies with it.
+TEST_F(Composing, ADaemonThatDiesDuringAnAdvanceOnlyCostsTime) {
   const RagPrompt prompt = MakeTestPrompt({1, 2, 3});
   const std::vector<float> full = FullRecompute(prompt);
   ServingEngine engine = Engine(daemon_, ComposeBy::kDaemon);
@@ -104,8 +104,9 @@ TEST_F(Composing, ADaemonThatDiesUnderAnAdvanceCostsTimeOnly) {
   EXPECT_GT(DaemonAdvances(engine.serving->cache()), restarted) << "a new life of the daemon composes again";
 }
 
-// The engine continues alone; it does not use the memory shared with the daemon until the daemon has released it.
-TEST_F(Composing, ADaemonThatStandsStillUnderAnAdvanceIsLeftAlone) {
+// The engine continues without the daemon; it does not use the memory shared with the daemon until the daemon has
+// released it.
+TEST_F(Composing, AFrozenDaemonDuringAnAdvanceIsAbandoned) {
   const rag::Patience hasty{.land = milliseconds(500)};
   const RagPrompt prompt = MakeTestPrompt({1, 2});
   ServingEngine engine = Engine(daemon_, ComposeBy::kDaemon, hasty);
@@ -134,7 +135,7 @@ TEST_F(Composing, ADaemonThatStandsStillUnderAnAdvanceIsLeftAlone) {
 class AdvanceCall : public testing::Test {
  protected:
   static constexpr int64_t kTokens = 60'000;                              // enough to be interrupted
-  static constexpr int64_t kKeys = 2 * 32, kValues = 4 * 24, kHeads = 4;  // of the test engine's layout
+  static constexpr int64_t kKeys = 2 * 32, kValues = 4 * 24, kHeads = 4;  // widths of the test engine's layout
   static constexpr float kPoison = -12345.0f;
 
   void SetUp() override {
@@ -190,7 +191,7 @@ TEST_F(AdvanceCall, IsQuiescedAfterDaemonExit) {
   EXPECT_TRUE(std::all_of(advance_.out, advance_.out + kTokens * kValues, [](float v) { return v == kPoison; }));
 }
 
-TEST_F(AdvanceCall, StaysUnresolvedWhileTheDaemonStandsStill) {
+TEST_F(AdvanceCall, StaysUnresolvedWhileTheDaemonIsFrozen) {
   ClientOptions hasty = daemon_.client_options();
   hasty.timeout = milliseconds(1000);
   TestEngine engine(hasty);
@@ -221,7 +222,7 @@ TEST_F(AdvanceCall, StaysUnresolvedWhileTheDaemonStandsStill) {
   std::this_thread::sleep_for(milliseconds(100));
   EXPECT_FALSE(Written(0)) << "a late write";
   const AdvanceStep few_tokens{
-      .segment = {}, .begin = 0, .end = 64};  // instrumented, all of them may outlast the client
+      .segment = {}, .begin = 0, .end = 64};  // under a sanitizer all of them may outlast the client
   advance_.steps = {&few_tokens, 1};
   EXPECT_EQ(engine.model().Advance(nullptr, advance_).reason(), MissReason::kNone);
   EXPECT_TRUE(Written(63));

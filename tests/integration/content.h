@@ -9,7 +9,7 @@
 
 namespace ashlar::integration {
 
-// Of every test engine's layout.
+// For every test engine's layout.
 inline constexpr uint32_t kPageTokens = 16;
 inline constexpr uint32_t kKeyHeads = 2, kValueHeads = 4, kDk = 32, kDv = 24;
 inline constexpr uint32_t kChannels = 48, kConvKernel = 4;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Conversations of the reference engine over a real daemon: whatever becomes of what they left there, the next turn is
-// answered, with the bits of a text that was computed the same way without a cache.
+// Conversations of the reference engine over a real daemon: whatever happens to their stored states, the next turn is
+// answered, with the bits of the same computation without a cache.
 #include <sys/wait.h>
 
 #include <cstring>
@@ -19,7 +19,7 @@ using talk::Conversation;
 using talk::ConversationServing;
 using talk::Turn;
 
-// Passes end where the daemon may ask for checkpoints: what other runs have left of a text has the same bits then.
+// Passes end where the daemon may ask for checkpoints, so that states left by other runs of a text have the same bits.
 constexpr uint32_t kPass = 64;
 
 class Conversing : public Serving {
@@ -35,8 +35,8 @@ class Conversing : public Serving {
     serving_ = *std::move(opened);
   }
 
-  // The next turn, of so many tokens; it must have the bits of no cache, whether or not it
-  // resumed; but for what a span rebuilds.
+  // The next turn, of `count` tokens. Whether or not it resumes, it must have the same bits as without a cache, except
+  // for states rebuilt from a span.
   Turn Say(size_t count) {
     std::vector<int32_t>& text = conversation_.text.tokens;
     for (size_t i = 0; i < count; ++i) text.push_back(static_cast<int32_t>((i * 31 + text.size() * 7) % 251));
@@ -79,7 +79,7 @@ TEST_F(Conversing, CorruptStatesAreNotResumedFrom) {
 TEST_F(Conversing, CorruptKeysAreNotResumedFrom) {
   const Turn first = Say(600);
   const refengine::PagedLayerGeometry layer = serving_->pages().Geometry(1);
-  const int32_t page = first.set->sequence->page_table()[270 / kPageTokens];  // of the second block
+  const int32_t page = first.set->sequence->page_table()[270 / kPageTokens];  // page of the second block
   const uint8_t* key = serving_->cache().data() + layer.key_offset + page * layer.page_stride;
   ASSERT_GE(FlipInArenas(daemon_.pid(), Bytes(reinterpret_cast<const float*>(key), 16)), 1);
   EXPECT_EQ(Say(40).set->resumed, 0u);
@@ -87,8 +87,8 @@ TEST_F(Conversing, CorruptKeysAreNotResumedFrom) {
   EXPECT_EQ(Say(40).set->resumed, left) << "committed anew";
 }
 
-TEST_F(Conversing, ADaemonThatDiesWhileAPrefixLandsCostsTimeOnly) {
-  // The daemon may be done before it dies; then there was nothing to lose, and it is tried again.
+TEST_F(Conversing, ADaemonThatDiesDuringAPrefixLandingOnlyCostsTime) {
+  // The daemon may finish before it dies; then nothing is lost, and the test tries again.
   bool lost = false;
   for (int attempt = 0; attempt < 10 && !lost; ++attempt) {
     conversation_ = Conversation();
@@ -105,7 +105,7 @@ TEST_F(Conversing, ADaemonThatDiesWhileAPrefixLandsCostsTimeOnly) {
   EXPECT_TRUE(lost) << "every landing was over before the daemon died";
 }
 
-// States, and spans that states are rebuilt from, of what only the disk has kept.
+// States, and spans from which states are rebuilt, that only the disk has kept.
 class ConversingFromDisk : public Conversing, public testing::WithParamInterface<uint32_t> {
  protected:
   void SetUp() override {
@@ -120,7 +120,7 @@ class ConversingFromDisk : public Conversing, public testing::WithParamInterface
 };
 
 TEST_P(ConversingFromDisk, ResumesFromObjectsLoadedFromDisk) {
-  Say(600).set->request.Release();  // or its lease would hold the daemon up
+  Say(600).set->request.Release();  // otherwise its lease would delay the daemon
   for (int turn = 0; turn < 3; ++turn) {
     const uint64_t left = Left();
     ASSERT_EQ(daemon_.Terminate(), 0);

@@ -8,8 +8,8 @@
 
 namespace ashlar::integration {
 
-// Flips one bit of every copy of `pattern` in the daemon's arenas, which no other process can write to; says how many
-// copies there were.
+// Flips one bit of every copy of `pattern` in the daemon's arenas, to which no other process can write. Returns the
+// number of copies.
 int FlipInArenas(pid_t daemon, const std::string& pattern);
 
 }  // namespace ashlar::integration

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Bytes that change inside the daemon's memory are noticed, never landed as good.
+// Corrupt bytes in the daemon's memory are detected, and never landed.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,11 +20,11 @@ class Corruption : public testing::Test {
  protected:
   Corruption() { engine_.PublishPrompt(prompt_); }
 
-  // Segment `corrupt` is a hit with corrupt bytes: landing misses it and lands the others; then the copy is gone, and
-  // the segment can be published again.
+  // Segment `corrupt` is a hit with corrupt bytes: landing misses it and lands the others. Afterwards the copy is gone,
+  // and the segment can be published again.
   void ExpectMissed(size_t corrupt) {
     const Match match = engine_.Lookup(prompt_);
-    ASSERT_TRUE(match.segments()[corrupt].hit());  // nobody has read it yet
+    ASSERT_TRUE(match.segments()[corrupt].hit());  // no engine has read it yet
     engine_.FillTargets(std::byte{0});
     const std::vector<MissReason> verdict = engine_.Land(match, prompt_).Wait(kPatience);
     for (size_t i = 0; i < prompt_.size(); ++i) {
@@ -84,7 +84,7 @@ TEST_F(Corruption, CorruptHeaderIsImmediateMiss) {
   EXPECT_THAT(engine_.Land(engine_.Lookup(prompt_), prompt_).Wait(kPatience), Each(MissReason::kNone));
 }
 
-// The daemon found the header whole; the engine that reads it does not, and publishes at once.
+// The daemon found the header valid; the engine that reads it does not, and publishes at once.
 TEST_F(Corruption, CorruptLeasedHeaderIsMissOnAttach) {
   const Match match = engine_.Lookup(prompt_);
   ASSERT_EQ(FlipInArenas(daemon_.pid(), "AshlarOb"), static_cast<int>(prompt_.size()));

@@ -64,7 +64,7 @@ std::string ReadFile(const std::string& path) {
   return text.str();
 }
 
-// Returns the port of the last daemon that the log names, which took any free port; 0 before it is logged.
+// Returns the port of the last daemon in the log, which chose any free port; 0 before it is logged.
 uint16_t MetricsPort(const std::string& log) {
   static const std::string kName = " metrics_port=";
   const size_t at = log.rfind(kName);
@@ -72,7 +72,7 @@ uint16_t MetricsPort(const std::string& log) {
                                  : static_cast<uint16_t>(std::strtoul(log.c_str() + at + kName.size(), nullptr, 10));
 }
 
-// "S (sleeping)" and the like: the letter of /proc/PID/stat.
+// The letter in /proc/PID/stat: "S (sleeping)" and the like.
 char StateOf(pid_t pid) {
   const std::string stat = ReadFile("/proc/" + std::to_string(pid) + "/stat");
   const size_t name_end = stat.rfind(')');
@@ -188,7 +188,7 @@ void DaemonProcess::Launch() {
     if (max_threads_ != 0 && ::setrlimit(RLIMIT_NPROC, &threads) != 0) ::_exit(127);
     // Keeps its group, so that engines of this one reach the sockets.
     if (uid_ != 0 && (::setgroups(0, nullptr) != 0 || ::setuid(uid_) != 0)) ::_exit(127);
-    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a test that crashes leaves no daemon behind
+    ::prctl(PR_SET_PDEATHSIG, SIGKILL);  // a crashed test leaves no daemon running
     const int fd = log_ >= 0 ? log_ : ::open(log.c_str(), O_WRONLY | O_CREAT | O_APPEND, 0644);
     ::dup2(fd, STDOUT_FILENO);
     ::dup2(fd, STDERR_FILENO);

@@ -14,10 +14,10 @@
 
 namespace ashlar::integration {
 
-// Generous for a loaded machine and for sanitizers; nothing waits so long unless it fails.
+// Long enough for a loaded machine and for sanitizers. Only a failing test waits that long.
 inline constexpr std::chrono::milliseconds kPatience{20'000};
 
-// Asks again and again until `holds` is true; false after `patience`.
+// Polls until `holds` is true. Returns false after `patience`.
 bool Eventually(const std::function<bool()>& holds, std::chrono::milliseconds patience = kPatience);
 
 // Shuts every connection of this process to that Unix socket.
@@ -29,19 +29,19 @@ struct DaemonOptions {
   std::string tenants;                   // YAML of the field `tenants`; empty: one tenant, this user
   std::string sessions;                  // YAML of the field `sessions`; empty: its defaults
   std::string ssd;                       // capacity; empty: no ssd tier
-  std::string admission = "second_use";  // of that tier
+  std::string admission = "second_use";  // policy of that tier
   std::string eviction = "price";
-  std::string on_damage = "set_aside";  // of the ssd tier
-  std::string ssd_folder;               // other than one in the daemon's
+  std::string on_damage = "quarantine";  // policy of the ssd tier
+  std::string ssd_folder;                // if not inside the daemon's directory
   uint32_t drain_seconds = 2;
   uint32_t threads = 2;
   std::string gpu;                       // YAML of the field `gpu`; empty: none
   std::string cluster;                   // YAML of the field `cluster`; empty: none
   std::string more;                      // YAML of further fields
-  std::string program;                   // other than the ashlard of this build
+  std::string program;                   // if not the ashlard of this build
   std::vector<std::string> environment;  // NAME=VALUE, besides this process's
-  bool own_pid_namespace = false;        // only where MayMakePidNamespaces()
-  int network_namespace = -1;            // a descriptor of the one that it runs in; negative: this thread's
+  bool own_pid_namespace = false;        // only if MayMakePidNamespaces()
+  int network_namespace = -1;            // descriptor of its network namespace; negative: this thread's
   uint32_t uid = 0;                      // user of the daemon; 0: the caller's. Others require root
   uint64_t max_files = 0;                // its limit on open files; 0: this process's
   uint64_t max_threads = 0;              // its user's limit on threads; 0: this process's
@@ -50,29 +50,29 @@ struct DaemonOptions {
 
 class DaemonProcess {
  public:
-  // Starts the daemon and waits until it serves. Failures are test failures; that of a daemon that ends before it
-  // serves says how it ended, and its last lines.
+  // Starts the daemon and waits until it serves. Failures are test failures. If the daemon ends before it serves, the
+  // message has its exit and its last lines.
   explicit DaemonProcess(const DaemonOptions& options = {});
   ~DaemonProcess();  // kills it; shows its log when the test has failed
   DaemonProcess(const DaemonProcess&) = delete;
   DaemonProcess& operator=(const DaemonProcess&) = delete;
 
-  // Writes the configuration that the next Start reads, and sets its limit on threads.
+  // Writes the configuration for the next Start, and sets its limit on threads.
   void Configure(const DaemonOptions& options);
   void Start();
-  std::string Refusal();  // starts it where it must give up by itself; returns its message
-  void Kill();            // SIGKILL, and waits for its end
+  std::string Refusal();  // starts it when it must refuse to run; returns its message
+  void Kill();            // SIGKILL, and waits for the exit
   void Signal(int number);
-  int Wait();       // for its end; its exit code
-  int Terminate();  // SIGTERM, and waits; its exit code
-  void Freeze();    // SIGSTOP, and waits until it stands still
+  int Wait();       // waits for the exit; returns the exit code
+  int Terminate();  // SIGTERM, and waits; returns the exit code
+  void Freeze();    // SIGSTOP, and waits until it is stopped
   void Thaw();      // SIGCONT
 
   pid_t pid() const { return pid_; }
   size_t peak_bytes() const;                                   // largest resident set so far
-  const std::string& directory() const { return directory_; }  // a test's files may lie here, too
+  const std::string& directory() const { return directory_; }  // may also hold a test's files
   std::string ssd_folder() const { return ssd_folder_.empty() ? directory_ + "/ssd" : ssd_folder_; }
-  std::string log() const;  // of all its lives
+  std::string log() const;  // log of all its runs
   std::string admin_socket() const { return directory_ + "/admin.sock"; }
   std::string metrics_socket() const { return directory_ + "/metrics.sock"; }
   ClientOptions client_options() const;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Disks that were damaged while no daemon ran: it starts on each, serves what it can prove, and nothing else.
+// Disks that were damaged while no daemon ran: a daemon starts on each, and serves only verified objects.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,7 +32,7 @@ uint64_t FirstSeed() {
   return asked == nullptr ? std::random_device{}() : std::strtoull(asked, nullptr, 10);
 }
 
-// Returns the command that damages one disk again.
+// Returns the command that repeats one disk's damage.
 std::string Again(uint64_t seed) {
   return "ASHLAR_DAMAGE_SEED=" + std::to_string(seed) +
          " ASHLAR_DAMAGES=1 disk_test --gtest_filter=DamagedDisk.ServesOnlyVerifiedObjects";
@@ -44,7 +44,7 @@ class DamagedDisk : public ::testing::Test {
     if (!HasDirectIo()) GTEST_SKIP() << testing::TempDir() << " has no O_DIRECT";
     folder_ = daemon_.ssd_folder();
     whole_ = daemon_.directory() + "/whole";
-    // Half of it in tables, for a start writes them; the other half in the log.
+    // Half of it is in tables, because a start writes them; the other half is in the log.
     for (int half = 0; half < 2 && !HasFatalFailure(); ++half) {
       if (half > 0) daemon_.Start();
       TestEngine engine(daemon_.client_options(), kPromptShape);
@@ -52,7 +52,7 @@ class DamagedDisk : public ::testing::Test {
       for (size_t i = 0; i < kPrompts / 2; ++i) {
         const Prompts fresh = {random_() >> 32};
         PublishWhatIsMissing(engine, fresh[0]);
-        // Before the next one, so that no batch of records has objects of two, however slow the machine is.
+        // Waits before the next one, so that no batch of records has two objects, however slow the machine is.
         Texts acknowledged;
         ASSERT_TRUE(
             Eventually([&] { return witness.Hear(fresh, acknowledged) && Count(acknowledged) == kPromptSegments; }));
@@ -85,17 +85,18 @@ class DamagedDisk : public ::testing::Test {
   }
   uint64_t Draw(uint64_t below) { return random_() % below; }
 
-  // Objects that may be struck: each takes an extent of the slab. Much more than there are where the disk's own words
-  // are struck, too.
+  // Objects that may be damaged: each takes an extent of the slab. Far more than exist if the disk's own metadata is
+  // damaged too.
   static constexpr size_t kAny = 1'000'000;
 
-  // One bit, a run of zeros, the end, or all of it; what it was. Adds the objects that it may strike.
+  // Damages one bit, a run of zeros, the end, or all of it, and returns a description. Adds the objects that may be
+  // damaged.
   std::string Damage(const fs::path& path, size_t& struck) {
     const uint64_t size = fs::file_size(path), kind = size == 0 ? 3 : Draw(4);
     const std::string name = path.filename().string();
     struck += kAny;
     if (kind == 3) return fs::remove(path), name + " removed";
-    // The slab's header, every other time: all else in it is objects.
+    // Every other time the slab's header: the rest of the slab is objects.
     const uint64_t at = Draw(name == "slab" && Draw(2) == 0 ? 48 : size);
     if (kind == 2) return fs::resize_file(path, at), name + " cut to " + std::to_string(at);
     const uint64_t zeros = kind == 1 ? std::min(size - at, 1 + Draw(8192)) : 0;
@@ -115,21 +116,21 @@ class DamagedDisk : public ::testing::Test {
     return name + ": a bit at " + std::to_string(at);
   }
 
-  // One file or two, as the seed says.
+  // One file or two, depending on the seed.
   std::string DamageSome(uint64_t seed, size_t& struck) {
     random_.seed(seed);
     std::string damage;
     struck = 0;
     for (uint64_t files = 1 + Draw(2); files > 0; --files) {
       const std::vector<fs::path> there = Files();
-      const fs::path& file = Draw(4) == 0 ? there.back() : there[Draw(there.size())];  // "slab" is the last
+      const fs::path& file = Draw(4) == 0 ? there.back() : there[Draw(there.size())];  // "slab" sorts last
       if (fs::exists(file)) damage += Damage(file, struck) + "; ";
     }
     return damage;
   }
 
-  // Starts the daemon on the disk as it is. Every hit lands as it was published; then the daemon takes a new prompt.
-  // Returns the objects that the daemon names, and counts those that land.
+  // Starts the daemon on the damaged disk. Every hit lands with its published bytes; then the daemon accepts a new
+  // prompt. Returns the number of objects that the daemon reports, and counts the ones that land.
   size_t StartAndLand() {
     size_t found = landed_ = 0;
     daemon_.Start();
@@ -162,7 +163,7 @@ class DamagedDisk : public ::testing::Test {
     EXPECT_GE(landed_ + struck, Published());
   }
 
-  // The same prompts are on every run's disk, so that a seed says all of its damage.
+  // Every run's disk has the same prompts, so that a seed determines all of its damage.
   std::mt19937_64 random_{kContentSeed};
   DaemonProcess daemon_{{.dram = "8MiB", .arena = "1MiB", .ssd = "16MiB", .admission = "all"}};
   std::string folder_, whole_;
@@ -170,7 +171,8 @@ class DamagedDisk : public ::testing::Test {
   size_t landed_ = 0;
 };
 
-// ASHLAR_DAMAGES=220 in the environment damages so many, ASHLAR_DAMAGE_SEED=N the first of them as in an earlier run.
+// The environment's ASHLAR_DAMAGES=220 sets the number of damages, and ASHLAR_DAMAGE_SEED=N the first seed, to repeat
+// an earlier run.
 TEST_F(DamagedDisk, ServesOnlyVerifiedObjects) {
   const char* const asked = std::getenv("ASHLAR_DAMAGES");
   const int cases = asked == nullptr ? 6 : std::atoi(asked);
@@ -197,7 +199,7 @@ TEST_F(DamagedDisk, ServesOnlyVerifiedObjects) {
       cases, all, set_aside, found, cases * Published(), objects_alone);
 }
 
-TEST_F(DamagedDisk, DamageOfObjectsCostsTheseAlone) {
+TEST_F(DamagedDisk, DamageLosesOnlyTheDamagedObjects) {
   for (int disk = 0; disk < 2; ++disk) {
     Restore();
     random_.seed(FirstSeed() + disk);
@@ -214,7 +216,7 @@ TEST_F(DamagedDisk, DamageOfObjectsCostsTheseAlone) {
   }
 }
 
-TEST_F(DamagedDisk, ASeedIsTheSameDamageAgain) {
+TEST_F(DamagedDisk, ASeedGivesTheSameDamage) {
   const uint64_t seed = FirstSeed();
   SCOPED_TRACE(seed);
   std::string damage[2];
@@ -230,7 +232,7 @@ TEST_F(DamagedDisk, ASeedIsTheSameDamageAgain) {
   ::unsetenv("ASHLAR_DAMAGE_SEED");
 }
 
-TEST_F(DamagedDisk, DamageInTheMiddleOfTheLogCostsNoneBehindIt) {
+TEST_F(DamagedDisk, DamageInTheLogLosesNoLaterRecords) {
   Restore();
   const fs::path log = TheLog();
   ASSERT_FALSE(log.empty());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The daemon's death, at rest and in the middle of a landing; the rule for late writes.
+// The daemon's death, when idle and during a landing; the rule for late writes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,14 +37,14 @@ class Death : public testing::Test {
  protected:
   Death() : prompt_({MakeRun(1, 100), MakeRun(2, 1000)}) { engine_->PublishPrompt(prompt_); }
 
-  // The engine uses its slots again: nobody else may write there from now on.
+  // The engine reuses its slots: nothing else may write there from now on.
   void ExpectNoLateWrite() {
     engine_->FillTargets(kOwn);
     EXPECT_FALSE(Eventually([&] { return !engine_->TargetsAre(kOwn); }, kWatch)) << "a late write";
   }
 
-  // Starts a landing, and `interrupt`s it when its first layer has been written. Again if it was over by then: null
-  // when it always is. `interrupt` returns what Wait answered.
+  // Starts a landing, and calls `interrupt` when its first layer has been written. Tries again if the landing was over
+  // by then; null if it always is. `interrupt` returns the result of Wait.
   template <typename Interrupt>
   std::optional<Landing> LandInterrupted(const Match& match, Interrupt interrupt, std::vector<MissReason>& reasons) {
     for (int attempt = 0; attempt < 20; ++attempt) {
@@ -80,7 +80,7 @@ class Death : public testing::Test {
   const std::vector<Tokens> prompt_;
 };
 
-TEST_F(Death, InTheMiddleOfALandingIsAMissAndThenQuiet) {
+TEST_F(Death, DuringALandingIsAMissAndQuiesces) {
   const Match match = engine_->Lookup(prompt_);
   engine_->FillTargets(kPoison);
   Landing landing = engine_->Land(match, prompt_);
@@ -133,7 +133,7 @@ TEST_F(Death, DeathOfFrozenDaemonQuiescesLandings) {
   ExpectNoLateWrite();
 }
 
-// The daemon has the request in its socket, has not read it, and learns of it after the client gave up.
+// The request is in the daemon's socket but unread, and the daemon reads it after the client gave up.
 TEST_F(Death, ALandingThatStartsTooLateWritesNothing) {
   const Match match = engine_->Lookup(prompt_);
   engine_->FillTargets(kPoison);
@@ -146,7 +146,7 @@ TEST_F(Death, ALandingThatStartsTooLateWritesNothing) {
   ExpectNoLateWrite();
 }
 
-TEST_F(Death, ADroppedLandingLeavesItsSlotsQuiet) {
+TEST_F(Death, ADroppedLandingQuiescesItsSlots) {
   const Match match = engine_->Lookup(prompt_);
   engine_->FillTargets(kPoison);
   {
@@ -170,15 +170,14 @@ TEST_F(Death, LostConnectionIsSurvived) {
   ExpectNoLateWrite();
 
   BreakConnections(daemon_.client_options().rpc_socket);
-  // Models are known again before their pages are.
+  // Models are restored before their pages.
   EXPECT_TRUE(
       Eventually([&] { return engine_->Lookup(prompt_).segments()[1].hit() && engine_->client().connected(); }));
   EXPECT_THAT(engine_->Land(engine_->Lookup(prompt_), prompt_).Wait(kPatience), Each(MissReason::kNone));
 }
 
-// The connection breaks, and whoever dials again reaches a daemon that has taken the place of the one that still
-// writes.
-TEST_F(Death, AnotherDaemonDoesNotEndADoubt) {
+// The connection breaks, and a new connection reaches another daemon that has replaced the one that still writes.
+TEST_F(Death, AnotherDaemonDoesNotResolveALanding) {
   const Match match = engine_->Lookup(prompt_);
   std::vector<MissReason> reasons;
   std::optional<Landing> landing = LandInterrupted(
@@ -215,7 +214,7 @@ TEST_F(Death, ObjectsMayGoInAnyOrder) {
   EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_sessions") == 0; }));
 }
 
-TEST_F(Death, AtRestIsFollowedByAReconnect) {
+TEST_F(Death, WhileIdleIsFollowedByAReconnect) {
   for (int life = 0; life < 2; ++life) {
     daemon_.Kill();
     EXPECT_TRUE(Eventually([&] { return !engine_->client().connected(); }));
@@ -228,7 +227,7 @@ TEST_F(Death, AtRestIsFollowedByAReconnect) {
   ExpectWorksAgain();
 }
 
-// As if the daemon is restarted between the two connects: such a connection is of no use, and is replaced.
+// As if the daemon restarted between the two connects: such a connection is unusable, and is replaced.
 TEST(Connect, DetectsSocketsOfTwoDaemons) {
   DaemonProcess first, second;
   ClientOptions options = first.client_options();
@@ -242,11 +241,11 @@ TEST(Connect, DetectsSocketsOfTwoDaemons) {
 }
 
 // The client has lost its session with a daemon that still listens, and waits for its greeting.
-TEST_F(Death, AClientThatReconnectsToAFrozenDaemonGoesAtOnce) {
+TEST_F(Death, AClientReconnectingToAFrozenDaemonEndsAtOnce) {
   daemon_.Freeze();
   BreakConnections(daemon_.client_options().session_socket);
   ASSERT_TRUE(Eventually([&] { return !engine_->client().connected(); }));
-  std::this_thread::sleep_for(milliseconds(100));  // the first pause before a reconnect is a tenth of that
+  std::this_thread::sleep_for(milliseconds(100));  // the first pause before a reconnect is a tenth of this
   const auto asked = std::chrono::steady_clock::now();
   engine_.reset();
   EXPECT_LT(std::chrono::steady_clock::now() - asked, kPatience / 4);
@@ -265,7 +264,7 @@ TEST_F(Death, ReservationsDoNotOutliveTheDaemon) {
             PublishOutcome::kUnknownReservation);
 }
 
-// Landings are bounded: one too many is a miss at once, even when the daemon does not answer.
+// Landings are limited: one beyond the limit misses at once, even if the daemon does not answer.
 TEST(Land, LandingBeyondLimitIsBusy) {
   DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
@@ -277,11 +276,11 @@ TEST(Land, LandingBeyondLimitIsBusy) {
   std::vector<MissReason> reasons;
   while (reasons.empty() && landings.size() < 10'000) {
     landings.push_back(engine.Land(match, prompt));
-    if (landings.back().quiet()) reasons = landings.back().Wait(kImpatience);  // it never reached the daemon
+    if (landings.back().quiet()) reasons = landings.back().Wait(kImpatience);  // the request never reached the daemon
   }
   EXPECT_THAT(reasons, Each(MissReason::kBusy));
   EXPECT_GT(landings.size(), 100u);
-  daemon.Kill();  // thawed, it would land all of them into the same slots
+  daemon.Kill();  // when resumed, it would land all of them into the same slots
   landings.clear();
   daemon.Start();
   ASSERT_TRUE(Eventually([&] { return engine.client().connected(); }));
@@ -289,8 +288,8 @@ TEST(Land, LandingBeyondLimitIsBusy) {
   EXPECT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
-// The bound is on those under way, not on those that the engine has kept.
-TEST(Land, FinishedOnesTakeNoPlace) {
+// The limit counts landings in progress, not finished ones that the engine has kept.
+TEST(Land, FinishedLandingsDoNotCount) {
   DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
   const std::vector<Tokens> prompt = MakePrompt(1, 2, 30);
@@ -303,7 +302,7 @@ TEST(Land, FinishedOnesTakeNoPlace) {
   }
 }
 
-// A publish that the client gave up must not become an object of torn bytes.
+// A publish that the client abandoned must not become an object of torn bytes.
 TEST(Publish, TimedOutPublishIsNeverFound) {
   DaemonProcess daemon;
   ClientOptions options = daemon.client_options();

@@ -109,7 +109,7 @@ int fsync(int fd) {
 int fdatasync(int fd) {
   return Fails(&DiskFaults::sync, fd) ? -1 : REAL(fdatasync)(fd);
 }
-// Without flags it asks only whether the call exists, which no disk can refuse.
+// Without flags it only checks whether the call exists, which no disk can refuse.
 int sync_file_range(int fd, off64_t offset, off64_t size, unsigned flags) {
   return flags != 0 && Fails(&DiskFaults::sync, fd) ? -1 : REAL(sync_file_range)(fd, offset, size, flags);
 }
@@ -141,7 +141,7 @@ int close(int fd) {
   WaitWhileHung(fd);
   return REAL(close)(fd);
 }
-// In a folder that is open.
+// In an open folder.
 int openat(int folder, const char* path, int flags, ...) {
   va_list more;
   va_start(more, flags);

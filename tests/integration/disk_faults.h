@@ -7,7 +7,7 @@
 
 namespace ashlar::integration {
 
-// The errno with which calls fail; 0: they succeed. Lies in the file that ASHLAR_DISK_FAULTS names; ASHLAR_DISK_FOLDER
+// The errno with which calls fail; 0: they succeed. It is in the file named by ASHLAR_DISK_FAULTS; ASHLAR_DISK_FOLDER
 // names the folder.
 struct DiskFaults {
   std::atomic<int> read, write, sync;

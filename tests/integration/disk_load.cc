@@ -16,7 +16,7 @@ namespace ashlar::integration {
 namespace {
 
 constexpr std::byte kPoison{0x5a};
-constexpr size_t kTokens = 60;  // of a segment
+constexpr size_t kTokens = 60;  // tokens of a segment
 
 }  // namespace
 

@@ -24,22 +24,22 @@ namespace ashlar::integration {
 inline constexpr size_t kPromptSegments = 3;  // each segment is an object in an extent of 256 KiB
 inline constexpr Shape kPromptShape{.tokens = 256};
 
-// A prompt is its seed; a text one of its segments.
+// A prompt is identified by its seed; a text is one of its segments.
 using Prompts = std::vector<uint64_t>;
 using Texts = std::map<uint64_t, std::set<size_t>>;
 
 std::vector<Tokens> PromptOf(uint64_t seed);
 size_t Count(const Texts& texts);
 
-bool HasDirectIo();  // where tests have their folders
+bool HasDirectIo();  // for the folder that tests use
 
-// Asks a daemon what its disk has acknowledged.
+// Queries a daemon for what its disk has acknowledged.
 class Witness {
  public:
   Witness(const std::string& admin_socket, const NamespaceId& ns);
   ~Witness();
 
-  // Adds those texts of the prompts that the disk has acknowledged by now; false when the daemon does not answer.
+  // Adds the texts of the prompts that the disk has acknowledged. Returns false if the daemon does not answer.
   bool Hear(const Prompts& prompts, Texts& acknowledged);
 
  private:
@@ -48,14 +48,14 @@ class Witness {
   const std::string ns_;
 };
 
-// Lands the prompt, at the first attempt; what was landed must be what was published. True: all of `wanted` was. Adds
-// the number of texts that were to `landed`.
+// Lands the prompt at the first attempt, and checks that it equals what was published. Returns whether all of `wanted`
+// landed. Adds the number of landed texts to `landed`.
 bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted, size_t* landed = nullptr);
 
-// Publishes the segments of the prompt that are missing, as far as it can: the daemon may die meanwhile.
+// Publishes the missing segments of the prompt as far as possible: the daemon may die meanwhile.
 void PublishWhatIsMissing(TestEngine& engine, uint64_t seed);
 
-// Engines that publish new prompts, up to a number, and land those that there are, each in a thread of its own.
+// Engines that publish a limited number of new prompts, and land the existing ones, each on its own thread.
 class Load {
  public:
   static constexpr int kEngines = 2;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A disk that is full, read-only, failing or hanging, at the daemon's start and while it runs: memory continues to
-// serve, the tier reports that it is degraded, and is written again by itself.
+// serve, the tier reports that it is degraded, and recovers by itself.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
@@ -42,7 +42,7 @@ int Times(const char* variable, int fewer) {
   return asked == nullptr ? fewer : std::atoi(asked);
 }
 
-// A daemon whose disk holds 80 objects, and memory 64.
+// A daemon with space for 80 objects on disk and 64 in memory.
 DaemonOptions SmallDisk(const std::string& folder) {
   return {
       .dram = "16MiB", .arena = "1MiB", .ssd = "20MiB", .admission = "all", .eviction = "lru", .ssd_folder = folder};
@@ -66,7 +66,7 @@ class DiskTrouble : public ::testing::Test {
     if (!HasFatalFailure()) BeginEngine();
   }
 
-  // The daemon continues to serve from memory; metrics, health and log tell the tier's state.
+  // The daemon continues to serve from memory; metrics, health and log report the tier's state.
   void ExpectDegraded() {
     EXPECT_TRUE(Eventually([&] { return daemon_->Metric(kDegraded) == 1; }));
     const std::string socket = daemon_->client_options().rpc_socket;
@@ -95,7 +95,7 @@ class DiskTrouble : public ::testing::Test {
     if (degraded_) ExpectSaid(kSaidRecovered, said_recovered_);
     degraded_ = false;
   }
-  // In the log, once more than when this was last asked. `said`: how often then, and now.
+  // Expects one more such line in the log than at the last call. `said`: the count then, updated to the current one.
   void ExpectSaid(const std::string& words, size_t& said) {
     EXPECT_TRUE(Eventually([&] { return TimesSaid(words) > said; })) << words << ", " << said << " times before";
     said = TimesSaid(words);
@@ -114,7 +114,7 @@ class DiskTrouble : public ::testing::Test {
       Eventually([&] { return daemon_->Metric(kDegraded) == 1; }, std::chrono::milliseconds(500));
     }
   }
-  // Used objects are written to the disk, one after another, as they find room there.
+  // Used objects are written to the disk one after another, as space becomes free.
   void ExpectWritten(uint64_t seed) {
     EXPECT_TRUE(Eventually([&] {
       PublishWhatIsMissing(*engine_, seed);
@@ -122,7 +122,7 @@ class DiskTrouble : public ::testing::Test {
       return witness_->Hear({seed}, acknowledged_) && acknowledged_[seed] == kAll;
     }));
   }
-  // Now, and not again: what was acknowledged before is there.
+  // Checks once that everything acknowledged before is there.
   void ExpectNothingLost() {
     witness_->Hear(written_, acknowledged_);
     for (const auto& [seed, segments] : acknowledged_) {
@@ -131,7 +131,7 @@ class DiskTrouble : public ::testing::Test {
     landed_ += Count(acknowledged_);
   }
 
-  // Before the disk has to give anything up, which nobody could tell from a loss: it begins anew.
+  // Restarts with an empty disk before the disk has to evict, which could not be distinguished from a loss.
   void BeginAnewIfFull(const std::string& folder) {
     if (Count(acknowledged_) <= 40) return;
     engine_.reset();
@@ -153,7 +153,7 @@ class DiskTrouble : public ::testing::Test {
   Texts acknowledged_;
   size_t landed_ = 0;
   size_t said_degraded_ = 0, said_recovered_ = 0;
-  bool degraded_ = false;  // since its last start, and not said to have recovered
+  bool degraded_ = false;  // since its last start, and no recovery reported
 };
 
 class FullDisk : public DiskTrouble {
@@ -213,7 +213,7 @@ TEST_F(FullDisk, ServesAndRetriesOnFullDisk) {
   std::printf("%d times full, %zu acknowledged objects found and landed\n", rounds + 1, landed_);
 }
 
-TEST_F(FullDisk, AReadOnlyOneIsWrittenAgainOnceItMayBe) {
+TEST_F(FullDisk, AReadOnlyDiskIsWrittenAgainOnceItIsWritable) {
   Begin(SmallDisk(folder_));
   written_.push_back(Fresh());
   ExpectWritten(written_.back());
@@ -254,7 +254,7 @@ TEST_F(FullDisk, ReadOnlyDiskLosesNoAcknowledgedObject) {
   ExpectWritten(written_.back());
 }
 
-// Not under sanitizers, whose libraries must come before all others.
+// Not under sanitizers, whose libraries must be loaded before all others.
 class FailingDisk : public DiskTrouble {
  protected:
   void SetUp() override {
@@ -290,7 +290,7 @@ class FailingDisk : public DiskTrouble {
   DiskFaults* faults_ = nullptr;
 };
 
-TEST_F(FailingDisk, CostsNothingButItself) {
+TEST_F(FailingDisk, AffectsOnlyTheDisk) {
   struct Case {
     const char* what;
     int read, write, sync, change;
@@ -313,7 +313,8 @@ TEST_F(FailingDisk, CostsNothingButItself) {
     ExpectDegraded();
     Set(0, 0, 0, 0);
     ExpectRecovery();
-    // Nor what was acknowledged before, though nothing could be read for a while: nobody has read it meanwhile.
+    // Objects acknowledged before are not lost either, although they could not be read for a while: none was read
+    // meanwhile.
     written_.push_back(Fresh());
     ExpectWritten(written_.back());
     ExpectNothingLost();
@@ -323,7 +324,7 @@ TEST_F(FailingDisk, CostsNothingButItself) {
               landed_);
 }
 
-TEST_F(FailingDisk, ARecordLogThatCannotBeReadIsAMatterOfTheDiskAlone) {
+TEST_F(FailingDisk, AnUnreadableRecordLogAffectsOnlyTheDisk) {
   Begin(options_);
   written_.push_back(Fresh());
   ExpectWritten(written_.back());
@@ -359,7 +360,7 @@ TEST_F(FailingDisk, IsOpenedAfterRecovery) {
   }
 }
 
-// Of a disk that hangs: its calls do not return.
+// A disk that hangs: its calls do not return.
 class HangingDisk : public FailingDisk {
  protected:
   using Seconds = std::chrono::duration<double>;
@@ -374,7 +375,7 @@ class HangingDisk : public FailingDisk {
     if (faults_ != nullptr) faults_->hang = 0;
     FailingDisk::TearDown();
   }
-  // A text that the disk alone has.
+  // A text that only the disk has.
   void BeginWithOneText() {
     Begin(options_);
     if (HasFatalFailure()) return;
@@ -429,7 +430,7 @@ TEST_F(HangingDisk, CostsMissesUntilItAnswers) {
   ExpectWritten(others[0]);
 }
 
-TEST_F(HangingDisk, DoesNotKeepTheDaemonFromItsEnd) {
+TEST_F(HangingDisk, DoesNotDelayTheDaemonsStop) {
   BeginWithOneText();
   if (HasFatalFailure()) return;
   Hang();
@@ -445,8 +446,8 @@ TEST_F(HangingDisk, DoesNotKeepTheDaemonFromItsEnd) {
   EXPECT_TRUE(Lands(*engine_, written_[0], kAll)) << "acknowledged before";
 }
 
-// Nothing was under way: it is closing its files.
-TEST_F(HangingDisk, DoesNotKeepTheDaemonFromItsEndWhereItCloses) {
+// Nothing was in flight: it is closing its files.
+TEST_F(HangingDisk, DoesNotDelayTheDaemonsStopWhileClosing) {
   BeginWithOneText();
   if (HasFatalFailure()) return;
   engine_.reset();
@@ -455,7 +456,7 @@ TEST_F(HangingDisk, DoesNotKeepTheDaemonFromItsEndWhereItCloses) {
   EXPECT_THAT(daemon_->log(), ::testing::HasSubstr("did not stop in time"));
 }
 
-TEST_F(HangingDisk, DoesNotKeepTheDaemonFromItsStart) {
+TEST_F(HangingDisk, DoesNotDelayTheDaemonsStart) {
   BeginWithOneText();
   if (HasFatalFailure()) return;
   engine_.reset();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A daemon that is told to stop leaves on its disk what its memory had, and its engines compute meanwhile.
+// A daemon that is stopped writes its memory to the disk; its engines compute meanwhile.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -28,7 +28,7 @@ std::vector<MissReason> ReasonsOf(const Match& match) {
 TEST(Drain, MemoryObjectsAreOnDiskAfterRestart) {
   DaemonProcess daemon(kWithDisk);
   const std::vector<Tokens> prompt = MakePrompt(4, 4, 100);
-  TestEngine(daemon.client_options()).PublishPrompt(prompt);  // once: admission does not want it on the disk
+  TestEngine(daemon.client_options()).PublishPrompt(prompt);  // once: admission does not accept it on the disk
   EXPECT_EQ(daemon.Metric("ashlar_tier_copied_bytes_total{from=\"dram\",tenant=\"default\",to=\"ssd\"}"), 0);
   EXPECT_EQ(daemon.Terminate(), 0);
   daemon.Start();
@@ -43,7 +43,7 @@ TEST(Drain, MemoryObjectsAreOnDiskAfterRestart) {
   for (size_t i = 0; i < prompt.size(); ++i) engine.ExpectTuples(match, i, prompt[i]);
 }
 
-TEST(Drain, AnEngineKeepsWhatItHasAndGetsNothingNew) {
+TEST(Drain, AnEngineKeepsItsLeasesAndGetsNoNewOnes) {
   DaemonProcess daemon(DaemonOptions{.ssd = "64MiB", .drain_seconds = 60});
   const std::vector<Tokens> prompt = MakePrompt(4, 2, 100);
   TestEngine engine(daemon.client_options());
@@ -61,13 +61,13 @@ TEST(Drain, AnEngineKeepsWhatItHasAndGetsNothingNew) {
   EXPECT_EQ(daemon.Wait(), 0);
 }
 
-TEST(Drain, EndsAtItsDeadlineAndAtASecondSignal) {
+TEST(Drain, EndsAtItsDeadlineOrASecondSignal) {
   for (const bool impatient : {false, true}) {
     DaemonProcess daemon(DaemonOptions{.drain_seconds = impatient ? 3600u : 1u});
     const std::vector<Tokens> prompt = MakePrompt(4, 2, 100);
     TestEngine engine(daemon.client_options());
     engine.PublishPrompt(prompt);
-    const Match match = engine.Lookup(prompt);  // held to the end
+    const Match match = engine.Lookup(prompt);  // held until the test ends
     daemon.Signal(SIGTERM);
     ASSERT_TRUE(Eventually([&] { return daemon.Metric("ashlar_draining") == 1; }) || !impatient);
     if (impatient) daemon.Signal(SIGINT);
@@ -76,10 +76,10 @@ TEST(Drain, EndsAtItsDeadlineAndAtASecondSignal) {
   }
 }
 
-TEST(Drain, BeingKilledMeanwhileDoesNoHarm) {
+TEST(Drain, AKillDuringTheDrainDoesNoHarm) {
   DaemonProcess daemon(kWithDisk);
   const std::vector<Tokens> prompt = MakePrompt(4, 8, 400);
-  for (const int milliseconds : {0, 2, 5, 10, 20, 40}) {
+  for (const int delay_ms : {0, 2, 5, 10, 20, 40}) {
     {
       TestEngine engine(daemon.client_options());
       for (size_t i = 0; i < prompt.size(); ++i) {
@@ -87,7 +87,7 @@ TEST(Drain, BeingKilledMeanwhileDoesNoHarm) {
       }
     }
     daemon.Signal(SIGTERM);
-    std::this_thread::sleep_for(std::chrono::milliseconds(milliseconds));
+    std::this_thread::sleep_for(std::chrono::milliseconds(delay_ms));
     daemon.Kill();
     daemon.Start();
     TestEngine engine(daemon.client_options(), {.tokens = 4096});

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's API over a real daemon: setting prompts, filling misses, restarts, and refusals.
+// The engine API over a real daemon: assembling prompts, filling misses, restarts, and refusals.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -9,7 +9,7 @@
 #include <thread>
 #include <vector>
 
-#include "client/engine/prompt_run.h"
+#include "client/engine/handles.h"
 #include "proto/outcome.h"
 #include "tests/integration/corrupt.h"
 #include "tests/integration/daemon_process.h"
@@ -79,7 +79,7 @@ class EngineApi : public testing::Test {
   TestEngine test_{daemon_.client_options()};
 };
 
-TEST_F(EngineApi, SetsAPromptFromWhatIsThere) {
+TEST_F(EngineApi, SetsAPromptFromCachedSegments) {
   test_.PublishPrompt(segments_);
   test_.FillTargets(kPoison);
   Cache cache = OpenBeside(test_);
@@ -106,7 +106,7 @@ TEST_F(EngineApi, SetsAPromptFromWhatIsThere) {
   EXPECT_TRUE(NoLeaseIsLeft());
 }
 
-// A medium whose rotary positions are fewer, or more, than its tokens moves the keys of the segments after it.
+// A medium whose rotary positions are fewer or more than its tokens shifts the keys of the segments after it.
 TEST_F(EngineApi, KeysAreRotatedToShiftedPositions) {
   test_.PublishPrompt(segments_);
   test_.FillTargets(kPoison);
@@ -150,10 +150,10 @@ TEST_F(EngineApi, KeysAreRotatedToShiftedPositions) {
   EXPECT_THAT(Say(cache.Begin(&asked.prompt, 1, &request)), StartsWith("3 prompts[0].rotary_shifts[0]: 1; expected 0"));
   asked.prompt.rotary_shifts = wrong[1];
   EXPECT_THAT(Say(cache.Begin(&asked.prompt, 1, &request)),
-              StartsWith("3 prompts[0].rotary_shifts[1]: -51; the segment starts at 50"));
+              StartsWith("3 prompts[0].rotary_shifts[1]: -51 is out of range; expected at least -50"));
 }
 
-TEST_F(EngineApi, FillsWhatIsMissingAndFindsItThen) {
+TEST_F(EngineApi, PublishesMissingSegmentsAndFindsThem) {
   Cache cache = OpenBeside(test_);
   Asked asked = WithPages(segments_);
   asked.prompt.fill = true;
@@ -202,7 +202,7 @@ TEST_F(EngineApi, UnfilledSegmentsPassToOtherRequests) {
   EXPECT_TRUE(NoReservationIsLeft());
 }
 
-// The engine needs longer for one segment than a reservation lasts: it is reserved again when it is published.
+// The engine takes longer for one segment than a reservation lasts: the segment is reserved again when it is published.
 TEST(EngineApiWithShortReservations, SlowSegmentsArePublished) {
   DaemonOptions options;
   options.more = "leases: {reservation_seconds: 1}\n";
@@ -227,7 +227,7 @@ TEST(EngineApiWithShortReservations, SlowSegmentsArePublished) {
   ASSERT_GOOD(request.Finish());
 }
 
-TEST_F(EngineApi, ALateMissRestartsThePlanWithoutIt) {
+TEST_F(EngineApi, ALateMissRestartsThePlan) {
   test_.PublishPrompt(segments_);
   ASSERT_EQ(FlipInArenas(daemon_.pid(), test_.ValueRow(ObjectKind::kSegment, segments_[1], 3, 50)), 1);
   Cache cache = OpenBeside(test_);
@@ -242,7 +242,7 @@ TEST_F(EngineApi, ALateMissRestartsThePlanWithoutIt) {
   ASSERT_GOOD(request.Finish());
 }
 
-TEST_F(EngineApi, PagesInDoubtAreKeptUntilTheyAreQuiet) {
+TEST_F(EngineApi, UnresolvedPagesAreKeptUntilTheyAreQuiesced) {
   ClientOptions options = daemon_.client_options();
   options.timeout = std::chrono::milliseconds(1000);
   TestEngine impatient(options);
@@ -269,7 +269,7 @@ TEST_F(EngineApi, PagesInDoubtAreKeptUntilTheyAreQuiet) {
   EXPECT_THAT(back, testing::UnorderedElementsAreArray(all));
 }
 
-TEST(EngineApiOfMuch, TheDaemonsDeathInTheMiddleIsAMiss) {
+TEST(EngineApiOfMuch, TheDaemonsDeathDuringALandingIsAMiss) {
   DaemonProcess daemon({.dram = "256MiB", .arena = "16MiB", .tenants = "", .threads = 1});
   TestEngine test(daemon.client_options(),
                   {.layers = 16, .kv_heads = 4, .key_dim = 64, .value_dim = 64, .tokens = 1200});
@@ -291,8 +291,8 @@ TEST(EngineApiOfMuch, TheDaemonsDeathInTheMiddleIsAMiss) {
   ASSERT_GOOD(after.Finish());
 }
 
-// The leases end with the session: bytes read in place since may have been anything.
-TEST_F(EngineApi, ACutSessionRestartsWithNothing) {
+// The leases end with the session: bytes read in place since then may have changed.
+TEST_F(EngineApi, ACutSessionRestartsWithoutHits) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_);
   const Asked asked = WithPages(segments_);
@@ -305,7 +305,7 @@ TEST_F(EngineApi, ACutSessionRestartsWithNothing) {
   ASSERT_GOOD(request.Finish());
 }
 
-TEST_F(EngineApi, EveryCallThatWaitsHasAFormThatDoesNot) {
+TEST_F(EngineApi, EveryWaitingCallHasANonBlockingForm) {
   Cache cache = OpenBeside(test_);
   test_.FillTargets(kPoison);
   Asked asked = WithPages(segments_);
@@ -349,14 +349,14 @@ TEST_F(EngineApi, APlanCanBeCancelled) {
   EXPECT_TRUE(NoLeaseIsLeft());
 }
 
-TEST_F(EngineApi, ALookupMayBeCancelledWhileItIsUnderWay) {
+TEST_F(EngineApi, ALookupInFlightCanBeCancelled) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_);
   const Asked asked = WithPages(segments_);
   Request request;
   daemon_.Freeze();
   ASSERT_GOOD(cache.StartBegin(&asked.prompt, 1, &request));
-  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the call is on its way
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the call is in flight
   request.Cancel();
   EXPECT_EQ(request.PollQuiet().code, Code::kPending);
   daemon_.Thaw();
@@ -364,7 +364,7 @@ TEST_F(EngineApi, ALookupMayBeCancelledWhileItIsUnderWay) {
   EXPECT_TRUE(NoLeaseIsLeft()) << "while the request is still there";
 }
 
-TEST_F(EngineApi, ManyRequestsAreBegunInOneCall) {
+TEST_F(EngineApi, OneCallBeginsManyRequests) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_);
   const Asked all(segments_), first({segments_[0]}), none({MakeRun(8, 30)});
@@ -418,7 +418,7 @@ TEST(EngineApiOnPrefixes, ATextIsCommittedAndResumed) {
   const std::string expected = test.StateBehind(text, 0);
   EXPECT_EQ(std::memcmp(state.data(), expected.data(), expected.size()), 0);
   ASSERT_GOOD(request.Finish());
-  test.ExpectResumed(*engine::Access::Of(request)->match(), asked.tokens, kPoison);
+  test.ExpectResumed(*engine::Access::Of(request)->match().get(), asked.tokens, kPoison);
 }
 
 TEST_F(EngineApi, RefusesInvalidFields) {
@@ -445,7 +445,7 @@ TEST_F(EngineApi, RefusesInvalidFields) {
     pages = good;
   }
   EXPECT_EQ(Say(request.Finish()), "9 the request was not begun");
-  pages.push_back(-1);  // behind the prompt a table may be padded
+  pages.push_back(-1);  // after the prompt a table may be padded
   asked.prompt.page_table = pages.data();
   asked.prompt.page_count = pages.size();
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's API over a real daemon: prompts whose pages are given by groups of layers.
+// The engine API over a real daemon: prompts with one page table per group of layers.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -24,7 +24,7 @@ constexpr Grouping kAll[] = {Grouping::kOne, Grouping::kApart, Grouping::kCommon
 
 class EngineGroups : public testing::Test {
  protected:
-  // Tokens that no other text has.
+  // Tokens that occur in no other text.
   Tokens NewText(size_t tokens) {
     Tokens text(tokens);
     std::iota(text.begin(), text.end(), next_);
@@ -37,7 +37,8 @@ class EngineGroups : public testing::Test {
   int32_t next_ = 1;
 };
 
-// Segments that one engine publishes from pages of its grouping land in pages of every other, with the same bytes.
+// Segments that one engine publishes from pages of its grouping land in pages of every other grouping with the same
+// bytes.
 TEST_F(EngineGroups, SegmentsLandWithTheSameBytesInAnyGrouping) {
   for (const Grouping from : kAll) {
     GroupedEngine publisher(daemon_, from);
@@ -72,7 +73,7 @@ TEST_F(EngineGroups, SegmentsLandWithTheSameBytesInAnyGrouping) {
   }
 }
 
-// A text that is committed from one grouping is resumed in every other, at once and by another process's plan.
+// A text that is committed from one grouping is resumed in every other, immediately and by another process's plan.
 TEST_F(EngineGroups, PrefixesAreSharedBetweenGroupings) {
   for (const Grouping from : kAll) {
     GroupedEngine writer(daemon_, from);
@@ -132,7 +133,7 @@ TEST_F(EngineGroups, PrefixesAreSharedBetweenGroupings) {
   }
 }
 
-TEST_F(EngineGroups, GroupsThatMakeNoSenseAreRefusedByName) {
+TEST_F(EngineGroups, InvalidGroupsAreRefusedByName) {
   GroupedEngine good(daemon_, Grouping::kCommon);
   const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;
   const auto open = [&](const std::function<void(engine::Memory&, engine::LayerGroup(&)[2])>& spoil) {
@@ -162,7 +163,7 @@ TEST_F(EngineGroups, GroupsThatMakeNoSenseAreRefusedByName) {
   EXPECT_THAT(open([](auto&, auto& g) { g[0].page_tokens = 1 << 20; }), StartsWith("3 memory.groups[0].page_tokens: "));
   EXPECT_THAT(open([](auto& m, auto& g) { m.common_pages = true, g[1].pages = 8; }),
               StartsWith("3 memory.groups[1].pages: 8; with common_pages"));
-  // Places that the daemon judges: common pages alone may share memory, page by page.
+  // Places that the daemon checks: only common pages may share memory, page by page.
   uint32_t count;
   std::vector<engine::PagePlace> places(good.cache.places(&count), good.cache.places(nullptr) + 2);
   const auto placed = [&](bool common, uint64_t shift) {
@@ -179,7 +180,7 @@ TEST_F(EngineGroups, GroupsThatMakeNoSenseAreRefusedByName) {
   EXPECT_THAT(placed(true, places[0].page_stride - 32), StartsWith("3 memory: layers[1]."));
 }
 
-TEST_F(EngineGroups, TablesThatMakeNoSenseAreRefusedByName) {
+TEST_F(EngineGroups, InvalidTablesAreRefusedByName) {
   GroupedEngine grouped(daemon_, Grouping::kApart), one(daemon_, Grouping::kOne);
   Asked asked = Ask({NewText(60)});
   const Tables pages = grouped.Take(asked.tokens.size()), single = one.Take(asked.tokens.size());
@@ -235,7 +236,8 @@ TEST_F(EngineGroups, TablesThatMakeNoSenseAreRefusedByName) {
   EXPECT_THAT(Say(request.Move(pages.tables.data(), 2)), StartsWith("9 "));
 }
 
-// A page belongs to one group at a time: a landing that would write it for two is refused by the daemon, and a miss.
+// A page belongs to one group at a time: the daemon refuses a landing that would write it for two groups, and it is a
+// miss.
 TEST_F(EngineGroups, ACommonPageOfTwoGroupsIsNotWritten) {
   GroupedEngine grouped(daemon_, Grouping::kCommon);
   Asked asked = Ask({NewText(60)});
@@ -257,8 +259,8 @@ TEST_F(EngineGroups, ACommonPageOfTwoGroupsIsNotWritten) {
   EXPECT_TRUE(grouped.IsPoison(pages, 0));
 }
 
-// Pages of a request that ends early come back once, to the group that they were taken for.
-TEST_F(EngineGroups, KeptPagesComeBackByGroup) {
+// Pages of a request that ends early are returned once, to their own group.
+TEST_F(EngineGroups, KeptPagesAreReturnedByGroup) {
   for (const Grouping grouping : {Grouping::kApart, Grouping::kCommon}) {
     GroupedEngine grouped(daemon_, grouping);
     Asked asked = Ask({NewText(60)});
@@ -308,7 +310,7 @@ TEST_F(EngineGroups, KeptPagesComeBackByGroup) {
   }
 }
 
-// After a daemon's restart pages are declared by groups again.
+// After a daemon's restart, pages are declared by groups again.
 TEST_F(EngineGroups, SurviveADaemonsRestart) {
   GroupedEngine grouped(daemon_, Grouping::kApart);
   daemon_.Kill();
@@ -321,7 +323,7 @@ TEST_F(EngineGroups, SurviveADaemonsRestart) {
   uint32_t missing = 0;
   ASSERT_TRUE(Eventually([&] {
     request = Request();
-    std::vector<int32_t> back(64);  // of attempts that found no daemon
+    std::vector<int32_t> back(64);  // after attempts that found no daemon
     for (const uint32_t group : {0u, 1u}) grouped.cache.TakeQuiescedPages(back.data(), back.size(), 0, group);
     if (!grouped.cache.Begin(&asked.prompt, 1, &request).ok()) return false;
     request.missing(&missing);

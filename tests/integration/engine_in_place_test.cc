@@ -165,15 +165,15 @@ TEST_F(InPlace, RequestsReadOneCopyAtAnyPosition) {
   const engine::SharedSegment &here = first.admitted().segments[2], &there = second.admitted().segments[1];
   EXPECT_EQ(std::vector<int32_t>(here.pages, here.pages + here.page_count),
             std::vector<int32_t>(there.pages, there.pages + there.page_count));
-  // The pages of the first stay while the second ends.
+  // The pages of the first stay allocated while the second ends.
   second = Request();
   for (size_t i = 0; i < segments_.size(); ++i) engine.ExpectShared(first, i, segments_[i]);
 }
 
-TEST_F(InPlace, PollingReachesTheSameEnd) {
+TEST_F(InPlace, PollingGivesTheSameResult) {
   InPlaceEngine engine(daemon_);
   PublishAll(engine, Asked(segments_));
-  // Another engine's pages are empty: both requests find segments that are to be filled.
+  // Another engine's pages are empty: both requests find segments that must be filled.
   InPlaceEngine other(daemon_);
   const Asked asked(segments_);
   Request first = Begin(other, asked), second = Begin(other, asked);
@@ -186,11 +186,11 @@ TEST_F(InPlace, PollingReachesTheSameEnd) {
   }
 }
 
-TEST_F(InPlace, TheNextRequestFillsWhatAnEndedOneLeft) {
+TEST_F(InPlace, TheNextRequestFillsSegmentsOfAnEndedOne) {
   InPlaceEngine engine(daemon_);
   PublishAll(engine, Asked(segments_));
   InPlaceEngine other(daemon_);
-  // The first request finds nothing that it could land: it misses, and never fills the pages.
+  // The first request finds nothing to land: it misses, and never fills the pages.
   Asked stored(segments_);
   stored.prompt.fill = stored.prompt.store_only = true;
   std::optional<Request> idle = Begin(other, stored);
@@ -241,7 +241,7 @@ TEST_F(InPlace, AShortageNamesThePages) {
   EXPECT_EQ(first.admitted().segment_count, 3u);
 }
 
-TEST_F(InPlace, RefusesWhatMakesNoSense) {
+TEST_F(InPlace, RefusesInvalidArguments) {
   InPlaceEngine engine(daemon_);
   Asked asked(segments_);
   const int32_t table[12] = {};

@@ -4,7 +4,7 @@
 #include <memory>
 
 #include "client/engine/describe.h"
-#include "client/engine/prompt_run.h"
+#include "client/engine/handles.h"
 #include "client/engine/status.h"
 
 namespace ashlar::integration {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's API where processes fork, memory runs out and connections break.
+// The engine API when processes fork, memory runs out and connections break.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -23,13 +23,13 @@ constexpr bool kMemoryRunsOut = false;  // a sanitizer's own operators must stay
 constexpr bool kMemoryRunsOut = true;
 #endif
 
-// There is no memory for anything of so many bytes in this thread.
+// Allocations of this size and more fail on this thread.
 thread_local size_t no_memory_for = SIZE_MAX;
 
 }  // namespace
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
-// Inlined, malloc and free would look mismatched to the compiler.
+// If inlined, malloc and free would look mismatched to the compiler.
 [[gnu::noinline]] void* operator new(size_t bytes) {
   void* const memory = bytes >= no_memory_for ? nullptr : std::malloc(bytes == 0 ? 1 : bytes);
   if (memory == nullptr) throw std::bad_alloc();
@@ -52,7 +52,7 @@ using engine::Request;
 
 const std::vector<Tokens> kSegments = {MakeRun(1, 50), MakeRun(2, 90), MakeRun(3, 40)};
 
-// Calls of every kind in a child, which must neither succeed nor hang; returns the process's exit code.
+// Calls of every kind in a child, which must neither succeed nor hang. Returns the process's exit code.
 int TryEverything(Cache cache, Request landing, Request starting, engine::Job job, const engine::Prompt& prompt) {
   const auto refused = [](const engine::Status& status) {
     EXPECT_EQ(status.code, Code::kFailedPrecondition) << status.message;
@@ -91,7 +91,7 @@ int TryEverything(Cache cache, Request landing, Request starting, engine::Job jo
   return testing::Test::HasFailure() ? 1 : 0;
 }
 
-TEST(EngineFork, AChildIsRefusedAndItsParentGoesOn) {
+TEST(EngineFork, AChildIsRefusedAndItsParentContinues) {
   DaemonProcess daemon;
   TestEngine test(daemon.client_options());
   test.PublishPrompt(kSegments);
@@ -99,7 +99,7 @@ TEST(EngineFork, AChildIsRefusedAndItsParentGoesOn) {
   const Asked asked(kSegments, test.target_table()), elsewhere(kSegments);
   Request landing;
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &landing));
-  daemon.Freeze();  // all threads wait, and the job stands behind them
+  daemon.Freeze();  // all threads wait, and the job waits after them
   Request starting[4];
   for (Request& request : starting) ASSERT_GOOD(cache.StartBegin(&elsewhere.prompt, 1, &request));
   engine::Job job;
@@ -108,7 +108,7 @@ TEST(EngineFork, AChildIsRefusedAndItsParentGoesOn) {
 
   const pid_t child = ::fork();
   if (child == 0) {
-    ::alarm(30);  // a call that hangs is a failure too
+    ::alarm(30);  // a call that hangs counts as a failure
     ::_exit(TryEverything(std::move(cache), std::move(landing), std::move(starting[0]), std::move(job), asked.prompt));
   }
   int status = 0;
@@ -144,7 +144,7 @@ TEST_F(EngineLifetime, ACountOfPagesThatWrapsIsRefused) {
   EXPECT_STREQ(cache.Commit(&text, 1).message, "texts[0].page_count: too many");
 }
 
-TEST_F(EngineLifetime, MemoryThatRunsOutIsAStatus) {
+TEST_F(EngineLifetime, OutOfMemoryIsAStatus) {
   if (!kMemoryRunsOut) GTEST_SKIP() << "a sanitizer has its own operator new";
   Cache cache = OpenBeside(test_);
   const std::vector<int32_t> many(400'000);
@@ -161,7 +161,7 @@ TEST_F(EngineLifetime, MemoryThatRunsOutIsAStatus) {
   ASSERT_GOOD(request.Finish());
 }
 
-TEST_F(EngineLifetime, ARequestMayEndWhereMemoryHasRunOut) {
+TEST_F(EngineLifetime, ARequestMayEndWithoutMemory) {
   if (!kMemoryRunsOut) GTEST_SKIP() << "a sanitizer has its own operator new";
   Cache cache = OpenBeside(test_);
   Asked asked(kSegments, test_.target_table());
@@ -195,7 +195,7 @@ TEST_F(EngineLifetime, HandlesEndInAnyOrder) {
   EXPECT_EQ(request.plan().cached_tokens, 50u + 83 + 33);
 }
 
-TEST_F(EngineLifetime, HandlesThatAreNothingAnswer) {
+TEST_F(EngineLifetime, EmptyHandlesAnswer) {
   Cache cache;
   Request request;
   int32_t page;
@@ -226,8 +226,8 @@ TEST_F(EngineLifetime, AnEngineWithoutPagesReservesNothing) {
                "prompts[0].fill: the cache has no pages to publish from");
 }
 
-// The look-up under way is the last to know the request: its end gives the reservations up.
-TEST_F(EngineLifetime, ACacheMayEndWhileRequestsThatHaveEndedAreStillBegun) {
+// The lookup in progress holds the last reference to the request: its end abandons the reservations.
+TEST_F(EngineLifetime, ACacheMayEndWhileEndedRequestsAreStillStarting) {
   for (uint64_t round = 0; round < 20; ++round) {
     Cache cache = OpenBeside(test_);
     Asked asked({MakeRun(100 + round, 50)}, test_.target_table());
@@ -239,7 +239,7 @@ TEST_F(EngineLifetime, ACacheMayEndWhileRequestsThatHaveEndedAreStillBegun) {
   }
 }
 
-TEST_F(EngineLifetime, PagesComeBackByPollingBehindACutConnection) {
+TEST_F(EngineLifetime, PollingReturnsPagesAfterACutConnection) {
   ClientOptions options = daemon_.client_options();
   options.timeout = std::chrono::milliseconds(1000);
   TestEngine impatient(options);
@@ -249,7 +249,7 @@ TEST_F(EngineLifetime, PagesComeBackByPollingBehindACutConnection) {
   Request request;
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
   EXPECT_EQ(request.Finish().code, Code::kOtherPages);
-  BreakConnections(options.rpc_socket);  // the question whether the pages are quiet is lost
+  BreakConnections(options.rpc_socket);  // the question whether the pages are quiesced is lost
   std::vector<int32_t> back(impatient.target_table().size());
   EXPECT_EQ(cache.TakeQuiescedPages(back.data(), back.size(), 0), 0u);
   daemon_.Thaw();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // integration_engine RPC_SOCKET SESSION_SOCKET UID COMMAND SEED SEGMENTS TOKENS [LEASE]
 //
-// Connects as user UID (0: as it is), does one thing with the prompt MakePrompt(SEED, SEGMENTS, TOKENS), prints what
-// came of it in one line and then waits to be killed.
+// Connects as user UID (0: unchanged), does one operation with the prompt MakePrompt(SEED, SEGMENTS, TOKENS), prints
+// the result in one line, and then waits to be killed.
 //   match    look the prompt up and keep the lease          prints "LEASE REASON…"
 //   attach   attach LEASE (hex), check tuples of all hits   prints "ok REASON…"
 //   reserve  reserve all segments and publish none          prints "OUTCOME…"
@@ -34,6 +34,7 @@
 #include "absl/strings/escaping.h"
 #include "ashlar/v1/session.pb.h"
 #include "client/session/prefill.h"
+#include "proto/hex.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/raw_session.h"
 #include "tests/integration/test_engine.h"
@@ -53,7 +54,7 @@ struct Command {
   std::string lease;
 };
 
-// A child that lives until nobody reads its output any more.
+// A child that lives until its output is no longer read.
 std::string ForkChild() {
   if (::fork() == 0) {
     struct pollfd reader = {.fd = STDOUT_FILENO, .events = 0, .revents = 0};
@@ -68,7 +69,7 @@ void Print(const std::string& line) {
   std::fflush(stdout);
 }
 
-// The test has frozen the daemon when the landing begins, and killed it when its end is waited for.
+// The test has frozen the daemon when the landing begins, and killed it when its end is awaited.
 void StayInDoubt(TestEngine& engine, const Command& command) {
   constexpr std::chrono::milliseconds kImpatience{50};
   engine.PublishPrompt(command.prompt);
@@ -84,7 +85,7 @@ void StayInDoubt(TestEngine& engine, const Command& command) {
 
 constexpr std::chrono::milliseconds kSlowly{20};  // a segment
 
-// Leaves it unpublished for most of the time, as an engine does that computes.
+// Leaves it unpublished for most of the time, like an engine that computes.
 bool ComputeAndPublish(TestEngine& engine, ObjectKind kind, const Tokens& run) {
   const Reservation reservation = engine.Reserve(kind, run);
   std::this_thread::sleep_for(kSlowly);
@@ -131,9 +132,9 @@ void ServePrefill(TestEngine& engine) {
   }
 }
 
-// Until it is killed. `kept`: texts whose publish was acknowledged; `lost`: those of them that a look-up now misses.
+// Runs until killed. `kept`: texts whose publish was acknowledged; `lost`: the ones of them that a lookup now misses.
 void Keep(TestEngine& engine, size_t tokens) {
-  constexpr size_t kMostTexts = 200;  // a small daemon has room for
+  constexpr size_t kMostTexts = 200;  // fits into a small daemon
   constexpr uint64_t kFirstSeed = 1000;
   struct pollfd line = {.fd = STDIN_FILENO, .events = POLLIN, .revents = 0};
   std::vector<Tokens> kept;
@@ -179,7 +180,7 @@ std::string Execute(TestEngine& engine, const Command& command, std::vector<Matc
   if (command.name == "attach") {
     std::vector<uint64_t> lengths;
     for (const Tokens& run : command.prompt) lengths.push_back(run.size());
-    held.push_back(engine.model().Attach(absl::HexStringToBytes(command.lease), lengths));
+    held.push_back(engine.model().Attach(BytesOfHex(command.lease), lengths));
     for (size_t i = 0; i < lengths.size(); ++i) {
       if (held.back().segments()[i].hit()) engine.ExpectTuples(held.back(), i, command.prompt[i]);
     }
@@ -209,7 +210,7 @@ std::string CountArenas(const ClientOptions& daemon) {
 int Main(int argc, char** argv) {
   if (argc < 8) return 2;
   if (const auto uid = static_cast<uid_t>(std::atoi(argv[3])); uid != 0) {
-    // Keeps its group, which the sockets' mode lets in.
+    // Keeps its group, which the sockets' mode admits.
     if (::setgroups(0, nullptr) != 0 || ::setuid(uid) != 0) return 2;
   }
   Command command{.name = argv[4],

@@ -57,7 +57,7 @@ EngineOptions::EngineOptions(TestEngine& test, const TensorShard& shard, const P
       .pages = test.pages().pages, .places = places_.data(), .place_count = static_cast<uint32_t>(places_.size())};
   options.capture_tokens = prefixes.capture_tokens;
   options.span_tokens = prefixes.span_tokens;
-  options.epsilon = 0;  // transitions come back as they were made
+  options.epsilon = 0;  // transitions are returned unchanged
 }
 
 engine::Cache OpenBeside(TestEngine& test, const TensorShard& shard, const PrefixUse& prefixes, bool memory,

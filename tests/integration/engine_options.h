@@ -14,9 +14,9 @@
 
 namespace ashlar::integration {
 
-inline constexpr std::byte kPoison{0x5a};  // what targets hold before a landing
+inline constexpr std::byte kPoison{0x5a};  // contents of targets before a landing
 
-// The options that OpenOn takes beside a test engine's client and region. `options` points into this object.
+// The options that OpenOn takes besides a test engine's client and region. `options` points into this object.
 class EngineOptions {
  public:
   EngineOptions(TestEngine& engine, const TensorShard& shard, const PrefixUse& prefixes);

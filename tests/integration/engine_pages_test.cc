@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's API: whose a request's pages are, what ends with it, and what is committed of it, whatever the order of
-// calls.
+// The engine API: who owns a request's pages, and what a commit keeps of them, in any order of calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -94,10 +93,10 @@ TEST_F(EnginePages, UnresolvedPagesReturnOnceWhenQuiesced) {
   daemon_.Thaw();
   std::vector<int32_t> back(Targets().size());
   EXPECT_TRUE(Eventually([&] {
-    cache.TakeQuiescedPages(back.data(), 0, 10);  // asks the daemon anew
+    cache.TakeQuiescedPages(back.data(), 0, 10);  // asks the daemon again
     return request.PollQuiet().code != Code::kPending;
   }));
-  // Whoever asked first has them.
+  // The first one to ask gets them.
   const engine::Status said = request.PollQuiet();
   const uint64_t taken = cache.TakeQuiescedPages(back.data(), back.size(), 0);
   EXPECT_TRUE(said.ok() ? taken == 0 : taken == back.size()) << said.message << ", " << taken << " pages";
@@ -116,11 +115,11 @@ TEST_F(EnginePages, UnfinishedRequestKeepsPagesUntilQuiesced) {
   EXPECT_FALSE(WrittenLater());
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &next));
   ASSERT_GOOD(next.Finish());
-  next = Request();  // finished: its pages were the engine's
+  next = Request();  // finished: the pages were the engine's
   EXPECT_TRUE(cache.TakeQuiescedPages(Targets().data(), Targets().size(), 0) == 0);
 }
 
-TEST_F(EnginePages, ReturnAtOnceWithoutLanding) {
+TEST_F(EnginePages, AreReturnedAtOnceWithoutLanding) {
   Cache cache = OpenBeside(test_);
   const Asked asked(segments_, test_.target_table());
   for (const bool waits : {true, false}) {
@@ -138,7 +137,7 @@ TEST_F(EnginePages, ReturnAtOnceWithoutLanding) {
   }
 }
 
-TEST_F(EnginePages, PaddingBehindThePromptDoesNotComeBackAsPages) {
+TEST_F(EnginePages, PaddingAfterThePromptIsNotReturnedAsPages) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_);
   const Asked asked(segments_, test_.target_table());
@@ -168,7 +167,7 @@ TEST_F(EnginePages, ReturnWhenRequestEndsDuringStart) {
     Request request;
     ASSERT_GOOD(cache.StartBegin(&asked.prompt, 1, &request));
     request = Request();
-    std::ranges::fill(asked.tokens, -1);  // and its tokens go
+    std::ranges::fill(asked.tokens, -1);  // and overwrites its tokens
   }
   daemon_.Thaw();
   EXPECT_TRUE(Eventually([&] {
@@ -195,7 +194,7 @@ TEST_F(EnginePages, PublishFromCachePagesIsRefused) {
   EXPECT_THAT(Say(request.Publish(0, run, nullptr)), StartsWith("3 computed.page_table[0]: page "));
 }
 
-TEST_F(EnginePages, APromptLeavesItsLastTokenToBeComputed) {
+TEST_F(EnginePages, APromptsLastTokenIsComputed) {
   Cache cache = OpenBeside(test_);
   const Asked asked(segments_, test_.target_table(), /*query=*/0);
   Request request;
@@ -203,7 +202,7 @@ TEST_F(EnginePages, APromptLeavesItsLastTokenToBeComputed) {
               StartsWith("3 prompts[0].segment_lengths: the segments cover the whole prompt"));
 }
 
-TEST_F(EnginePages, ASessionCutBehindTheVerdictRestartsWhoeverReadsOn) {
+TEST_F(EnginePages, ASessionCutAfterTheVerdictRestartsReaders) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_);
   const Asked asked(segments_, test_.target_table());
@@ -254,8 +253,8 @@ TEST_F(EnginePages, PublishOutlivesRequest) {
   EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_reservations_pending") <= 2; }));
 }
 
-// So many wait that no more is taken: a worker's plan is then not landed, and that is not kOk.
-TEST_F(EnginePages, APlanThatAFullQueueDidNotTakeRestarts) {
+// So many tasks wait that no more are accepted: a worker's plan is then not landed, and the result is not kOk.
+TEST_F(EnginePages, APlanRefusedByAFullQueueRestarts) {
   test_.PublishPrompt(segments_);
   Cache cache = OpenBeside(test_);
   const Asked asked(segments_);
@@ -272,7 +271,7 @@ TEST_F(EnginePages, APlanThatAFullQueueDidNotTakeRestarts) {
   for (Request& request : waiting) {
     if (!cache.StartBegin(&asked.prompt, 1, &request).ok()) break;
   }
-  // A thread that takes its first task only now makes room for one more.
+  // A thread that takes its first task only now makes space for one more.
   std::array<Request, 1 + engine::Background::kMostThreads> landed;
   auto refused = landed.begin();
   for (; refused != landed.end(); ++refused) {
@@ -292,7 +291,7 @@ class EngineCommits : public testing::Test {
   Cache cache_ = OpenBeside(test_, {}, {.capture_tokens = 1});
 };
 
-TEST_F(EngineCommits, ReadWhatTheyWereGivenAtOnce) {
+TEST_F(EngineCommits, AreReadAtTheCall) {
   const Tokens tokens = MakeRun(1, 603);
   Committed committed(test_, {tokens, {300, tokens.size()}});
   engine::Job job;
@@ -326,8 +325,8 @@ TEST_F(EngineCommits, CommitFromCachePagesIsRefused) {
   EXPECT_STREQ(engine::CommitName(committed.outcomes[0]), "kept");
 }
 
-// Behind an interior a text is its conversation's alone, whatever became of the request that it was.
-TEST_F(EngineCommits, KeepWhatTheirRequestWasWhenItWasFinished) {
+// After an interior, a text belongs only to its conversation, whatever the request did later.
+TEST_F(EngineCommits, KeepTheStateOfTheirFinishedRequest) {
   const Tokens begin = MakeRun(1, 300), section = MakeRun(2, 80);
   test_.Publish(ObjectKind::kSegment, section);
   const Asked asked({begin, section}, test_.target_table());
@@ -350,7 +349,7 @@ TEST_F(EngineCommits, KeepWhatTheirRequestWasWhenItWasFinished) {
   longer.push_back(1);
   EXPECT_EQ(test_.Lookup(longer).prefix().depth, 0u) << "nobody else's";
   EXPECT_EQ(test_.Lookup(longer, conversation).prefix().depth, asked.tokens.size());
-  // Of a text without a request, or that began on somebody's composed blocks, the engine says so itself.
+  // For a text without a request, or one that resumed from composed blocks, the engine declares that itself.
   const Tokens other = MakeRun(5, 300);
   Committed said(test_, {other, {other.size()}, Provenance::kComposed, conversation});
   said.given.composed = true;

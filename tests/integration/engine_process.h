@@ -14,8 +14,8 @@ namespace ashlar::integration {
 
 struct EngineProcessOptions {
   uint32_t uid = 0;                 // 0: this user
-  bool own_pid_namespace = false;   // only where MayMakePidNamespaces()
-  int64_t clock_ahead_seconds = 0;  // only where MayMakeTimeNamespaces()
+  bool own_pid_namespace = false;   // only if MayMakePidNamespaces()
+  int64_t clock_ahead_seconds = 0;  // only if MayMakeTimeNamespaces()
 };
 
 class EngineProcess {
@@ -27,10 +27,10 @@ class EngineProcess {
   EngineProcess(const EngineProcess&) = delete;
   EngineProcess& operator=(const EngineProcess&) = delete;
 
-  // The next line that it prints; empty when none comes.
+  // Returns its next output line; empty if none arrives.
   std::string ReadLine();
-  void GoOn();  // to its next step
-  void Kill();  // SIGKILL, and waits for its end
+  void GoOn();  // lets it continue to its next step
+  void Kill();  // SIGKILL, and waits for the exit
 
  private:
   pid_t pid_ = -1;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's API in several processes: a plan as bytes, and an engine of its own.
+// The engine API in several processes: plans as bytes, and a separate engine.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -22,8 +22,8 @@ using engine::Request;
 using testing::HasSubstr;
 using testing::StartsWith;
 
-// A scheduler without pages, and a worker for each rank, each with a session of its own.
-TEST(EngineApiInProcesses, RanksLandWhatASchedulerPlanned) {
+// A scheduler without pages, and one worker per rank, each with its own session.
+TEST(EngineApiInProcesses, RanksLandASchedulersPlan) {
   DaemonProcess daemon;
   const std::vector<Tokens> segments = {MakeRun(1, 50), MakeRun(2, 90)};
   const auto shape = [](uint32_t rank) { return Shape{.shard = {.rank = rank, .size = 2}}; };
@@ -50,20 +50,20 @@ TEST(EngineApiInProcesses, RanksLandWhatASchedulerPlanned) {
     ASSERT_GOOD(request.Finish());
     rank->ExpectLanded(ObjectKind::kCheckpoint, segments[0], 0, kPoison);
     rank->ExpectLanded(ObjectKind::kSegment, segments[1], 50, kPoison);
-    const uint32_t lost[] = {1};  // another rank says so
+    const uint32_t lost[] = {1};  // another rank reports it
     EXPECT_EQ(request.Lose(lost, 1).code, Code::kRestart);
     EXPECT_EQ(StepsOf(request), "checkpoint 0-50 run 50-147 ");
     ASSERT_GOOD(request.Finish());
   }
-  // A plan that was given up is a miss for every worker that has not landed it.
+  // After a plan was abandoned, every worker that has not landed it misses.
   planned.reset();
   Cache cache = OpenBeside(first, {0, 2});
   const engine::PlanToLand plan{bytes.data(), bytes.size(), first.target_table().data(), first.target_table().size()};
   Request late;
-  EXPECT_TRUE(Eventually([&] {  // the release is on its way
+  EXPECT_TRUE(Eventually([&] {  // the release is in flight
     EXPECT_TRUE(cache.Land(&plan, 1, &late).ok());
     if (late.plan().cached_tokens == 0) return true;
-    late.Finish();     // its pages are the engine's again
+    late.Finish();     // the engine owns its pages again
     late = Request();  // and the lease may end
     return false;
   }));
@@ -72,7 +72,7 @@ TEST(EngineApiInProcesses, RanksLandWhatASchedulerPlanned) {
   ASSERT_GOOD(late.Finish());
 }
 
-TEST(EngineApiInProcesses, GarbageForAPlanIsRefusedByName) {
+TEST(EngineApiInProcesses, AnInvalidPlanIsRefusedByName) {
   DaemonProcess daemon;
   TestEngine test(daemon.client_options());
   Cache cache = OpenBeside(test);
@@ -98,7 +98,7 @@ TEST(EngineApiInProcesses, GarbageForAPlanIsRefusedByName) {
   EXPECT_THAT(Say(elsewhere.Land(&given, 1, &request)), StartsWith("3 plans[0].namespace: "));
 }
 
-// Runs one of the engines that docs/integrate.md shows, and returns its output.
+// Runs one of the engines shown in docs/integrate.md, and returns its output.
 std::string OutputOf(const std::string& engine, const ClientOptions& options) {
   FILE* const said = ::popen((engine + " " + options.rpc_socket + " " + options.session_socket).c_str(), "r");
   if (said == nullptr) return "";
@@ -115,7 +115,7 @@ TEST(ShortestEngine, HitsWhatItHasPublished) {
   EXPECT_THAT(text, HasSubstr("\n3 of 3 segments hit, 34 of 117 tokens computed: "));
 }
 
-// A turn computes its own message alone.
+// A turn only computes its own message.
 TEST(ShortestEngine, ResumesItsConversation) {
   DaemonProcess daemon;
   const std::string text = OutputOf(SHORTEST_CONVERSATION, daemon.client_options());
@@ -124,7 +124,7 @@ TEST(ShortestEngine, ResumesItsConversation) {
   EXPECT_THAT(text, HasSubstr("\nits own states, 10 of 172 tokens computed, kept: "));
 }
 
-// The third prompt resumes where the first two part. Run again, all do, and the answers are the same.
+// The third prompt resumes where the first two diverge. In a second run all three resume, with the same answers.
 TEST(ShortestEngine, ResumesPrefixes) {
   DaemonProcess daemon;
   const std::string first = OutputOf(SHORTEST_PREFIXES, daemon.client_options());

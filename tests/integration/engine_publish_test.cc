@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's API over a real daemon: many missing runs that are published by one call.
+// The engine API over a real daemon: one call that publishes many missing runs.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,7 +23,7 @@ using engine::Request;
 using testing::Each;
 using testing::StartsWith;
 
-// An engine of one linear and one attention layer whose numbers say which run and token they belong to.
+// An engine of one linear and one attention layer whose numbers identify their run and token.
 class PublishMany : public testing::Test {
  protected:
   static constexpr uint32_t kHeads = 2, kDim = 8, kSlots = 16, kLinear = 0, kAttention = 1, kSeam = 4;
@@ -63,7 +63,7 @@ class PublishMany : public testing::Test {
     return reinterpret_cast<float*>(cache_.data() + offset + static_cast<uint64_t>(page) * place_.page_stride +
                                     slot * place_.token_stride);
   }
-  // "Computes" a segment in pages of its own, behind those of the prompt.
+  // "Computes" a segment in separate pages, after the ones of the prompt.
   engine::ComputedRun Compute(uint32_t segment) {
     std::vector<float>& numbers = numbers_[segment];
     numbers.assign(kHeads * kDim * kDim + kHeads, static_cast<float>(segment) + 0.5F);
@@ -164,7 +164,7 @@ TEST_F(PublishMany, DoesNotWait) {
   ExpectAllLands(request);
 }
 
-TEST_F(PublishMany, RefusesAllWhereOneIsWrong) {
+TEST_F(PublishMany, RefusesAllIfOneIsInvalid) {
   const Asked asked = Prompt();
   Request request;
   ASSERT_GOOD(cache_.Begin(&asked.prompt, 1, &request));
@@ -192,8 +192,8 @@ TEST_F(PublishMany, RefusesAllWhereOneIsWrong) {
   ExpectAllLands(request);
 }
 
-// Some singly and the rest together; one that was given up meanwhile is computed in its place.
-TEST_F(PublishMany, RunsBesideSinglePublishes) {
+// Publishes some runs one by one and the rest together; a run that was abandoned meanwhile is computed in its place.
+TEST_F(PublishMany, RunsConcurrentlyWithSinglePublishes) {
   const Asked asked = Prompt();
   Request request;
   ASSERT_GOOD(cache_.Begin(&asked.prompt, 1, &request));
@@ -211,7 +211,7 @@ TEST_F(PublishMany, RunsBesideSinglePublishes) {
   ASSERT_GOOD(request.Finish());
 }
 
-// A daemon that has gone costs outcomes, and no error.
+// A lost daemon gives outcomes, and no error.
 TEST_F(PublishMany, ADeadDaemonIsAnOutcome) {
   const Asked asked = Prompt();
   Request request;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Salts of the engine's API over a real daemon: prompts hit what was stored under their own salt, and nothing else.
+// Salts of the engine API over a real daemon: prompts hit only what was stored under their own salt.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ class EngineSalt : public testing::Test {
     prompt.salt = salt.data();
     prompt.salt_bytes = salt.size();
   }
-  // Tokens that a prompt finds in the cache.
+  // Tokens of a prompt that are found in the cache.
   static uint64_t Cached(GroupedEngine& engine, Asked& asked, const std::string& salt) {
     Put(salt, asked.prompt);
     const GroupedEngine::Tables pages = engine.Take(asked.tokens.size());
@@ -37,7 +37,7 @@ class EngineSalt : public testing::Test {
   const std::vector<std::string> salts_ = {"", "one", "another", std::string("one\0", 4)};
 };
 
-TEST_F(EngineSalt, SegmentsHitUnderTheirOwnSaltAlone) {
+TEST_F(EngineSalt, SegmentsHitOnlyUnderTheirSalt) {
   const std::vector<Tokens> segments = {{1, 2, 3, 4, 5, 6, 7, 8}, Tokens(40, 9), Tokens(50, 11)};
   GroupedEngine writer(daemon_, Grouping::kOne), reader(daemon_, Grouping::kOne);
   for (size_t stored = 0; stored < salts_.size(); ++stored) {
@@ -95,7 +95,7 @@ TEST_F(EngineSalt, ATextIsCommittedUnderItsPromptsSalt) {
   }
 }
 
-TEST_F(EngineSalt, ASaltThatIsNoneIsRefusedByName) {
+TEST_F(EngineSalt, AnInvalidSaltIsRefusedByName) {
   GroupedEngine engine(daemon_, Grouping::kOne);
   Asked asked({Tokens(40, 5)});
   Request request;
@@ -103,7 +103,8 @@ TEST_F(EngineSalt, ASaltThatIsNoneIsRefusedByName) {
   EXPECT_EQ(Say(engine.cache.Begin(&asked.prompt, 1, &request)), "3 prompts[0].salt: null");
   const std::string longest(limits::kMaxSaltBytes + 1, 's');
   Put(longest, asked.prompt);
-  EXPECT_EQ(Say(engine.cache.Begin(&asked.prompt, 1, &request)), "3 prompts[0].salt_bytes: more than 4096");
+  EXPECT_EQ(Say(engine.cache.Begin(&asked.prompt, 1, &request)),
+            "3 prompts[0].salt_bytes: out of range; expected at most 4096");
   asked.prompt.salt_bytes = limits::kMaxSaltBytes;
   ASSERT_GOOD(engine.cache.Begin(&asked.prompt, 1, &request));
 }

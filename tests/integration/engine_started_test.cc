@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's API over a real daemon: look-ups that were started behind a daemon that hangs, prompts that are stored
-// without a look-up, and hand-offs where there is no cluster.
+// The engine API over a real daemon: lookups that are started while the daemon hangs, prompts that are stored without a
+// lookup, and handoffs without a cluster.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -27,8 +27,8 @@ class EngineStarted : public testing::Test {
   DaemonProcess daemon_;
 };
 
-// Behind calls that hang, look-ups whose time is over are given up: four at a time would take 16 seconds.
-TEST_F(EngineStarted, LookUpsEndInTimeBehindADaemonThatHangs) {
+// If calls hang, expired lookups are abandoned: processing four at a time would take 16 seconds.
+TEST_F(EngineStarted, LookupsEndInTimeIfTheDaemonHangs) {
   constexpr std::chrono::milliseconds kTimeout{500};
   constexpr size_t kRequests = 128;
   GroupedEngine with(daemon_, Grouping::kOne);
@@ -37,7 +37,7 @@ TEST_F(EngineStarted, LookUpsEndInTimeBehindADaemonThatHangs) {
   options.timeout_ms = static_cast<uint32_t>(kTimeout.count());
   options.memory = {.kind = engine::MemoryKind::kNone};
   Cache cache;
-  // A busy machine may take longer for it.
+  // A busy machine may take longer.
   ASSERT_TRUE(Eventually([&] { return Cache::Open(options, &cache).code == engine::Code::kOk; }));
   daemon_.Freeze();
   std::vector<Asked> asked;
@@ -58,7 +58,7 @@ TEST_F(EngineStarted, LookUpsEndInTimeBehindADaemonThatHangs) {
   EXPECT_GE(given_up, kRequests / 2);
 }
 
-TEST_F(EngineStarted, AnEngineThatOnlyStoresAsksForNoLookUp) {
+TEST_F(EngineStarted, AStoringEngineMakesNoLookups) {
   GroupedEngine writer(daemon_, Grouping::kApart);
   const std::vector<Tokens> segments = {{1, 2, 3, 4, 5, 6, 7, 8}, Tokens(40, 9), Tokens(50, 11)};
   const auto ask = [&segments] {
@@ -78,7 +78,8 @@ TEST_F(EngineStarted, AnEngineThatOnlyStoresAsksForNoLookUp) {
   EXPECT_EQ(Calls("Match") + Calls("LookupAndLand"), 0);
   EXPECT_EQ(Calls("Reserve"), 1);
 
-  // Segments that are there are no more missing, and the rest of such a request is that of one that found nothing.
+  // Segments that are published are no longer missing, and afterwards such a request behaves like one that found
+  // nothing.
   ASSERT_GOOD(writer.cache.StartBegin(&asked.prompt, 1, &request));
   ASSERT_GOOD(request.WaitPlan());
   request.missing(&missing);
@@ -96,7 +97,7 @@ TEST_F(EngineStarted, AnEngineThatOnlyStoresAsksForNoLookUp) {
   ASSERT_GOOD(request.Finish());
   reader.ExpectLanded(pages, segments[0], 0);
 
-  // It may look again after all; and not without fill.
+  // Such a request may still look again; without fill it may not.
   Asked other = ask();
   for (int32_t& token : other.tokens) token += 100;
   const GroupedEngine::Tables own = writer.Take(other.tokens.size());
@@ -110,8 +111,8 @@ TEST_F(EngineStarted, AnEngineThatOnlyStoresAsksForNoLookUp) {
   EXPECT_EQ(Say(writer.cache.Begin(&other.prompt, 1, &request)), "3 prompts[0].store_only: requires fill");
 }
 
-// One behind the other they would each take their time behind a daemon that hangs.
-TEST_F(EngineStarted, RunsAreGivenUpTogether) {
+// One after another, each would take its full time with a daemon that hangs.
+TEST_F(EngineStarted, RunsAreAbandonedTogether) {
   constexpr int32_t kRuns = 70;  // a call takes 64
   std::vector<Tokens> segments;
   for (int32_t i = 0; i < kRuns; ++i) segments.emplace_back(16, 100 + i);
@@ -128,7 +129,7 @@ TEST_F(EngineStarted, RunsAreGivenUpTogether) {
   EXPECT_TRUE(Eventually([&] { return Calls("Abandon") == 2; })) << "a call counts once it has been answered";
 }
 
-TEST_F(EngineStarted, HandOffsWithoutAClusterSaySo) {
+TEST_F(EngineStarted, HandOffsWithoutAClusterAreRefused) {
   GroupedEngine writer(daemon_, Grouping::kOne);
   const Tokens tokens = {1, 2, 3};
   engine::Text text{.tokens = tokens.data(), .token_count = tokens.size()};
@@ -159,7 +160,7 @@ void BeginBesideOthers(GroupedEngine& asking, Asked& asked, Request& request) {
   ASSERT_GT(request.elsewhere(), 0u);
 }
 
-// One thread polls both engines: none of them waits for the other.
+// One thread polls both engines: neither waits for the other.
 TEST_F(EngineStarted, SegmentsAreComputedForAnotherEngineWithoutWaiting) {
   GroupedEngine asking(daemon_, Grouping::kOne), serving(daemon_, Grouping::kOne);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(60);
@@ -205,8 +206,8 @@ TEST_F(EngineStarted, SegmentsAreComputedForAnotherEngineWithoutWaiting) {
   ASSERT_GOOD(request.Finish());
 }
 
-// Nobody computes what the other engine has been given: the wait ends with its time, or with the request.
-TEST_F(EngineStarted, AWaitForOtherEnginesEndsWithItsTimeAndWithItsRequest) {
+// No engine computes the segment assigned to the other engine: the wait ends with its timeout, or with the request.
+TEST_F(EngineStarted, AWaitForOtherEnginesEndsAtItsTimeoutOrWithItsRequest) {
   GroupedEngine asking(daemon_, Grouping::kOne), idle(daemon_, Grouping::kOne);
   Request work, request;
   engine::Job serves, waits;
@@ -224,8 +225,8 @@ TEST_F(EngineStarted, AWaitForOtherEnginesEndsWithItsTimeAndWithItsRequest) {
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(20));
 }
 
-// A request may end while a call that it has started goes on, and its prompt's tokens with it.
-TEST_F(EngineStarted, ACallThatWasStartedKeepsTheTokens) {
+// A request, and its prompt's tokens, may end while a call that it started continues.
+TEST_F(EngineStarted, AStartedCallKeepsTheTokens) {
   GroupedEngine asking(daemon_, Grouping::kOne), serving(daemon_, Grouping::kOne);
   Request work, request;
   engine::Job serves, waits;
@@ -241,7 +242,7 @@ TEST_F(EngineStarted, ACallThatWasStartedKeepsTheTokens) {
   std::ranges::fill(asked.tokens, 77'777);
   work = Request();  // it is not computed there
   while (!waits.Poll().ok()) {
-    serving.cache.ServePrefill(20, &work);  // says so, and may be given more
+    serving.cache.ServePrefill(20, &work);  // reports it, and may get more work
     work = Request();
   }
   EXPECT_EQ(waits.Result().code, Code::kRestart);
@@ -253,7 +254,7 @@ TEST_F(EngineStarted, ACallThatWasStartedKeepsTheTokens) {
   }
 }
 
-TEST_F(EngineStarted, ALookUpThatWasStartedAgainKeepsTheTokens) {
+TEST_F(EngineStarted, ARestartedLookupKeepsTheTokens) {
   GroupedEngine with(daemon_, Grouping::kOne);
   Asked asked({Tokens(40, 5), Tokens(50, 6)}, {}, 5);
   asked.prompt.fill = true;
@@ -261,7 +262,7 @@ TEST_F(EngineStarted, ALookUpThatWasStartedAgainKeepsTheTokens) {
   ASSERT_GOOD(with.cache.Begin(&asked.prompt, 1, &request));
   with.PublishMissing(request);
   daemon_.Freeze();
-  // Nothing of them is read before a thread is free.
+  // Their arguments are not read before a thread is free.
   std::vector<Asked> others;
   for (int32_t i = 0; i < 4; ++i) others.emplace_back(std::vector<Tokens>{{i, 1, 2, 3}});
   std::vector<Request> busy(others.size());
@@ -273,8 +274,8 @@ TEST_F(EngineStarted, ALookUpThatWasStartedAgainKeepsTheTokens) {
   EXPECT_EQ(request.plan().cached_tokens, 40u + 50 - 2 * GroupedEngine::kSeam);
 }
 
-// Whatever is in doubt: an engine polls between two steps.
-TEST_F(EngineStarted, PollingForManyPagesInDoubtDoesNotWait) {
+// Even with unresolved pages: an engine polls between two steps.
+TEST_F(EngineStarted, PollingForManyUnresolvedPagesDoesNotWait) {
   constexpr int32_t kDoubts = 50;
   GroupedEngine with(daemon_, Grouping::kOne);
   const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Clients of the events' TCP ports that subscribe without end, send without end, say nothing, and come in numbers.
+// Malicious clients of the event ports: endless subscriptions, endless sends, silence, and many connections.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>

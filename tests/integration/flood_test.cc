@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Requests that are small to send and large to take, and more of them than there is room for.
+// Floods of requests that are small to send and expensive to serve.
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
 #include <grpcpp/create_channel_posix.h>
@@ -34,7 +34,7 @@ namespace {
 using testing::Each;
 
 constexpr size_t kMiB = 1 << 20;
-// The most memory that a flood may add to a daemon's. A sanitizer keeps freed memory, and shadows of it.
+// The most memory that a flood may add to a daemon's. A sanitizer keeps freed memory and shadow memory.
 #if defined(__SANITIZE_THREAD__)
 constexpr bool kShadowed = true;
 #else
@@ -57,8 +57,8 @@ class Flood : public testing::Test {
     return engine_.Lookup(prompt_);
   }
 
-  // A call under way. It ends in the thread that waits for it: gRPC 1.51 does not bear that the last holder of a
-  // channel is one of its own threads.
+  // A call in progress. It ends on the thread that waits for it, because in gRPC 1.51 the last holder of a channel must
+  // not be one of gRPC's own threads.
   struct Call {
     explicit Call(const std::shared_ptr<grpc::Channel>& channel) : stub(channel) {}
     grpc::GenericStub stub;
@@ -95,7 +95,7 @@ class Flood : public testing::Test {
     return grpc::ByteBuffer(&slice, 1);
   }
   static void AsUser(uid_t user, const std::function<void()>& work) {
-    std::thread([&] {  // the system call itself changes this thread alone
+    std::thread([&] {  // the system call itself changes only this thread
       ASSERT_EQ(::syscall(SYS_setresuid, -1, user, -1), 0);
       work();
     })
@@ -110,7 +110,7 @@ class Flood : public testing::Test {
     std::memcpy(address.sun_path, path.data(), path.size());
     EXPECT_EQ(::connect(fd, reinterpret_cast<struct sockaddr*>(&address), sizeof address), 0);
     grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // it reads ahead no more than it says at first
+    arguments.SetInt(GRPC_ARG_HTTP2_BDP_PROBE, 0);  // it reads ahead only as much as it announces at first
     return grpc::CreateCustomInsecureChannelFromFd("localhost", fd, arguments);
   }
   std::shared_ptr<grpc::Channel> MakeChannel() const {
@@ -127,8 +127,8 @@ class Flood : public testing::Test {
   const Match match_ = PublishAndMatch();
 };
 
-// Two bytes of an empty segment would become sixty of heap: it is counted, or its sender refused, before it is parsed.
-TEST_F(Flood, ALargeRequestCostsItsBytesAndNoMore) {
+// Two bytes of an empty segment would become sixty bytes of heap: it is counted, or refused, before it is parsed.
+TEST_F(Flood, ALargeRequestTakesNoMoreThanItsBytes) {
   std::string segments(20 * kMiB, '\0');
   for (size_t i = 0; i < segments.size(); i += 2) segments[i] = '\x32';  // LandRequest.segments
   RawSession session(daemon_.client_options());
@@ -148,7 +148,7 @@ TEST_F(Flood, ACompressedRequestIsNotExpanded) {
   EXPECT_LT(daemon_.peak_bytes(), before + kMost);
 }
 
-// Strangers' messages take no memory that an engine's calls need, and so never cost its connection.
+// Unknown users' messages take no memory that an engine's calls need, and so never cost its connection.
 TEST_F(Flood, UnknownUsersDoNotAffectEngines) {
   if (::getuid() != 0) GTEST_SKIP() << "only root can be several users";
   constexpr uid_t kStranger = 65533;
@@ -169,8 +169,8 @@ TEST_F(Flood, UnknownUsersDoNotAffectEngines) {
   EXPECT_LT(daemon_.peak_bytes(), before + kMost);
 }
 
-// Requests that take long to read, and come to nothing: no other tenant's call waits for their turn.
-TEST_F(Flood, LongRequestsOfATenantDelayNoOther) {
+// Requests that take long to read, and fail: no other tenant's call waits for their turn.
+TEST_F(Flood, LongRequestsOfATenantDelayNoOtherTenant) {
   if (::getuid() != 0) GTEST_SKIP() << "only root can be several users";
   std::unique_ptr<RawSession> session;
   std::shared_ptr<grpc::Channel> channel;
@@ -283,7 +283,7 @@ class PageFlood : public Flood {
     v1::AdmitReply reply;
     grpc::Status status;
   };
-  // Calls, and asks for no message.
+  // Calls without requesting a message.
   std::vector<std::unique_ptr<Unread>> LeaveUnread(const v1::AttachAdmissionRequest& attach, size_t calls) {
     std::vector<std::unique_ptr<Unread>> unread;
     for (size_t i = 0; i < calls; ++i) {
@@ -328,7 +328,7 @@ TEST_F(PageFlood, TablesOfPagesAreChargedToTheirTenant) {
   EXPECT_LT(daemon_.peak_bytes(), before + 256 * kMiB + kMost);
 }
 
-TEST_F(PageFlood, AnswersThatNobodyReadsAreBounded) {
+TEST_F(PageFlood, UnreadAnswersAreBounded) {
   if (kShadowed) GTEST_SKIP() << "the sanitizer's shadows are larger than what is bounded";
   constexpr size_t kCalls = 400;
   const v1::AttachAdmissionRequest attach = AdmitMany();
@@ -382,7 +382,7 @@ class LandingFlood : public PageFlood {
     landing->reader->StartCall(landing.get());
     return landing;
   }
-  // Until these are over.
+  // Runs until these are over.
   void ReadAll(const std::vector<std::unique_ptr<Landing>>& landings) {
     void* tag = nullptr;
     bool ok = false;
@@ -418,13 +418,13 @@ class LandingFlood : public PageFlood {
 TEST_F(LandingFlood, UnreadRepliesAreBounded) {
   constexpr size_t kMostUnread = 128 * kMiB, kLeastAnswer = limits::kMaxSegments * 6;
   const v1::AttachAdmissionRequest attach = AdmitMany();
-  const auto answers = LeaveUnread(attach, kMostUnread / answer_bytes_);  // there is room for less than one more
+  const auto answers = LeaveUnread(attach, kMostUnread / answer_bytes_);  // less space is left than one more takes
   EXPECT_TRUE(ReadOne().ok());
   std::vector<std::unique_ptr<Landing>> landings;
   for (size_t i = 0; i < answer_bytes_ / kLeastAnswer + 1; ++i) landings.push_back(Start());
   grpc::Status refused;
   EXPECT_TRUE(Eventually([&] { return !(refused = Attach(attach)).ok(); }));
-  // An answer that has just been read counts for a moment more.
+  // An answer that has just been read is still counted for a moment.
   EXPECT_TRUE(Eventually([&] { return !(refused = ReadOne()).ok(); }));
   EXPECT_THAT(refused.error_message(), testing::StartsWith("replies: "));
   ASSERT_TRUE(engine_.Lookup(prompt_).segments()[1].hit()) << "others are served";
@@ -432,7 +432,7 @@ TEST_F(LandingFlood, UnreadRepliesAreBounded) {
   GiveUp(answers);
 }
 
-// As many at once as a client begins.
+// As many at once as a client starts.
 TEST_F(LandingFlood, ReadRepliesAreServedWithinMemory) {
   if (kShadowed) GTEST_SKIP() << "the sanitizer's shadows are larger than what is bounded";
   const size_t before = daemon_.peak_bytes();

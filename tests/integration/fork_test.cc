@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A forked child's copy of a client refuses, and leaves its parent's session alone.
+// A forked child's copy of a client refuses every call, and does not disturb the parent's session.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -19,7 +19,7 @@ using testing::Each;
 
 const std::vector<uint64_t> kTwoSegments(2, 50);
 
-// Everything a child may try; the process exits with 0 when it was refused everywhere.
+// Everything that a child may try; the process exits with 0 if every call was refused.
 int TryEverything(std::unique_ptr<TestEngine> engine, std::optional<Match> match, std::optional<Landing> landing,
                   const Reservation& reservation, const std::vector<Tokens>& prompt, const ClientOptions& options) {
   using absl::StatusCode;
@@ -46,7 +46,7 @@ int TryEverything(std::unique_ptr<TestEngine> engine, std::optional<Match> match
   return testing::Test::HasFailure() ? 1 : 0;
 }
 
-TEST(Fork, AChildIsRefusedAndItsParentGoesOn) {
+TEST(Fork, AChildIsRefusedAndItsParentContinues) {
   DaemonProcess daemon;
   auto engine = std::make_unique<TestEngine>(daemon.client_options());
   const std::vector<Tokens> prompt = MakePrompt(1, 2, 50);
@@ -58,7 +58,7 @@ TEST(Fork, AChildIsRefusedAndItsParentGoesOn) {
 
   const pid_t child = ::fork();
   if (child == 0) {
-    ::alarm(30);  // a call that hangs is a failure too
+    ::alarm(30);  // a call that hangs counts as a failure
     ::_exit(TryEverything(std::move(engine), std::move(match), std::move(landing), reservation, prompt,
                           daemon.client_options()));
   }
@@ -79,7 +79,7 @@ TEST(Fork, AChildDoesNotKeepADeadParentsSessionAlive) {
   EngineProcess engine(daemon.client_options(), {"fork", "1", "2", "50"});
   ASSERT_EQ(engine.ReadLine(), "forked");
   EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_sessions") == 1; }));
-  engine.Kill();  // its child lives on until nobody reads its output any more
+  engine.Kill();  // its child lives until its output is no longer read
   EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_sessions") == 0; }));
 }
 

@@ -50,13 +50,13 @@ class ServedFamily {
         layout_{.page_tokens = 16, .layers = {LayerOf(prompt_.shape, dtypes.state)}},
         region_(*client.HostRegion(kRegionBytes)),
         model_(*client.OpenModel({.model_id = "forms", .weights_digest = "w"}, layout_)) {
-    // The service's inputs stand at positions of their own; the match's prompt only names the segments.
+    // The service's inputs are at separate positions; the match's prompt only names the segments.
     for (uint64_t i = 0; i < kPrefix + kSegment * prompt_.tuples.size(); ++i) {
       tokens_.push_back(static_cast<int32_t>(random.Integer(0, 1 << 30)));
     }
     lengths_.assign(1 + prompt_.tuples.size(), kSegment);
     lengths_.front() = kPrefix;
-    // Of families that have no smaller form, some heads are given one by hand.
+    // For families without a smaller form, the test gives some heads one.
     stored_ = kernels::testing::Rounded(prompt_.tuples, dtypes_);
     for (Tuple& tuple : stored_) {
       if (linear().transition != TransitionForm::kDense) tuple.MakeZero(0);
@@ -90,7 +90,7 @@ class ServedFamily {
     }
   }
   TierKind tier() const { return match_->segments()[1].tier; }
-  // Other ones than random states have.
+  // Other exponents than random states have.
   void SetExponents() {
     for (size_t i = 0; i < stored_.size(); ++i) {
       for (int32_t h = 0; h < prompt_.shape.heads; ++h) stored_[i].states().SetExponent(h, 3 + h + static_cast<int>(i));
@@ -105,7 +105,7 @@ class ServedFamily {
   }
   void Release() { match_.reset(); }
 
-  // Counts the heads of all tuples that lie in a form.
+  // Counts the heads of all tuples that have a form.
   int Count(TransitionForm form) const {
     int count = 0;
     for (const kernels::TupleView& view : views_) {
@@ -171,7 +171,7 @@ class ServedFamily {
     return at;
   }
 
-  // Tuple `i` as an engine would hold it: dense transitions adapted, others as they are, head by head.
+  // Tuple `i` as an engine would hold it: dense transitions adapted, others unchanged, head by head.
   PublishParts Parts(size_t i) {
     const Tuple& tuple = stored_[i];
     const kernels::TupleView view = tuple.View();
@@ -212,7 +212,7 @@ class ServedFamily {
     return kernels::testing::Tolerance(dtypes_, 3) +
            (linear().transition == TransitionForm::kDense ? 10 * Epsilon() : 0);
   }
-  // The tuples before they were rounded, but for what was made zero by hand.
+  // The tuples before they were rounded, except for the parts that the test set to zero.
   std::vector<Tuple> Exact() const {
     std::vector<Tuple> exact = prompt_.tuples;
     for (Tuple& tuple : exact) {
@@ -294,8 +294,8 @@ TEST(Forms, EveryFamilyIsServedWithTheKernelsBits) {
   EXPECT_GT(dense, 0);
 }
 
-// States of fp16 count by exponents, which come up with them.
-TEST(Forms, ComeUpFromTheDiskWithTheirExponents) {
+// fp16 states have exponents, which are promoted with them.
+TEST(Forms, AreLoadedFromDiskWithTheirExponents) {
   const auto seed = std::random_device()();
   SCOPED_TRACE(testing::Message() << "seed " << seed);
   Random random(seed);
@@ -310,7 +310,7 @@ TEST(Forms, ComeUpFromTheDiskWithTheirExponents) {
     families.back()->SetExponents();
     ASSERT_NO_FATAL_FAILURE(families.back()->PublishAll());
   }
-  // These prompts come up first, so that the rest is late.
+  // These prompts are promoted first, so that the rest is late.
   const Shape large{.layers = 12, .kv_heads = 8, .key_dim = 128, .value_dim = 128};
   const auto before = [](size_t family) { return MakePrompt(family, 2, 240); };
   for (size_t i = 0; i < families.size(); ++i) {

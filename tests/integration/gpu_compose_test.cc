@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The composition service for engines whose states lie on a GPU: the GPU does what the reference says.
+// The composition service for engines whose states are on a GPU: results equal the reference's.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -32,12 +32,12 @@ constexpr int64_t kKeys = int64_t{kKeyHeads} * kDk, kValues = int64_t{kValueHead
 
 struct Setting {
   const char* name;
-  bool hbm;  // objects lie on the GPU, too
+  bool hbm;  // objects are on the GPU too
   DType dtype;
   double tolerance;  // relative to the largest number
 };
 
-// One call's memory: laid out alike on the GPU and here.
+// One call's memory, with the same layout on the GPU and here.
 struct Places {
   size_t state = 0, exponents = 0, checkpoint = 0, checkpoint_exponents = 0, inputs = 0, out = 0, end = 0;
 };
@@ -54,7 +54,7 @@ class ComposeOnGpu : public ::testing::TestWithParam<Setting> {
     engine_ = std::make_unique<TestEngine>(daemon_->client_options(), Shape{}, TestEngine::Memory::kGpuHosted);
     engine_->PublishPrompt(prompt_);
     Place();
-    auto region = engine_->client().HostGpuRegion(*gpu_, places_.end);
+    auto region = engine_->client().HostRegion(places_.end, gpu_);
     ASSERT_TRUE(region.ok()) << region.status();
     region_ = *region;
     near_.resize(places_.end);
@@ -124,14 +124,14 @@ class ComposeOnGpu : public ::testing::TestWithParam<Setting> {
     advance.out_stride = kValues;
     return engine_->model().Advance(&match, advance);
   }
-  // Fetches what the GPU has.
+  // Returns the contents of the GPU's memory.
   std::vector<std::byte> There() const {
     std::vector<std::byte> bytes(near_.size());
     gpu_->CopyToHost(bytes.data(), region_.data(), bytes.size());
     return bytes;
   }
 
-  // Does to `near_` what the call does there, in fp32 from the same numbers.
+  // Does in `near_` what the call does on the GPU, in fp32 from the same numbers.
   void Expect(std::vector<float>& state, std::vector<float>& checkpoint) {
     std::vector<std::vector<float>> numbers;
     std::vector<std::vector<kernels::HeadTuple>> heads;
@@ -179,7 +179,7 @@ class ComposeOnGpu : public ::testing::TestWithParam<Setting> {
         .Wait();
   }
 
-  // Of a state's numbers: what they are, whatever their type.
+  // Returns a state's numbers as floats, whatever their type.
   std::vector<float> Numbers(const std::vector<std::byte>& bytes, size_t place, size_t exponents) const {
     std::vector<float> numbers(kStateNumbers);
     for (size_t i = 0; i < numbers.size(); ++i) {
@@ -213,7 +213,7 @@ class ComposeOnGpu : public ::testing::TestWithParam<Setting> {
 
 using ComposeFromDram = ComposeOnGpu;
 
-TEST_P(ComposeOnGpu, DoesWhatTheReferenceSays) {
+TEST_P(ComposeOnGpu, MatchesTheReference) {
   layout_ = engine_->Whole();
   const Match match = engine_->Lookup(prompt_);
   ASSERT_EQ(match.segments()[0].tier, GetParam().hbm ? TierKind::kHbm : TierKind::kDram);
@@ -246,7 +246,7 @@ TEST_P(ComposeFromDram, ACorruptTupleIsAMissAndChangesNothing) {
 }
 
 // Two regions: states in one, inputs in another, in the processor's memory or on the GPU.
-TEST_P(ComposeFromDram, AllPlacesLieInOneMemory) {
+TEST_P(ComposeFromDram, AllPlacesAreInOneMemory) {
   const auto elsewhere = engine_->client().HostRegion(places_.end);
   ASSERT_TRUE(elsewhere.ok()) << elsewhere.status();
   const AdvanceStep run{.begin = 0, .end = 1};
@@ -262,9 +262,9 @@ INSTANTIATE_TEST_SUITE_P(Gpu, ComposeOnGpu,
                                          Setting{"Hbm", true, DType::kF32, 1e-5},
                                          Setting{"HbmHalf", true, DType::kF16, 1e-3},
                                          Setting{"DramBf16", false, DType::kBF16, 1e-2}),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& instance) { return std::string(instance.param.name); });
 INSTANTIATE_TEST_SUITE_P(Gpu, ComposeFromDram, testing::Values(Setting{"F32", false, DType::kF32, 1e-5}),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace
 }  // namespace ashlar::integration

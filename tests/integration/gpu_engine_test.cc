@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine's API with pages on a GPU: what lands there, and what is published from there, is what the processor's
-// memory would hold. Built twice, as gpu_test.cc.
+// The engine API with pages on a GPU: landings and publications give the same bytes as in host memory. Built twice,
+// like gpu_test.cc.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -37,7 +37,7 @@ class GpuEngine : public testing::Test {
     if (gpu_ == nullptr) GTEST_SKIP() << why;
     daemon_ = std::make_unique<DaemonProcess>(With("gpu: {device: 0}\n"));
   }
-  // Tokens that no other text has.
+  // Tokens that occur in no other text.
   Tokens NewText(size_t tokens) {
     Tokens text(tokens);
     std::iota(text.begin(), text.end(), next_);
@@ -82,7 +82,7 @@ class GpuEngine : public testing::Test {
   int32_t next_ = 1;
 };
 
-// State and outputs behind a prompt that is set from segments, whose keys and values are looked at in their pages.
+// State and outputs after a prompt that is assembled from segments, whose keys and values are checked in their pages.
 struct Set {
   std::vector<float> state = std::vector<float>(kStateFloats), out;
 };
@@ -140,7 +140,7 @@ TEST_F(GpuEngine, SegmentsAreTheSameFromAndToAnyMemory) {
   }
 }
 
-// The daemon composes in staged memory, though the pages lie on the GPU.
+// The daemon composes in staged memory, although the pages are on the GPU.
 TEST_F(GpuEngine, TheDaemonComposesForIt) {
   const std::vector<Tokens> segments = {NewText(50), NewText(91), NewText(70)};
   PublishFrom(*Engine(true), segments);
@@ -202,8 +202,8 @@ TEST_F(GpuEngine, ReconnectsAfterDaemonRestart) {
   SetPrompt(*engine, segments);
 }
 
-// All that this process would read or write is refused on the GPU: a processor that touched it would die.
-TEST_F(GpuEngine, OnlyPagesLieThere) {
+// All memory that this process would access is refused on the GPU, because accessing it by the CPU would crash.
+TEST_F(GpuEngine, OnlyPagesAreOnTheGpu) {
   const auto engine = Engine(true);
   auto* const there = reinterpret_cast<float*>(engine->cache.data() + 4096);
   Asked asked({NewText(50), NewText(60)}, {}, 9);
@@ -284,7 +284,7 @@ class GpuEngineOpens : public GpuEngine {
   }
 };
 
-TEST_F(GpuEngineOpens, OnTheGpuThatIsNamed) {
+TEST_F(GpuEngineOpens, UsesTheNamedGpu) {
   EXPECT_EQ(Open(*daemon_), "0 ") << "the daemon's only one";
   const auto name = [](const kernels::Gpu& gpu) {
     return [&gpu](engine::Memory& memory) { std::memcpy(memory.gpu, gpu.id().data(), sizeof memory.gpu); };
@@ -306,7 +306,7 @@ TEST_F(GpuEngineOpens, RefusesByNameWhatItCannotServe) {
   EXPECT_THAT(Open(*daemon_, [](auto& memory) { memory.gpu_descriptor = -1; }), StartsWith("3 memory: descriptor: "));
   EXPECT_THAT(Open(*daemon_, [](auto& memory) { memory.gpu_data = nullptr; }), StartsWith("3 memory: data"));
   EXPECT_EQ(Open(*daemon_, [](auto& memory) { memory.kind = static_cast<engine::MemoryKind>(5); }),
-            "3 memory.kind: unknown");
+            "3 memory.kind: 5 is unknown; expected 0 to 4");
   const DaemonProcess near;
   EXPECT_THAT(Open(near), StartsWith("9 memory: register_region.on_gpu: the daemon has no GPU"));
   const DaemonProcess tier(With("gpu: {device: 0}\nhbm: {capacity_bytes: 4MiB, arena_bytes: 2MiB}\n"));

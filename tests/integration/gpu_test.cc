@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines whose memory lies on a GPU. Built twice: against an emulated GPU on every machine, whose memory kills a
-// processor that touches it, and against CUDA where there is a compiler for it; then it needs a GPU to run.
+// Engines whose memory is on a GPU. Built twice: against an emulated GPU, where a CPU thread that touches GPU memory
+// gets a fatal signal, and, where a CUDA compiler is found, against CUDA, which needs a GPU to run.
 #include "kernels/gpu.h"
 
 #include <fcntl.h>
@@ -44,7 +44,7 @@ class GpuTest : public ::testing::TestWithParam<Memory> {
 };
 using GpuRegions = GpuTest;
 
-// Lands all of it into the engine's poisoned pages, and looks at every byte.
+// Lands all of it into the engine's poisoned pages, and checks every byte.
 void ExpectLands(TestEngine& engine, const std::vector<Tokens>& prompt) {
   const Match match = engine.Lookup(prompt);
   engine.FillTargets(kPoison);
@@ -100,10 +100,12 @@ TEST_P(GpuRegions, AreRegisteredAgainAfterDaemonRestart) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, GpuRegions, testing::Values(Memory::kGpuRegistered, Memory::kGpuHosted),
-                         [](const auto& info) { return info.param == Memory::kGpuHosted ? "Hosted" : "Registered"; });
+                         [](const auto& instance) {
+                           return instance.param == Memory::kGpuHosted ? "Hosted" : "Registered";
+                         });
 
-// The hbm tier lies on the GPU: objects are published there, tuples read there, and what it has no room for comes back
-// from below.
+// The hbm tier is on the GPU: objects are published there, tuples are read there, and evicted objects are promoted from
+// below.
 class GpuHbm : public GpuTest {
  protected:
   static DaemonOptions Options() {
@@ -140,7 +142,7 @@ TEST_F(GpuHbm, EvictedObjectsReloadFromLowerTiers) {
   for (uint64_t i = 0; i < 12; ++i) {
     prompts.push_back(MakePrompt(10 + i, 2, 100));
     engine.PublishPrompt(prompts.back());
-    // Until the copies that may have to leave are in the tier below.
+    // Waits until copies of evictable objects are in the tier below.
     ASSERT_TRUE(Eventually([&] { return daemon.Metric("ashlar_tier_copies_in_progress") == 0; }));
   }
   bool from_below = false;
@@ -163,12 +165,12 @@ TEST_F(GpuHbm, DiskObjectsSurviveDaemon) {
   ExpectLands(engine, prompt);
 }
 
-// All regions of a session lie there, or none does.
-TEST_F(GpuHbm, RegionsOfTheProcessorBesideThoseOfTheGpuAreRefusedByName) {
+// All regions of a session are on the GPU, or none.
+TEST_F(GpuHbm, MixedCpuAndGpuRegionsAreRefusedByName) {
   DaemonProcess daemon(Options());
   auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
-  const auto there = (*client)->HostGpuRegion(*gpu_, 4096);
+  const auto there = (*client)->HostRegion(4096, gpu_);
   ASSERT_TRUE(there.ok()) << there.status();
   const absl::Status refused = (*client)->HostRegion(4096).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
@@ -184,11 +186,11 @@ TEST_F(GpuHbm, RegionsOfTheProcessorBesideThoseOfTheGpuAreRefusedByName) {
   ASSERT_TRUE(other.ok()) << other.status();
   const auto near = (*other)->HostRegion(4096);
   ASSERT_TRUE(near.ok()) << near.status();
-  EXPECT_THAT((*other)->HostGpuRegion(*gpu_, 4096).status().message(), HasSubstr("host_region.on_gpu: a session"));
+  EXPECT_THAT((*other)->HostRegion(4096, gpu_).status().message(), HasSubstr("host_region.on_gpu: a session"));
 }
 
-// An object that lies on the GPU comes to dram for it.
-TEST_F(GpuHbm, AnEngineInHostMemoryFindsWhatLiesThere) {
+// An object on the GPU is copied to dram for it.
+TEST_F(GpuHbm, AnEngineInHostMemoryFindsGpuObjects) {
   DaemonProcess daemon(Options());
   TestEngine engine(daemon.client_options(), {}, Memory::kGpuHosted);
   TestEngine host(daemon.client_options());
@@ -209,7 +211,7 @@ TEST_F(GpuTest, RegionsAreChargedAndGivenBack) {
   DaemonProcess daemon(options);
   auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
-  const auto host = [&](size_t bytes) { return (*client)->HostGpuRegion(*gpu_, bytes); };
+  const auto host = [&](size_t bytes) { return (*client)->HostRegion(bytes, gpu_); };
   {
     const auto six = host(6 << 20);
     ASSERT_TRUE(six.ok()) << six.status();
@@ -229,7 +231,7 @@ TEST_F(GpuTest, HostedRegionIsZero) {
   constexpr size_t kBytes = 4 << 20;
   std::vector<std::byte> bytes(kBytes, kPoison);
   for (int i = 0; i < 2; ++i) {
-    const auto region = (*client)->HostGpuRegion(*gpu_, kBytes);
+    const auto region = (*client)->HostRegion(kBytes, gpu_);
     ASSERT_TRUE(region.ok()) << region.status();
     std::vector<std::byte> found(kBytes, kPoison);
     gpu_->CopyToHost(found.data(), region->data(), kBytes);
@@ -259,7 +261,7 @@ TEST_F(GpuTest, RefusesDescriptorWithoutAllocation) {
   ::close(pipe_ends[1]);
 }
 
-TEST_F(GpuTest, PagesThatTheDaemonGivesOutMayLieThere) {
+TEST_F(GpuTest, TheDaemonsPagesMayBeOnTheGpu) {
   DaemonProcess daemon(WithGpu());
   TestEngine hosted(daemon.client_options(), {}, Memory::kGpuHosted);
   PagedCache pages = hosted.pages();
@@ -274,7 +276,7 @@ TEST_F(GpuTest, PagesThatTheDaemonGivesOutMayLieThere) {
   EXPECT_THAT(registered.model().DeclarePages(registered.region(), pages).message(), HasSubstr("allocate"));
 }
 
-TEST(WithoutAGpu, RegionsThereAreRefusedByName) {
+TEST(WithoutAGpu, GpuRegionsAreRefusedByName) {
   DaemonProcess daemon;
   auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
@@ -285,7 +287,7 @@ TEST(WithoutAGpu, RegionsThereAreRefusedByName) {
   EXPECT_THAT(refused.message(), HasSubstr("register_region.on_gpu: the daemon has no GPU"));
   std::string why;
   if (const kernels::Gpu* const gpu = kernels::FindGpu(0, &why)) {
-    const absl::Status unmade = (*client)->HostGpuRegion(*gpu, 4096).status();
+    const absl::Status unmade = (*client)->HostRegion(4096, gpu).status();
     EXPECT_EQ(unmade.code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_THAT(unmade.message(), HasSubstr("host_region.on_gpu: the daemon has no GPU"));
   }
@@ -293,7 +295,7 @@ TEST(WithoutAGpu, RegionsThereAreRefusedByName) {
   ::close(memfd);
 }
 
-TEST(WithoutAGpu, ADaemonThatShallUseOneDoesNotStart) {
+TEST(WithoutAGpu, ADaemonConfiguredWithAGpuDoesNotStart) {
   DaemonOptions options = WithGpu();
   DaemonProcess daemon;
   daemon.Kill();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One daemon that serves two GPUs: engines on each, one dram below both, and an hbm tier on each where there is one.
+// One daemon that serves two GPUs: engines on each, a common dram tier, and an optional hbm tier on each.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -20,7 +20,7 @@ using Memory = TestEngine::Memory;
 
 constexpr std::byte kUntouched{0x3c};
 
-// The parameter: with a tier on each GPU, or dram alone.
+// The parameter: with a tier on each GPU, or with dram only.
 class TwoGpus : public ::testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
@@ -65,7 +65,7 @@ class TwoGpus : public ::testing::TestWithParam<bool> {
   std::unique_ptr<DaemonProcess> daemon_;
 };
 
-TEST_P(TwoGpus, EnginesOnEachShareWhatIsCached) {
+TEST_P(TwoGpus, EnginesOnBothGpusShareTheCache) {
   const auto first = Engine(0, Memory::kGpuRegistered), second = Engine(1, Memory::kGpuHosted);
   TestEngine host(daemon_->client_options());
   const std::vector<std::vector<Tokens>> prompts = {MakePrompt(1, 3, 90), MakePrompt(2, 3, 110), MakePrompt(3, 2, 60)};
@@ -80,7 +80,7 @@ TEST_P(TwoGpus, EnginesOnEachShareWhatIsCached) {
   EXPECT_THAT(TiersOf(host.Lookup(prompts[1])), Each(TierKind::kDram));
 }
 
-// Ranks of one model, each on a GPU of its own: one looks up, both land their shards.
+// Ranks of one model, each on a different GPU: one looks up, both land their shards.
 TEST_P(TwoGpus, EachShardLandsOnItsRanksGpu) {
   const auto rank0 = Engine(0, Memory::kGpuHosted, {.rank = 0, .size = 2});
   const auto rank1 = Engine(1, Memory::kGpuRegistered, {.rank = 1, .size = 2});
@@ -92,7 +92,7 @@ TEST_P(TwoGpus, EachShardLandsOnItsRanksGpu) {
   const Match theirs = rank1->model().Attach(match.lease(), std::vector<uint64_t>(3, 80));
   ExpectLandsMatch(*rank0, match, prompt);
   ExpectLandsMatch(*rank1, theirs, prompt);
-  // A shard that is evicted on one GPU comes back there.
+  // A shard that is evicted on one GPU is promoted there again.
   for (uint64_t i = 0; i < 12; ++i) {
     const std::vector<Tokens> more = MakePrompt(20 + i, 2, 100);
     rank0->PublishPrompt(more);
@@ -105,12 +105,12 @@ TEST_P(TwoGpus, EachShardLandsOnItsRanksGpu) {
   ExpectLandsMatch(*rank1, theirs_again, prompt);
 }
 
-TEST_P(TwoGpus, TheLossOfAnEngineOnOneLeavesTheOtherAlone) {
+TEST_P(TwoGpus, LosingAnEngineOnOneGpuDoesNotAffectTheOther) {
   const auto first = Engine(0, Memory::kGpuHosted);
   const std::vector<Tokens> prompt = MakePrompt(5, 3, 70), theirs = MakePrompt(6, 3, 70);
   first->PublishPrompt(prompt);
   const Match held = first->Lookup(prompt);
-  // The metrics follow once a second.
+  // The metrics are updated once per second.
   const auto sessions = [&](double count) {
     return Eventually([&] { return daemon_->Metric("ashlar_sessions") == count; });
   };
@@ -135,7 +135,7 @@ TEST_P(TwoGpus, DrainedObjectsReturnToEitherGpu) {
   second->PublishPrompt(theirs);
   EXPECT_EQ(daemon_->Terminate(), 0);
   daemon_->Start();
-  // A GPU's hosted region ends with its session; the registered one is known again.
+  // A GPU's hosted region ends with its session; the registered one is restored.
   ASSERT_TRUE(Eventually([&] { return second->Reserve(ObjectKind::kSegment, MakeRun(9, 50)).granted(); }));
   EXPECT_THAT(TiersOf(second->Lookup(ours)), Each(TierKind::kSsd));
   ExpectLandsPrompt(*second, ours);
@@ -144,7 +144,7 @@ TEST_P(TwoGpus, DrainedObjectsReturnToEitherGpu) {
   ExpectLandsPrompt(*other, theirs);
 }
 
-TEST_P(TwoGpus, RegionsSayWhichGpuTheyLieOn) {
+TEST_P(TwoGpus, RegionsReportTheirGpu) {
   auto nameless = Client::Connect(daemon_->client_options());
   ASSERT_TRUE(nameless.ok()) << nameless.status();
   kernels::ArenaError error;
@@ -154,24 +154,24 @@ TEST_P(TwoGpus, RegionsSayWhichGpuTheyLieOn) {
       (*nameless)->RegisterGpuRegion(arena->descriptor(), arena->data(), arena->bytes()).status();
   EXPECT_EQ(which.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(which.message(), HasSubstr("register_region.gpu: required, because the daemon serves 2 GPUs"));
-  const auto region = (*nameless)->HostGpuRegion(*gpus_[0], 4096);
+  const auto region = (*nameless)->HostRegion(4096, gpus_[0]);
   ASSERT_TRUE(region.ok()) << region.status();
-  const absl::Status other = (*nameless)->HostGpuRegion(*gpus_[1], 4096).status();
+  const absl::Status other = (*nameless)->HostRegion(4096, gpus_[1]).status();
   EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(other.message(), HasSubstr("host_region.gpu: the session's other regions are on another GPU"));
 }
 
 INSTANTIATE_TEST_SUITE_P(With, TwoGpus, ::testing::Bool(),
-                         [](const auto& info) { return info.param ? "Hbm" : "DramAlone"; });
+                         [](const auto& instance) { return instance.param ? "Hbm" : "DramAlone"; });
 
-TEST(OneOfTwoGpus, ARegionOnTheOtherIsRefusedByName) {
+TEST(OneOfTwoGpus, ARegionOnTheOtherGpuIsRefusedByName) {
   std::string why;
   const kernels::Gpu* const other = kernels::FindGpu(1, &why);
   if (kernels::FindGpu(0, &why) == nullptr || other == nullptr) GTEST_SKIP() << "two GPUs are needed: " << why;
   DaemonProcess daemon({.gpu = "gpu: {device: 0}\n", .program = GPU_ASHLARD});
   auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
-  const absl::Status refused = (*client)->HostGpuRegion(*other, 4096).status();
+  const absl::Status refused = (*client)->HostRegion(4096, other).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(refused.message(), HasSubstr("host_region.gpu: is not a GPU of this daemon"));
 }

@@ -21,11 +21,11 @@
 
 namespace ashlar::integration {
 
-// kApart: each group numbers its pages by itself, and has as many tokens a page as it likes. kCommon: page numbers are
-// one set, and layers of both groups share the memory of a page.
+// kApart: each group numbers its own pages, and chooses its own tokens per page. kCommon: there is one set of page
+// numbers, and layers of both groups share the memory of a page.
 enum class Grouping : uint8_t { kOne, kApart, kCommon };
 
-// Its numbers say which layer and token they belong to.
+// Its numbers identify their layer and token.
 class GroupedEngine {
  public:
   static constexpr uint32_t kLinear = 0, kWide = 1, kNarrow = 2, kSeam = 4, kPageTokens = 16, kCapture = 16;
@@ -33,7 +33,7 @@ class GroupedEngine {
   static constexpr uint32_t kPages = 400, kNarrowPages = 500, kNarrowPageTokens = 8;
   static constexpr float kDecays[kHeads] = {-0.3F, -0.01F};
 
-  // `gpu`: that the pages lie on; null: in the processor's memory.
+  // `gpu`: the GPU of the pages; null: CPU memory.
   GroupedEngine(const DaemonProcess& daemon, Grouping grouping, bool memory = true, const kernels::Gpu* gpu = nullptr,
                 engine::ComposeBy compose = engine::ComposeBy::kProcess)
       : grouping_(grouping), gpu_(gpu) {
@@ -50,7 +50,7 @@ class GroupedEngine {
     for (size_t g = 0; g < groups(); ++g) free_.push_back(Shuffled(PagesOf(g)));
   }
 
-  // Points into this object, and stays valid as long as the sockets' names.
+  // Points into this object, and is valid as long as the sockets' names.
   engine::OpenOptions Options(const std::string& rpc, const std::string& session) {
     layers_[kLinear] = {.kind = engine::LayerKind::kLinear, .family = Family::kRetnet, .decay_table = kDecays};
     layers_[kLinear].key_heads = layers_[kLinear].value_heads = kHeads;
@@ -74,7 +74,7 @@ class GroupedEngine {
     return options;
   }
 
-  // Has the pages lie in an allocation of the engine's own.
+  // Places the pages in an allocation of the engine.
   void PutOnGpu(engine::Memory& memory) {
     kernels::ArenaError error;
     arena_ = gpu_->MakeArena(2 << 20, &error);
@@ -89,10 +89,10 @@ class GroupedEngine {
   size_t groups() const { return grouping_ == Grouping::kOne ? 1 : 2; }
   uint32_t PagesOf(size_t group) const { return group == 1 && grouping_ == Grouping::kApart ? kNarrowPages : kPages; }
   uint64_t TokensOf(size_t group) const { return group == 1 ? kNarrowPageTokens : kPageTokens; }
-  // The group of page numbers that a group takes its own from.
+  // The set of page numbers from which a group allocates.
   size_t SetOf(size_t group) const { return grouping_ == Grouping::kCommon ? 0 : group; }
 
-  // Pages for so many tokens, of every group, that nobody else has.
+  // Exclusive pages for this number of tokens, for every group.
   struct Tables {
     std::vector<std::vector<int32_t>> pages;
     std::vector<engine::PageTable> tables;
@@ -109,7 +109,7 @@ class GroupedEngine {
     for (const std::vector<int32_t>& pages : taken.pages) taken.tables.push_back({pages.data(), pages.size()});
     return taken;
   }
-  // Says in a struct of the API where they are.
+  // Writes the places into a struct of the API.
   template <typename Struct>
   void Put(const Tables& tables, Struct& out) const {
     if (grouping_ == Grouping::kOne) {
@@ -125,7 +125,7 @@ class GroupedEngine {
                                        : request.LookAgain(tables.tables.data(), 2);
   }
 
-  // Of the layer's keys or values at a position of a text that lies in these pages: where the memory lies.
+  // Returns the address of the layer's key or value row at a position of a text in these pages.
   float* Row(const Tables& tables, uint32_t layer, bool keys, uint64_t position) {
     const engine::PagePlace& place = places_[layer - 1];
     const size_t g = layer == kNarrow && groups() == 2 ? 1 : 0;
@@ -162,14 +162,14 @@ class GroupedEngine {
     return wide == -7 && narrow == -7;
   }
 
-  // States whose numbers say what they stand behind.
+  // States whose numbers identify the text before them.
   engine::LinearTensors State(float number) {
     states_.emplace_back(kHeads * kDim * kDim + kHeads, number);
     float* const numbers = states_.back().data();
     for (uint32_t head = 0; head < kHeads; ++head) numbers[kHeads * kDim * kDim + head] = -0.5F;
     return {.layer = kLinear, .state = numbers, .transition = numbers + kHeads * kDim * kDim};
   }
-  // Computes and publishes all that a request misses, each run in pages of its own, at a position of its own.
+  // Computes and publishes all runs that a request misses, each in separate pages, at a separate position.
   void PublishMissing(engine::Request& request) {
     uint32_t count = 0;
     const engine::Run* const runs = request.missing(&count);

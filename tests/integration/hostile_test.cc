@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines that do not keep to the protocol: refused by the field's name, and nothing else happens.
+// Engines that violate the protocol are refused by the field's name, without other effects.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel.h>
@@ -51,7 +51,7 @@ class Memfd {
   const int fd_;
 };
 
-// A well-behaved engine shares the daemon with hostile ones, and must not notice.
+// A well-behaved engine shares the daemon with hostile ones, and must not be affected.
 class Hostile : public testing::Test {
  protected:
   Hostile() { engine_.PublishPrompt(prompt_); }
@@ -67,7 +67,7 @@ class Hostile : public testing::Test {
   const std::vector<Tokens> prompt_ = MakePrompt(8, 2, 40);
 };
 
-TEST_F(Hostile, SessionMessagesThatAreInvalid) {
+TEST_F(Hostile, InvalidSessionMessagesAreRefused) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
@@ -84,7 +84,7 @@ TEST_F(Hostile, SessionMessagesThatAreInvalid) {
   EXPECT_NE(session.Receive().code(), Code(absl::StatusCode::kOk));
 }
 
-TEST_F(Hostile, SessionRequestsOutOfTurn) {
+TEST_F(Hostile, SessionRequestsOutOfOrderAreRefused) {
   v1::SessionRequest arena;
   arena.mutable_get_arena()->set_arena(0);
   EXPECT_EQ(RawSession(daemon_.client_options()).Ask(arena).code(), Code(absl::StatusCode::kInvalidArgument));
@@ -101,7 +101,7 @@ TEST_F(Hostile, SessionRequestsOutOfTurn) {
   EXPECT_EQ(twice.Greet(), "");
 }
 
-TEST_F(Hostile, RegionsThatWouldKillTheDaemon) {
+TEST_F(Hostile, RegionsThatCouldKillTheDaemonAreRefused) {
   RawSession session(daemon_.client_options());
   session.Greet();
   const auto refusal = [&](uint64_t bytes, const std::vector<int>& descriptors) {
@@ -113,7 +113,7 @@ TEST_F(Hostile, RegionsThatWouldKillTheDaemon) {
   };
   const Memfd shrinkable(1 << 20, F_SEAL_GROW), good(1 << 20, F_SEAL_SHRINK);
   EXPECT_THAT(refusal(1 << 20, {shrinkable.get()}), HasSubstr("SHRINK"));
-  EXPECT_EQ(::ftruncate(shrinkable.get(), 0), 0);  // would have struck the daemon with SIGBUS
+  EXPECT_EQ(::ftruncate(shrinkable.get(), 0), 0);  // would have caused SIGBUS in the daemon
   EXPECT_THAT(refusal(1 << 21, {good.get()}), HasSubstr("bytes"));
   EXPECT_THAT(refusal(0, {good.get()}), HasSubstr("bytes"));
   EXPECT_THAT(refusal(1 << 20, {}), HasSubstr("descriptor"));
@@ -132,7 +132,7 @@ TEST_F(Hostile, RegionsThatWouldKillTheDaemon) {
   EXPECT_EQ(session.Ask(drop).code(), Code(absl::StatusCode::kInvalidArgument));
 }
 
-TEST_F(Hostile, BytesThatAreNoGrpc) {
+TEST_F(Hostile, OtherProtocolsThanGrpcAreRefused) {
   const uint32_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
   std::mt19937 random(seed);
@@ -263,7 +263,7 @@ TEST_F(HostileCalls, InconsistentPromptsAreRefused) {
   refused(PackTokens(Tokens(limits::kMaxPromptTokens + 1)), {}, "tokens");
 }
 
-TEST_F(HostileCalls, OnForeignLeasesAndReservationsChangeNothing) {
+TEST_F(HostileCalls, CallsOnForeignLeasesAndReservationsChangeNothing) {
   const Match match = engine_.Lookup(prompt_);
   ASSERT_TRUE(match.segments()[1].hit());
   const Tokens run = MakeRun(99, 40);
@@ -299,7 +299,7 @@ TEST_F(HostileCalls, RandomBytesAreRefused) {
   std::mt19937 random(seed);
   for (int trial = 0; trial < 200; ++trial) {
     v1::LandRequest land;
-    land.ParseFromString(RandomBytes(random, random() % 64));  // any field may come out of it
+    land.ParseFromString(RandomBytes(random, random() % 64));  // may produce any field
     land.set_session(secret_);
     grpc::ClientContext context;
     context.set_deadline(std::chrono::system_clock::now() + kPatience);

@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/strings/escaping.h"
+#include "proto/hex.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/engine_process.h"
 #include "tests/integration/test_engine.h"
@@ -37,13 +38,13 @@ TEST(Leases, PassBetweenProcessesOfATenant) {
   std::optional<Match> match = engine.Lookup(prompt);
   EngineProcess second(daemon.client_options(), Arguments("attach", absl::BytesToHexString(match->lease())));
   EXPECT_EQ(second.ReadLine(), "ok none none none");
-  match.reset();  // now the other process alone holds it
+  match.reset();  // now only the other process holds it
   EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_leases") == 1; }));
 
   EngineProcess third(daemon.client_options(), Arguments("match"));
   const std::string line = third.ReadLine();
   ASSERT_THAT(line, testing::EndsWith(" none none none"));
-  Match shared = engine.model().Attach(absl::HexStringToBytes(line.substr(0, 32)), kLengths);
+  Match shared = engine.model().Attach(BytesOfHex(line.substr(0, 32)), kLengths);
   ASSERT_TRUE(shared.segments()[2].hit());
   third.Kill();
   EXPECT_TRUE(Eventually([&] { return daemon.Metric("ashlar_sessions") == 2; }));
@@ -52,8 +53,8 @@ TEST(Leases, PassBetweenProcessesOfATenant) {
   EXPECT_THAT(engine.Land(shared, prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
-// A request waits in its engine's queue for longer than the daemon keeps a match that nobody uses.
-TEST(Leases, StayWhileTheirEngineWaits) {
+// A request waits in its engine's queue for longer than the daemon keeps an unused match.
+TEST(Leases, AreKeptWhileTheirEngineWaits) {
   DaemonOptions options;
   options.more = "leases: {unused_seconds: 2}\n";
   DaemonProcess daemon(options);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Looking up and landing in one call: what two calls do, and nothing that they would not.
+// Lookup and landing in one call: the same results as with two calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ TEST_F(LookupAndLand, EmptyPromptLandsNothing) {
   EXPECT_TRUE(engine_.TargetsAre(kPoison));
 }
 
-TEST_F(LookupAndLand, LandsAllWhereItStands) {
+TEST_F(LookupAndLand, LandsEverySegmentAtItsPosition) {
   engine_.PublishPrompt(prompt_);
   engine_.FillTargets(kPoison);
   {
@@ -72,11 +72,11 @@ TEST_F(LookupAndLand, LandsAllWhereItStands) {
       engine_.ExpectTuples(match, i, prompt_[i]);
       engine_.ExpectLanded(KindOfSegment(i), prompt_[i], match.segments()[i].start, kPoison);
     }
-    // A lease like any other: another session turns it into a match of its own.
+    // A lease like any other: another session makes its own match from it.
     TestEngine second(daemon_.client_options());
     const std::vector<uint64_t> lengths = {50, 90, 40};
     EXPECT_THAT(ReasonsOf(second.model().Attach(match.lease(), lengths)), Each(MissReason::kNone));
-    // And it can be landed again.
+    // It can be landed again.
     EXPECT_THAT(engine_.Land(match, prompt_).Wait(kPatience), Each(MissReason::kNone));
   }
   EXPECT_TRUE(NoLeaseIsLeft());
@@ -136,7 +136,7 @@ TEST_F(LookupAndLand, LongPromptTakesTwoCalls) {
   for (const Tokens& segment : prompt_) tokens.insert(tokens.end(), segment.begin(), segment.end());
   tokens.resize(limits::kMaxPromptTokens);
   const std::vector<uint64_t> lengths = {50, 90, 40};
-  // Entries that nothing is written through may be anything.
+  // Entries through which nothing is written may be arbitrary.
   std::vector<int32_t> page_table(limits::kMaxPromptTokens, INT32_MAX);
   std::ranges::copy(engine_.target_table(), page_table.begin());
   auto [match, segments, landing] = engine_.model().LookupAndLand({tokens, lengths}, page_table);
@@ -178,7 +178,7 @@ TEST_F(LookupAndLand, DroppedCallQuiescesSlots) {
 }
 
 // 32 MB of keys and values in many layers: long enough to be caught half-way.
-TEST(LookupAndLandOfMuch, SurvivesTheDaemonsDeathInTheMiddle) {
+TEST(LookupAndLandOfMuch, SurvivesTheDaemonsDeathDuringTheCall) {
   DaemonProcess daemon({.dram = "256MiB", .arena = "16MiB", .tenants = "", .threads = 1});
   TestEngine engine(daemon.client_options(),
                     {.layers = 16, .kv_heads = 4, .key_dim = 64, .value_dim = 64, .tokens = 1200});
@@ -213,12 +213,12 @@ TEST(LookupAndLandOfAPrefix, LandsItAndTheSegmentsBehindIt) {
   EXPECT_THAT(landing.Wait(kPatience), ElementsAre(MissReason::kNone, MissReason::kNone));
   engine.ExpectTuples(match, 2, section);
   engine.ExpectResumed(match, prompt, kPoison);
-  // The prompt had landed an interior, so it is composed: the lease vouches for no exact text.
+  // The prompt had landed an interior, so it is composed: the lease does not allow an exact commit.
   EXPECT_THAT(engine.Commit({prompt, {prompt.size()}}, &match), Each(CommitOutcome::kBadSource));
 }
 
-// The tokens before the first interior, the head of its segment among them, are exact even if the rest of the prompt is
-// not: committed as a text of their own, they spare the next prompt the head.
+// The tokens before the first interior, including the head of its segment, are exact even if the rest of the prompt is
+// not: committed as a separate text, they save the next prompt the head.
 TEST(LookupAndLandOfAPrefix, MayEndInHeadOfNextSegment) {
   DaemonProcess daemon;
   PrefixEngine engine(daemon.client_options());

@@ -8,7 +8,8 @@ namespace ashlar::integration {
 
 class LoopDisk {
  public:
-  // Why there can be none here; empty: there can. From then on this process has mounts of its own, which end with it.
+  // Returns why this is impossible here; empty: possible. Afterwards this process has its own mounts, which end with
+  // it.
   static std::string WhyNot();
 
   explicit LoopDisk(const std::string& size = "64M");  // failures are test failures
@@ -19,12 +20,12 @@ class LoopDisk {
   std::string path() const { return folder_ + "/disk"; }
   void Fill();   // fills the disk completely
   void Empty();  // removes the files of Fill
-  // Gives back blocks that were allocated behind the ends of RocksDB's logs, which would hide for long that the disk is
-  // full. Nobody may be writing to them.
+  // Frees blocks that were allocated past the ends of RocksDB's logs, which would long hide that the disk is full. No
+  // process may be writing to them.
   void TrimLogs(const std::string& records);
   void Remount(const std::string& options);
-  // Read-only from now on, whoever is writing: as after an error of the device. Until MountAgain, for which nobody may
-  // have a file of it open.
+  // Makes the disk read-only, even if it is being written, as after an error of the device. Until MountAgain, for which
+  // no process may have a file of it open.
   void Abort() { Remount("abort"); }
   void MountAgain();
 

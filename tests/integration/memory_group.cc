@@ -12,7 +12,7 @@ namespace ashlar::integration {
 namespace {
 
 struct Hierarchy {
-  const char *line, *root, *limit, *used;  // line: what stands before the group in /proc/self/cgroup
+  const char *line, *root, *limit, *used;  // line: the text before the group in /proc/self/cgroup
 };
 constexpr std::array<Hierarchy, 2> kHierarchies = {
     Hierarchy{":memory:", "/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"},

@@ -12,7 +12,7 @@ namespace ashlar::integration {
 
 class MemoryGroup {
  public:
-  // Null where none can be made: not root, or no controller of memory to be had.
+  // Null if a group cannot be created: not root, or no memory controller.
   static std::unique_ptr<MemoryGroup> Make(uint64_t limit_bytes);
   ~MemoryGroup();  // moves its processes back
   MemoryGroup(const MemoryGroup&) = delete;

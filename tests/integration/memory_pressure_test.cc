@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// gRPC ends calls with RESOURCE_EXHAUSTED when its memory runs short, whatever the daemon has begun by then.
+// gRPC ends calls with RESOURCE_EXHAUSTED when its memory runs short, whatever the daemon has already started.
 #include <gmock/gmock.h>
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
@@ -16,7 +16,7 @@ namespace {
 
 using std::chrono::milliseconds;
 
-// Stands in front of a daemon, and lets calls that use the engine's memory end as a stream that gRPC has reset.
+// A proxy in front of a daemon that resets the streams of calls that use the engine's memory.
 class Resetting final : public v1::Cache::Service {
  public:
   explicit Resetting(const std::string& daemon)
@@ -61,8 +61,8 @@ class MemoryPressure : public testing::Test {
   void SetUp() override {
     ClientOptions options = daemon_.client_options();
     resetting_ = std::make_unique<Resetting>(options.rpc_socket);
-    options.rpc_socket =
-        (std::filesystem::path(options.rpc_socket).parent_path() / "resetting.sock").string();  // goes with the folder
+    options.rpc_socket = (std::filesystem::path(options.rpc_socket).parent_path() / "resetting.sock")
+                             .string();  // removed with the folder
     options.timeout = kTimeout;
     grpc::ServerBuilder builder;
     builder.AddListeningPort("unix:" + options.rpc_socket, grpc::InsecureServerCredentials());
@@ -78,10 +78,10 @@ class MemoryPressure : public testing::Test {
   std::unique_ptr<TestEngine> engine_;
 };
 
-// The daemon may be copying: the sources are the engine's again at the deadline, which the daemon heeds, not before.
-TEST_F(MemoryPressure, APublishThatWasResetKeepsItsSourcesUntilTheDeadline) {
+// The daemon may be copying: the engine owns the sources again at the deadline, which the daemon keeps, not before.
+TEST_F(MemoryPressure, AResetPublishKeepsItsSourcesUntilTheDeadline) {
   const Tokens run = MakePrompt(1, 1, 100)[0];
-  // The client's time limit is short, for the sake of what follows: a busy machine may exceed it.
+  // The client's time limit is short for the following steps; a busy machine may exceed it.
   Reservation reservation = engine_->Reserve(ObjectKind::kSegment, run);
   for (int i = 0; i < 20 && !reservation.granted(); ++i) reservation = engine_->Reserve(ObjectKind::kSegment, run);
   ASSERT_TRUE(reservation.granted());
@@ -91,8 +91,8 @@ TEST_F(MemoryPressure, APublishThatWasResetKeepsItsSourcesUntilTheDeadline) {
   EXPECT_GE(std::chrono::steady_clock::now() - begin, kTimeout);
 }
 
-// kBusy would promise that no state was changed.
-TEST_F(MemoryPressure, ACompositionThatWasResetIsUnresolved) {
+// kBusy would promise that no state has changed.
+TEST_F(MemoryPressure, AResetCompositionIsUnresolved) {
   LayerAdvance advance;
   advance.region = engine_->region();
   advance.state.data = engine_->region().data();

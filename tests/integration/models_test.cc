@@ -52,7 +52,7 @@ TEST(Models, MayRedeclarePages) {
   EXPECT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
-// A model opened twice is two: closing one, or declaring its pages, leaves the other alone.
+// Two openings of a model are independent: closing one, or declaring its pages, does not affect the other.
 TEST(Models, DoNotShareWhatIsDeclared) {
   const DaemonProcess daemon;
   TestEngine engine(daemon.client_options());

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Network namespaces: a network stack of its own each, for processes and for the sockets of a test.
 //
-// None has a name. One lasts as long as a process is in it or a descriptor holds it, so that a test that crashes leaves
-// none behind, and tests at the same time cannot meet.
+// Namespaces have no name. A namespace lives as long as a process is in it or a descriptor holds it, so a crashed test
+// leaves none, and concurrent tests cannot interfere.
 #pragma once
 
 #include <string>
@@ -11,7 +11,7 @@ namespace ashlar::integration {
 
 class NetworkNamespace {
  public:
-  // Makes one whose loopback device is up. Failures are test failures.
+  // Creates one whose loopback device is up. Failures are test failures.
   NetworkNamespace();
   ~NetworkNamespace();
   NetworkNamespace(const NetworkNamespace&) = delete;
@@ -24,8 +24,8 @@ class NetworkNamespace {
   int fd_ = -1;
 };
 
-// While it lives, the calling thread is in that namespace: sockets that it opens and threads and processes that it
-// starts belong there, and stay there. Negative: the thread stays where it is.
+// While this lives, the calling thread is in that namespace: sockets that it opens, and threads and processes that it
+// starts, belong there permanently. Negative: the thread stays in its namespace.
 class InNetworkNamespace {
  public:
   explicit InNetworkNamespace(int fd);
@@ -37,8 +37,8 @@ class InNetworkNamespace {
   int before_ = -1;
 };
 
-// Moves a process that has one thread there for good, with a /sys that shows that namespace's interfaces: UCX lists
-// them there. Between fork and exec. False: errno says why.
+// Moves a single-threaded process there permanently, with a /sys that shows that namespace's interfaces, because UCX
+// lists them there. Call between fork and exec. False: see errno.
 bool LiveInNetworkNamespace(int fd);
 
 }  // namespace ashlar::integration

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a small benchmark of several nodes and checks the JSON that it writes: its fields, and what holds on any machine.
-It asks for no speed.
+"""Runs a small benchmark of several nodes and checks the JSON that it writes: its fields, and what holds on any
+machine. It does not check speed.
 
 usage: nodes_bench_smoke.py mirror|remote|router|traffic|transfer BINARY
 """
@@ -18,7 +18,7 @@ def positive(case, *names):
 
 
 def check_fields(figures, *lists):
-    """The figures name the machine, and all cases of a list have the same fields."""
+    """Checks that the figures name the machine, and that all cases of a list have the same fields."""
     assert figures["machine"]["cores"] > 0 and figures["machine"]["cpu"]
     for each in lists:
         fields = set(figures[each][0])
@@ -57,7 +57,7 @@ def router(binary):
         for case in figures[name]:
             assert {"workers", "ttft_ms", "bound_ms", "combine_ms", "transfer_ms", "of_it"} <= set(case)
             positive(case, "ttft_ms", "bound_ms", "combine_ms", "of_it", "speed_up")
-            # Nobody computes faster than the engines sleep, and every segment comes from the cache in the end.
+            # No engine computes faster than the engines sleep, and in the end every segment comes from the cache.
             least = sum(segments) / rate / case["workers"] * 1e3
             assert case["bound_ms"] >= 0.999 * least and case["combine_ms"] < case["ttft_ms"], case
             assert case["ttft_ms"] >= 0.999 * least and case["landed"] == len(segments), case
@@ -68,7 +68,7 @@ def router(binary):
 def remote(binary):
     figures = run(binary, "remote", "--quick")
     check_fields(figures, "cases")
-    # The tool fails where a hit is of another tier than the case's name says.
+    # The tool fails if a hit is from a different tier than the case's name says.
     assert [(case["source"], case["segments"]) for case in figures["cases"]] == [
         (source, 1) for source in ("dram", "remote", "ssd", "compute")
     ], figures

@@ -10,7 +10,7 @@
 namespace ashlar::integration {
 namespace {
 
-// Root may; others only inside of a user namespace, where the machine allows those.
+// Root may; other users only inside a user namespace, if the machine allows those.
 pid_t ForkIntoNewNamespace() {
   const long child = ::syscall(SYS_clone, CLONE_NEWPID | SIGCHLD, nullptr, nullptr, nullptr, 0);
   if (child >= 0) return static_cast<pid_t>(child);

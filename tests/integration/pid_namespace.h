@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Processes in a PID namespace of their own, as containers start them: outside of it they have a number, and inside of
-// it nothing outside has one.
+// Processes in a separate PID namespace, as containers start them: the parent namespace can see them, but they cannot
+// see processes outside of their own namespace.
 #pragma once
 
 #include <sys/types.h>
 
 namespace ashlar::integration {
 
-// Returns whether this machine lets this process make one.
+// Returns whether this machine lets this process create one.
 bool MayMakePidNamespaces();
 
 // fork(), with the child as process 1 of a new PID namespace when `own_pid_namespace`.

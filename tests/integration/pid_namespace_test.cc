@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Daemon and engine in PID namespaces of their own, as in two containers: neither has a number for the other.
+// Daemon and engine in separate PID namespaces, as in two containers: neither can see the other's PID.
 #include "tests/integration/pid_namespace.h"
 
 #include <gtest/gtest.h>
@@ -17,7 +17,7 @@ class PidNamespaces : public testing::Test {
   }
 };
 
-TEST_F(PidNamespaces, TheDaemonsDeathEndsADoubtAllTheSame) {
+TEST_F(PidNamespaces, TheDaemonsDeathStillResolvesALanding) {
   DaemonProcess daemon({.own_pid_namespace = true});
   EngineProcess engine(daemon.client_options(), {"doubt", "1", "2", "50"}, {.own_pid_namespace = true});
   ASSERT_EQ(engine.ReadLine(), "matched in process 1");
@@ -29,7 +29,7 @@ TEST_F(PidNamespaces, TheDaemonsDeathEndsADoubtAllTheSame) {
   EXPECT_EQ(engine.ReadLine(), "quiet");
 }
 
-TEST_F(PidNamespaces, AnEnginesDeathEndsItsSessionAllTheSame) {
+TEST_F(PidNamespaces, AnEnginesDeathStillEndsItsSession) {
   DaemonProcess daemon({.own_pid_namespace = true});
   EngineProcess engine(daemon.client_options(), {"match", "1", "2", "50"}, {.own_pid_namespace = true});
   ASSERT_NE(engine.ReadLine(), "");

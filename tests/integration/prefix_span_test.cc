@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Buffered spans end to end: a prompt that parts inside a text resumes at the very token, from bytes in the daemon's
-// memory, whoever runs the recurrence.
+// Buffered spans end to end: a prompt that diverges inside a text resumes at that token, from bytes in the daemon's
+// memory, whether the engine or the library runs the recurrence.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -23,13 +23,13 @@ using testing::ElementsAre;
 
 constexpr uint32_t kSpan = 48;
 constexpr PrefixUse kUse{.capture_tokens = 1, .span_tokens = kSpan, .span_dtype = DType::kF16};
-constexpr uint32_t kSpanCaptures = 8;  // sets of states, in whose place the span's rows lie
+constexpr uint32_t kSpanCaptures = 8;  // sets of states, whose space the span's rows use
 
 Tokens First(const Tokens& tokens, size_t count) {
   return {tokens.begin(), tokens.begin() + static_cast<ptrdiff_t>(count)};
 }
 
-// A number of the recurrence's inputs for the last token of `prefix`: short keys, log decays ≤ 0, β in [0, 1].
+// One number of the recurrence's inputs for the last token of `prefix`: short keys, log decays ≤ 0, β in [0, 1].
 float Number(std::span<const int32_t> prefix, uint32_t layer, PartForm form, uint64_t index) {
   const float number = Content(ObjectKind::kSpan, prefix, layer, form, 0).At(index);
   if (form == PartForm::kSpanGates) return -std::fabs(number);
@@ -41,7 +41,7 @@ class SpanEngine : public PrefixEngine {
  public:
   explicit SpanEngine(const ClientOptions& options) : PrefixEngine(options, {}, kUse, kSpanCaptures) {}
 
-  // As Compute; with the span from `begin` on.
+  // Like Compute, with the span from `begin`.
   CommitParts WithSpan(const Text& text, uint64_t begin) {
     CommitParts parts = Compute(text);
     parts.span.begin = begin;
@@ -71,7 +71,7 @@ class SpanEngine : public PrefixEngine {
     return parts;
   }
 
-  // The state of a layer behind a match's prefix by this process's kernels; the bytes of all heads.
+  // The state of a layer after a match's prefix, computed by this process's kernels; the bytes of all heads.
   std::vector<float> Rebuilt(const Match& match, uint32_t layer) const {
     const Layout layout = Whole();
     const SpanInputs inputs(std::get<LinearLayer>(layout.layers[layer]), *match.prefix_span(), layer);
@@ -95,13 +95,13 @@ class SpanEngine : public PrefixEngine {
 
 class PrefixSpan : public testing::Test {
  protected:
-  // States before the last 20 of 620 tokens, and a span of these.
+  // States before the last 20 of 620 tokens, and a span of these 20.
   void Keep(SpanEngine& engine) {
     const Text text{text_, {600, text_.size()}};
     EXPECT_THAT(engine.model().Commit(nullptr, engine.WithSpan(text, 600)),
                 ElementsAre(CommitOutcome::kKept, CommitOutcome::kKeptAsSpan));
   }
-  // The inputs that the match hands out are those of the prompt's tokens, rounded to the span's type.
+  // The match's span inputs are those of the prompt's tokens, rounded to the span's type.
   static void ExpectInputs(const Match& match, const Tokens& prompt) {
     const MappedSpan* const span = match.prefix_span();
     ASSERT_NE(span, nullptr);
@@ -147,12 +147,12 @@ TEST_F(PrefixSpan, IsFoundOnlyUnderItsSalt) {
   EXPECT_EQ(depth(one), 610u);
   EXPECT_EQ(depth(another), 0u);
   EXPECT_EQ(depth({}), 0u);
-  Keep(engine);  // is new for those without a salt
+  Keep(engine);  // new for prompts without a salt
   EXPECT_EQ(depth({}), 610u);
   EXPECT_EQ(depth(another), 0u);
 }
 
-TEST_F(PrefixSpan, APromptThatPartsInsideResumesAtTheVeryToken) {
+TEST_F(PrefixSpan, APromptThatDivergesInsideResumesAtThatToken) {
   SpanEngine engine(daemon_.client_options());
   Keep(engine);
   for (const size_t common : {601, 607, 620}) {
@@ -202,7 +202,7 @@ TEST_F(PrefixSpan, TheDaemonRebuildsWithTheSameBits) {
   EXPECT_NE(std::memcmp(state, before.data(), before.size()), 0) << "the tokens count";
 }
 
-TEST_F(PrefixSpan, EnginesWithoutSpansWorkOnAsBefore) {
+TEST_F(PrefixSpan, EnginesWithoutSpansAreUnaffected) {
   SpanEngine engine(daemon_.client_options());
   PrefixEngine plain(daemon_.client_options());
   Keep(engine);
@@ -236,13 +236,13 @@ TEST_F(PrefixSpan, BadSpansAreNotKept) {
   EXPECT_THAT(outcomes(good), ElementsAre(CommitOutcome::kKept, CommitOutcome::kKeptAsSpan));
 }
 
-TEST_F(PrefixSpan, ACorruptSpanIsMissedAndGoes) {
+TEST_F(PrefixSpan, ACorruptSpanIsMissedAndDropped) {
   SpanEngine engine(daemon_.client_options());
   Keep(engine);
   const Tokens prompt = Join(First(text_, 613), MakeRun(2, 30));
   const Match match = engine.Lookup(prompt);
   ASSERT_EQ(match.prefix().depth, 613u);
-  std::string input(kChannels * sizeof(float), '\0');  // of a token behind the prompt's: all of the span is verified
+  std::string input(kChannels * sizeof(float), '\0');  // of a token after the prompt's: the whole span is verified
   for (uint32_t i = 0; i < kChannels; ++i) {
     const float number = Number(std::span(text_).first(619), 2, PartForm::kSpanConvInputs, i);
     std::memcpy(input.data() + i * sizeof number, &number, sizeof number);
@@ -262,7 +262,7 @@ TEST_F(PrefixSpan, OtherProcessesAttach) {
   ExpectInputs(attached, prompt);
 }
 
-// A layer whose rows fit no extent has no spans, and opening says which one.
+// A layer whose rows do not fit an extent has no spans, and opening names the layer.
 TEST_F(PrefixSpan, ModelsThatCannotHaveSpansAreRefusedByName) {
   SpanEngine engine(daemon_.client_options());
   Layout wide = engine.Whole();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Exact prefixes: a text is resumed where an earlier one that begins alike was checkpointed, with the same bytes.
+// Exact prefixes: a text resumes from the checkpoint of an earlier text with the same beginning, with the same bytes.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -31,21 +31,21 @@ class Prefix : public testing::Test {
     EXPECT_THAT(engine.Commit({tokens, depths}), Each(CommitOutcome::kKept));
   }
 
-  // Longer than two blocks, and no whole number of pages.
+  // Longer than two blocks, and not a whole number of pages.
   const Tokens instructions_ = MakeRun(1, 603);
   const Tokens first_ = Join(instructions_, MakeRun(2, 100)), second_ = Join(instructions_, MakeRun(3, 90)),
                third_ = Join(instructions_, MakeRun(4, 120));
   DaemonProcess daemon_;
 };
 
-TEST_F(Prefix, TextsThatPartResumeWhereTheyDo) {
+TEST_F(Prefix, DivergingTextsResumeWhereTheyDiverge) {
   PrefixEngine engine(daemon_.client_options());
   const Match cold = engine.Lookup(first_);
   EXPECT_EQ(cold.prefix().depth, 0u);
   EXPECT_EQ(cold.prefix_states(), nullptr);
   Keep(engine, first_);
 
-  // They part inside the first one's last stretch, where nothing was kept: worth capturing now.
+  // They diverge inside the first one's last part, where nothing was kept: worth capturing now.
   const Match second = engine.Lookup(second_);
   EXPECT_EQ(second.prefix().depth, 0u);
   EXPECT_THAT(second.checkpoint_positions(), Contains(instructions_.size()));
@@ -78,7 +78,7 @@ TEST_F(Prefix, AWholeNumberOfBlocksAndAShortTextResume) {
   }
 }
 
-// A prompt's last token is always computed: its logits are wanted.
+// A prompt's last token is always computed, because its logits are needed.
 TEST_F(Prefix, TheSamePromptResumesBeforeItsEnd) {
   PrefixEngine engine(daemon_.client_options());
   Keep(engine, first_, {300});
@@ -103,7 +103,7 @@ TEST_F(Prefix, AnotherModelSeesNothing) {
   EXPECT_EQ(engine.Lookup(more).prefix().depth, first_.size());
 }
 
-TEST_F(Prefix, ComposedStatesAreTheConversationsOwn) {
+TEST_F(Prefix, ComposedStatesBelongToTheConversation) {
   PrefixEngine engine(daemon_.client_options());
   const Text text{first_, {first_.size()}, Provenance::kComposed, kConversation};
   EXPECT_THAT(engine.Commit(text), ElementsAre(CommitOutcome::kKept));
@@ -122,7 +122,7 @@ TEST_F(Prefix, ComposedStatesAreTheConversationsOwn) {
   engine.ExpectResumes(engine.Lookup(most, kConversation), most, more.size());
 }
 
-TEST_F(Prefix, CoversSegmentsAndStandsBesideThoseBehindIt) {
+TEST_F(Prefix, CoversSegmentsAndCombinesWithLaterOnes) {
   PrefixEngine engine(daemon_.client_options());
   const Tokens behind = MakeRun(7, 120);
   Keep(engine, first_);
@@ -199,13 +199,13 @@ TEST_F(Prefix, BadSourcesAreNotKept) {
   parts.checkpoints[0].depth -= 1;  // not the text's end
   EXPECT_EQ(outcome(parts), CommitOutcome::kBadSource);
   parts = good;
-  parts.provenance = Provenance::kComposed;  // of nobody
+  parts.provenance = Provenance::kComposed;  // without a conversation
   EXPECT_EQ(outcome(parts), CommitOutcome::kBadSource);
   EXPECT_EQ(engine.Lookup(Join(first_, MakeRun(5, 40))).prefix().depth, 0u);
   EXPECT_EQ(outcome(good), CommitOutcome::kKept);
 }
 
-TEST_F(Prefix, ModelsOpenedWithoutUseNone) {
+TEST_F(Prefix, ModelsOpenedWithoutPrefixesUseNone) {
   PrefixEngine engine(daemon_.client_options());
   auto plain = engine.client().OpenModel(TestEngine::identity(), engine.Whole());
   ASSERT_TRUE(plain.ok()) << plain.status();
@@ -220,7 +220,7 @@ TEST_F(Prefix, ModelsOpenedWithoutUseNone) {
               ElementsAre(CommitOutcome::kBadSource));
 }
 
-TEST_F(Prefix, ACorruptBlockIsMissedAndGoes) {
+TEST_F(Prefix, ACorruptBlockIsMissedAndDropped) {
   PrefixEngine engine(daemon_.client_options());
   Keep(engine, first_, {200});
   const Tokens more = Join(first_, MakeRun(5, 40));
@@ -228,15 +228,15 @@ TEST_F(Prefix, ACorruptBlockIsMissedAndGoes) {
   ASSERT_EQ(match.prefix().depth, first_.size());
   ASSERT_GE(FlipInArenas(daemon_.pid(), engine.ValuesAt(first_, 300, 1)), 1);
   EXPECT_THAT(engine.LandPrefix(match).Wait(kPatience), ElementsAre(MissReason::kChecksumFailed));
-  // The block before it, and what needs no more, are still there.
+  // The block before it, and everything that needs no more, still exist.
   engine.ExpectResumes(engine.Lookup(more), more, 200);
-  // The states are there as long as the match holds them; the block is written again.
+  // The states exist as long as the match holds them; the block is written again.
   EXPECT_THAT(engine.Commit({first_, {first_.size()}}),
               Each(testing::AnyOf(CommitOutcome::kKept, CommitOutcome::kAlreadyPresent)));
   engine.ExpectResumes(engine.Lookup(more), more, first_.size());
 }
 
-TEST_F(Prefix, ACorruptStateIsMissedAndGoes) {
+TEST_F(Prefix, ACorruptStateIsMissedAndDropped) {
   PrefixEngine engine(daemon_.client_options());
   Keep(engine, first_, {200});
   const Tokens more = Join(first_, MakeRun(5, 40));
@@ -246,7 +246,7 @@ TEST_F(Prefix, ACorruptStateIsMissedAndGoes) {
   engine.ExpectResumes(engine.Lookup(more), more, 200);
 }
 
-// A commit that the client gave up must not leave torn bytes to be found.
+// A commit that the client abandoned must not leave torn bytes.
 TEST_F(Prefix, ACommitThatTimesOutIsNeverFound) {
   ClientOptions options = daemon_.client_options();
   options.timeout = std::chrono::milliseconds(500);
@@ -321,7 +321,7 @@ TEST_F(PrefixOnDisk, ResumesAfterTheDaemonHasRestarted) {
   EXPECT_EQ(match->prefix().tier, TierKind::kSsd);
   engine.ExpectResumes(*match, more, first_.size());
   engine.ExpectResumes(engine.Lookup(third_), third_, instructions_.size());
-  Keep(engine, Join(third_, MakeRun(8, 10)));  // the model was opened again as it was
+  Keep(engine, Join(third_, MakeRun(8, 10)));  // the model was opened again with the same options
 }
 
 }  // namespace

@@ -29,7 +29,7 @@ class RawSession {
   // The daemon's answer; one with code UNAVAILABLE when it hung up instead. Descriptors are counted and closed.
   v1::SessionReply Receive(size_t* descriptors = nullptr);
   v1::SessionReply Ask(const v1::SessionRequest& request, const std::vector<int>& descriptors = {});
-  // Says hello properly; the secret that names the session.
+  // Sends a valid Hello. Returns the secret that names the session.
   std::string Greet();
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Models and regions on an engine's next connection, when the daemon has little room for them.
+// Models and regions on an engine's next connection, when the daemon has little space for them.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <unistd.h>
@@ -34,7 +34,7 @@ bool Lands(TestEngine& engine, const std::vector<Tokens>& prompt) {
 
 class Reconnect : public testing::Test {
  protected:
-  // The engine's RPC connection breaks, its process and its session socket live on.
+  // The engine's RPC connection breaks, but its process and its session socket live on.
   void ExpectServedAfterTheLossOfRpc(const DaemonOptions& options, TestEngine::Memory memory) {
     const DaemonProcess daemon(options);
     TestEngine engine(daemon.client_options(), {}, memory);
@@ -56,19 +56,19 @@ class Reconnect : public testing::Test {
   const std::vector<Tokens> prompt_ = MakePrompt(1, 2, 60);
 };
 
-TEST_F(Reconnect, NeedsNoSecondPlaceAmongSessions) {
+TEST_F(Reconnect, NeedsNoSecondSession) {
   ExpectServedAfterTheLossOfRpc({.sessions = "sessions: {max_sessions: 1}\n"}, TestEngine::Memory::kRegistered);
 }
 
-TEST_F(Reconnect, NeedsNoSecondRoomForRegisteredRegions) {
+TEST_F(Reconnect, RegisteredRegionsNeedNoExtraBudget) {
   ExpectServedAfterTheLossOfRpc(WithRegions(RegionBytes() * 3 / 2), TestEngine::Memory::kRegistered);
 }
 
-TEST_F(Reconnect, NeedsNoSecondRoomForHostedRegions) {
+TEST_F(Reconnect, HostedRegionsNeedNoExtraBudget) {
   ExpectServedAfterTheLossOfRpc(WithRegions(RegionBytes() * 3 / 2), TestEngine::Memory::kHosted);
 }
 
-TEST_F(Reconnect, OnlyAMatchWhoseLeaseHoldsIsValid) {
+TEST_F(Reconnect, OnlyAMatchWithALeaseIsValid) {
   DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
   EXPECT_FALSE(engine.Lookup(prompt_).valid()) << "nothing was found";
@@ -86,8 +86,8 @@ TEST_F(Reconnect, OnlyAMatchWhoseLeaseHoldsIsValid) {
   engine.ExpectTuples(orphaned, 1, prompt_[1]);
 }
 
-// A region that does not fit is lost, and nothing else: look-ups continue, and it returns as soon as there is room.
-TEST_F(Reconnect, ARegionWithoutSpaceIsThatRegionsFailure) {
+// A region that does not fit is lost, and nothing else: lookups continue, and it is restored as soon as there is space.
+TEST_F(Reconnect, ARegionWithoutSpaceFailsAlone) {
   const uint64_t bytes = RegionBytes();
   DaemonProcess daemon(WithRegions(bytes * 5 / 2));
   auto first = std::make_unique<TestEngine>(daemon.client_options());

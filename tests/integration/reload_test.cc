@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A reload whose configuration is no regular file: it fails at once, and blocks nothing that follows.
+// A reload whose configuration is not a regular file fails at once, and blocks no later reload.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -21,7 +21,7 @@ using testing::HasSubstr;
 
 class ReloadOf : public testing::Test {
  protected:
-  // Puts something else in the configuration's place, reloads, and expects to be told within a second.
+  // Replaces the configuration by `put`, reloads, and expects a refusal within a second.
   void ExpectRefused(const std::function<void()>& put, const std::string& why) {
     ASSERT_EQ(std::rename(config_.c_str(), kept_.c_str()), 0);
     put();
@@ -45,7 +45,7 @@ TEST_F(ReloadOf, NonRegularFileIsRefusedAtOnce) {
   ExpectRefused(
       [&] {
         std::ofstream(config_).close();
-        std::filesystem::resize_file(config_, uint64_t{1} << 40);  // sparse
+        std::filesystem::resize_file(config_, uint64_t{1} << 40);  // a sparse file
       },
       "larger than");
   EXPECT_LE(daemon_.peak_bytes(), before + (size_t{64} << 20));

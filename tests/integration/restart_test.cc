@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The daemon killed under load, again and again, on one disk: what that had acknowledged is found again and lands as it
-// was published. And the disks that a daemon refuses.
+// A daemon that is killed repeatedly under load: every object that the disk had acknowledged is found again and lands
+// unchanged. Also: disks that a daemon refuses.
 #include <gmock/gmock.h>
 #include <gtest/gtest-spi.h>
 #include <gtest/gtest.h>
@@ -30,14 +30,14 @@ using Clock = std::chrono::steady_clock;
 using std::chrono::milliseconds;
 using testing::HasSubstr;
 
-// Of one round. Each object takes an extent of 256 KiB: the disk holds three rounds, and memory a tenth of one.
+// Prompts of one round. Each object takes an extent of 256 KiB: the disk holds three rounds, and memory a tenth of one.
 constexpr size_t kPromptsPerRound = 110;
-// The least recently used object is evicted first, so that the disk gives up only objects of earlier rounds. By price
-// it may give up an object just after acknowledging it, which nobody could tell from a loss.
+// The least recently used object is evicted first, so that the disk evicts only objects of earlier rounds. By price it
+// may evict an object just after acknowledging it, which could not be distinguished from a loss.
 const DaemonOptions kSmallMemory{
     .dram = "8MiB", .arena = "1MiB", .ssd = "256MiB", .admission = "all", .eviction = "lru", .on_damage = "refuse"};
 
-// A field of the last line in which the daemon said what it found on its disk.
+// A field of the last line in which the daemon logged what it recovered from its disk.
 double Recovered(const DaemonProcess& daemon, const std::string& field) {
   const std::string log = daemon.log();
   const size_t line = log.rfind("disk index loaded");
@@ -87,7 +87,7 @@ class Kills {
   }
 
  private:
-  // Kills the daemon at a random moment; what its disk had acknowledged by then, as it said itself.
+  // Kills the daemon at a random moment. Returns the texts that its disk had acknowledged by then.
   Texts KillUnder(Load& load) {
     Texts acknowledged;
     const NamespaceId ns = engine_namespace_;
@@ -109,7 +109,7 @@ class Kills {
   size_t checked_ = 0;
 };
 
-// Starts a daemon that must end before it serves, and returns the failure, which has its exit and last words.
+// Starts a daemon that must end before it serves, and returns the failure, which has its exit and last lines.
 std::string WhyNotStarted(const std::string& program) {
   testing::TestPartResultArray failures;
   {
@@ -153,7 +153,7 @@ TEST(Restart, AcknowledgedObjectsSurviveDaemon) {
   std::printf("%s\n", kills.Report().c_str());
 }
 
-// Writes over bytes of a file, and puts them back.
+// Overwrites bytes of a file, and restores them.
 class Damage {
  public:
   Damage(const std::string& path, std::streamoff offset, const std::string& bytes) : path_(path), offset_(offset) {
@@ -185,7 +185,7 @@ std::string SlabHeader(const std::string& slab, size_t offset, const std::string
                         std::string(reinterpret_cast<const char*>(&checksum), sizeof checksum));
 }
 
-TEST(Restart, RefusesADiskThatItCannotReadAndLeavesItAlone) {
+TEST(Restart, RefusesAnUnreadableDiskWithoutChangingIt) {
   if (!HasDirectIo()) GTEST_SKIP() << testing::TempDir() << " has no O_DIRECT";
   DaemonProcess daemon(kSmallMemory);
   constexpr uint64_t kSeed = 1;
@@ -212,20 +212,20 @@ TEST(Restart, RefusesADiskThatItCannotReadAndLeavesItAlone) {
   }
   {
     const Damage no_header(slab, 16, "damaged");
-    expect_refusal("ssd.on_damage: set_aside");
+    expect_refusal("ssd.on_damage: quarantine");
   }
   {
     const Damage no_database(daemon.ssd_folder() + "/records/CURRENT", 0, "nonsense");
     expect_refusal(daemon.ssd_folder() + "/records");
-    expect_refusal("ssd.on_damage: set_aside");
+    expect_refusal("ssd.on_damage: quarantine");
   }
   daemon.Start();
   TestEngine engine(daemon.client_options(), kPromptShape);
   EXPECT_TRUE(Lands(engine, kSeed, {0, 1, 2}));
 }
 
-// Names of tenants, keys and lengths tell other users what is cached.
-TEST(Restart, TheDisksFilesAreItsUsersAloneAlsoThoseOfAnOlderDaemon) {
+// Names of tenants, keys and lengths would reveal to other users what is cached.
+TEST(Restart, DiskFilesArePrivateEvenFromAnOlderDaemon) {
   if (!HasDirectIo()) GTEST_SKIP() << testing::TempDir() << " has no O_DIRECT";
   namespace fs = std::filesystem;
   const mode_t before = ::umask(022);

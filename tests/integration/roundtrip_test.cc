@@ -63,8 +63,8 @@ TEST_P(Roundtrip, LandsWhatWasPublishedInAnyOrder) {
 
 INSTANTIATE_TEST_SUITE_P(Memory, Roundtrip,
                          testing::Values(TestEngine::Memory::kRegistered, TestEngine::Memory::kHosted),
-                         [](const auto& info) {
-                           return info.param == TestEngine::Memory::kHosted ? "Hosted" : "Registered";
+                         [](const auto& instance) {
+                           return instance.param == TestEngine::Memory::kHosted ? "Hosted" : "Registered";
                          });
 
 TEST(Lookup, AnswersABatchWithALeaseForEachPrompt) {
@@ -139,7 +139,7 @@ TEST(Lookup, AcceptsMillionTokens) {
   engine.ExpectTuples(match, 300, prompt[300]);
 }
 
-TEST(Publish, ASecondPublisherIsTold) {
+TEST(Publish, ASecondPublisherIsRefused) {
   DaemonProcess daemon;
   TestEngine first(daemon.client_options()), second(daemon.client_options());
   const std::vector<Tokens> prompt = MakePrompt(1, 2, 50);
@@ -168,7 +168,7 @@ TEST(Publish, RefusesSourcesOutsideTheRegion) {
   const auto outcome = [&](PublishParts parts) {
     const Reservation reservation = engine.Reserve(ObjectKind::kSegment, run);
     EXPECT_TRUE(reservation.granted());
-    return engine.model().Publish(reservation, parts);  // which ends the reservation, whatever becomes of it
+    return engine.model().Publish(reservation, parts);  // which ends the reservation in any case
   };
   PublishParts parts = good;
   parts.linear[1].state = engine.region().data() + engine.region().size() - 4;

@@ -26,10 +26,10 @@ using refengine::ModelConfig;
 inline constexpr int32_t kPageTokens = 16;
 inline constexpr int32_t kPages = 192;  // enough for one prompt, not for two
 inline constexpr refengine::SeamWidths kSeams{8, 8};
-inline constexpr double kSame = 1e-4;  // two ways of computing the same thing in fp32
+inline constexpr double kSame = 1e-4;  // tolerance of two ways of computing the same in fp32
 inline constexpr float kPoison = -12345.0f;
 
-// Wide keys and values, so that a landing takes long enough to be interrupted; little else to compute.
+// Wide keys and values, so that a landing takes long enough to be interrupted, with little else to compute.
 inline ModelConfig WideConfig() {
   ModelConfig config = refengine::TinyConfig(/*seed=*/3, /*blocks=*/4);
   config.attention = {.query_heads = 8, .kv_heads = 8, .head_dim = 128, .rotary_dim = 32};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A whole engine over a real daemon: whatever becomes of the cache, a request gets its answer.
+// The reference engine over a real daemon: every request is answered, whatever happens to the cache.
 #include <gtest/gtest.h>
 #include <signal.h>
 #include <sys/wait.h>
@@ -24,11 +24,11 @@ TEST_F(Serving, EnginesShareWhatOneOfThemPublished) {
   // Both ends of every section, and the question.
   EXPECT_EQ(moved.computed_tokens, 3u * 16 + 12);
   EXPECT_EQ(hit.logits, first.Serve(prompt).logits) << "the same bits, whoever computed them";
-  // 0.314: nothing is drawn, so only rounding may differ from machine to machine. Other orders have 0.27 to 0.49.
+  // 0.314: nothing is random, so only rounding may differ between machines. Other orders have 0.27 to 0.49.
   EXPECT_LT(rag::RelativeL2(moved.logits, FullRecompute(turned)), 0.4);
 }
 
-TEST_F(Serving, ADaemonThatDiesInTheMiddleOfALandingCostsTimeOnly) {
+TEST_F(Serving, ADaemonThatDiesDuringALandingOnlyCostsTime) {
   ServingEngine engine(daemon_.client_options(), runtime());
   const RagPrompt prompt = MakeTestPrompt({1, 2, 3, 4, 5, 6});
   const std::vector<float> full = FullRecompute(prompt);
@@ -36,8 +36,8 @@ TEST_F(Serving, ADaemonThatDiesInTheMiddleOfALandingCostsTimeOnly) {
   const std::vector<float> cached = engine.Serve(prompt).logits;
   ASSERT_GT(rag::RelativeL2(cached, full), 10 * kSame) << "the two answers must be told apart";
 
-  // It is tried again where the end came when the landing was over, and the answer is the cached one, or before the
-  // engine had read the match.
+  // The test tries again if the daemon ended after the landing, with the cached answer, or before the engine had read
+  // the match.
   bool interrupted = false;
   for (int attempt = 0; attempt < 10 && !interrupted; ++attempt) {
     engine.Serve(prompt);
@@ -50,7 +50,7 @@ TEST_F(Serving, ADaemonThatDiesInTheMiddleOfALandingCostsTimeOnly) {
     interrupted = served.hits == 7 && computed;
     EXPECT_LT(rag::RelativeL2(served.logits, computed ? full : cached), kSame);
 
-    const rag::Served alone = engine.Serve(prompt);  // nobody is there
+    const rag::Served alone = engine.Serve(prompt);  // there is no daemon
     EXPECT_EQ(alone.hits, 0u);
     EXPECT_LT(rag::RelativeL2(alone.logits, full), kSame);
 
@@ -65,7 +65,8 @@ TEST_F(Serving, ADaemonThatDiesInTheMiddleOfALandingCostsTimeOnly) {
   EXPECT_LT(rag::RelativeL2(again.logits, cached), kSame);
 }
 
-// The landing stays in doubt, and its pages in quarantine; the pool has none for setting the prompt anew beside them.
+// The landing stays unresolved, and its pages in quarantine; the pool has no space to assemble the prompt again in
+// other pages.
 TEST_F(Serving, APromptWaitsForPagesInQuarantine) {
   const rag::Patience hasty{.land = std::chrono::milliseconds(500)};
   ServingEngine engine(daemon_.client_options(), runtime(), hasty);
@@ -73,7 +74,7 @@ TEST_F(Serving, APromptWaitsForPagesInQuarantine) {
   const std::vector<float> full = FullRecompute(prompt);
   engine.Serve(prompt);
 
-  // The daemon may be done before it stops; then there is nothing to wait for, and it is tried again.
+  // The daemon may finish before it stops; then there is nothing to wait for, and the test tries again.
   bool waited = false;
   for (int attempt = 0; attempt < 10 && !waited; ++attempt) {
     const pid_t stopper = SignalWhenItLands(engine, SIGSTOP);
@@ -96,7 +97,7 @@ TEST_F(Serving, APromptWaitsForPagesInQuarantine) {
   ASSERT_TRUE(Eventually([&] { return engine.Serve(prompt).misses == 0; }));
 }
 
-TEST_F(Serving, APromptDoesNotWaitForPagesForEver) {
+TEST_F(Serving, APromptsWaitForPagesEnds) {
   const rag::Patience hasty{.land = std::chrono::milliseconds(500), .quiet = std::chrono::milliseconds(100)};
   ServingEngine engine(daemon_.client_options(), runtime(), hasty);
   const RagPrompt prompt = MakeTestPrompt({1, 2, 3, 4, 5, 6});
@@ -114,7 +115,7 @@ TEST_F(Serving, APromptDoesNotWaitForPagesForEver) {
   ASSERT_TRUE(Eventually([&] { return engine.serving->Serve(prompt).ok(); }));
 }
 
-TEST_F(Serving, ADaemonThatStandsStillForAWhileCostsTimeOnly) {
+TEST_F(Serving, AFrozenDaemonOnlyCostsTime) {
   ServingEngine engine(daemon_.client_options(), runtime());
   const RagPrompt prompt = MakeTestPrompt({1, 2, 3});
   const std::vector<float> full = FullRecompute(prompt);
@@ -127,8 +128,8 @@ TEST_F(Serving, ADaemonThatStandsStillForAWhileCostsTimeOnly) {
   ASSERT_TRUE(Eventually([&] { return engine.Serve(prompt).misses == 0; }));
 }
 
-// The kernels' families have scalar transitions, too, and layers whose keys turn: a segment's states stand elsewhere by
-// a turn that the position says.
+// The kernels' families include scalar transitions, and layers with rotated keys: a segment's states at another
+// position differ by a rotation.
 class ServingLightning : public Serving {
  protected:
   ServingLightning() : Serving(refengine::TinyLightningConfig(/*seed=*/5, /*blocks=*/2)) {}
@@ -162,7 +163,7 @@ TEST_F(ServingLightning, SetsPromptsFromSegmentsInAnyOrder) {
 }
 
 // Transitions that have vanished are not stored, and are composed as zero.
-TEST_F(Serving, StoresTransitionsInTheFormsThatTheirHeadsHave) {
+TEST_F(Serving, StoresTransitionsInTheirHeadsForms) {
   ServingEngine engine(daemon_.client_options(), runtime());
   const RagPrompt prompt = MakeTestPrompt({1, 2, 3});
   engine.Serve(prompt);

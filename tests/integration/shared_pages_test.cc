@@ -99,7 +99,7 @@ TEST(SharedPages, ARequestIsPassedToAnotherProcess) {
   EXPECT_EQ(passed.admission->own_pages(), request.admission->own_pages());
   EXPECT_EQ(passed.admission->segments()[1].pages, request.admission->segments()[1].pages);
   request.admission.reset();
-  engine.reset();  // its session ends; the worker's request goes on
+  engine.reset();  // its session ends; the worker's request continues
   ASSERT_EQ(passed.admission->Extend(6), AdmitOutcome::kAdmitted);
   EXPECT_EQ(passed.admission->own_pages().size(), 6u);
   EXPECT_EQ(worker.model().AttachAdmission(std::string(16, 'x'), 16, kLengths).outcome, AdmitOutcome::kInvalid);
@@ -115,13 +115,13 @@ TEST(SharedPages, AfterALostConnectionOldRequestsKeepTheirPages) {
   BreakConnections(daemon.client_options().session_socket);
   EXPECT_TRUE(Eventually([&] { return !old->admission->valid(); }));
   EXPECT_EQ(old->admission->Extend(8), AdmitOutcome::kUnavailable);
-  // The daemon knows nothing of the old request's pages any more: none may be given out beside it.
+  // The daemon no longer knows the old request's pages: none may be allocated meanwhile.
   EXPECT_TRUE(Eventually([&] { return engine.Admit(2, 1).outcome == AdmitOutcome::kOldRequests; }));
   old.reset();
   EXPECT_TRUE(Eventually([&] { return engine.Admit(2, 1).outcome == AdmitOutcome::kAdmitted; }));
 }
 
-TEST(SharedPages, ADaemonThatIsGoneAdmitsNobody) {
+TEST(SharedPages, NoRequestIsAdmittedWithoutADaemon) {
   DaemonProcess daemon;
   SharingEngine engine(daemon);
   Admitted request = engine.Admit(1, 4);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two requests share segments in place, in pages that the daemon allocates (MEPIC), and say the same as with copies
-// that were landed for each.
+// Two requests share segments in place, in pages that the daemon allocates (MEPIC), and give the same answers as with
+// copies landed for each.
 #include <gmock/gmock.h>
 
 #include <algorithm>
@@ -22,7 +22,7 @@ using refengine::Sequence;
 using refengine::SharedSpan;
 using refengine::Step;
 
-// An engine without copies: a request's segments are referenced where they stand, with queries turned to meet them.
+// An engine without copies: a request references its segments in place, with queries rotated to match.
 class InPlaceEngine {
  public:
   InPlaceEngine(const ClientOptions& options, const rag::Runtime& runtime)
@@ -31,7 +31,7 @@ class InPlaceEngine {
     patient.timeout = std::chrono::seconds(10);
     client_ = *Client::Connect(patient);
     region_ = *client_->HostRegion(refengine::KvPages::RequiredBytes(config_, kPageTokens, kPages));
-    // It says where pages lie; the daemon says which.
+    // The engine declares the places of pages; the daemon allocates page numbers.
     pool_ =
         std::make_unique<refengine::KvPages>(config_, kPageTokens, kPages, std::span(region_.data(), region_.size()));
     model_ = *client_->OpenModel(
@@ -93,7 +93,7 @@ class InPlaceEngine {
     return {start + kSeams.head, end - kSeams.tail};
   }
 
-  // A page of the sequence is the request's own where it holds a position that nobody shares.
+  // A page of the sequence is the request's own if it holds a position that is not shared.
   static bool IsOwn(const std::vector<bool>& shared, size_t page) {
     const size_t end = std::min(shared.size(), (page + 1) * kPageTokens);
     return std::find(shared.begin() + page * kPageTokens, shared.begin() + end, false) != shared.begin() + end;
@@ -104,8 +104,8 @@ class InPlaceEngine {
     return own;
   }
 
-  // Lands the segments that this request is to fill, each by itself: their pages are the same for every request. Of the
-  // other segments only the tuples come.
+  // Lands each segment that this request fills separately, because their pages are the same for every request. For
+  // other segments only the tuples are landed.
   void Fill(Request& request) {
     std::vector<LandSegment> filled;
     for (uint32_t i = 0; i < request.admission->segments().size(); ++i) {
@@ -174,7 +174,7 @@ class InPlaceEngine {
   Model model_;
 };
 
-TEST_F(Serving, SegmentsSharedInPlaceSayWhatLandedCopiesSay) {
+TEST_F(Serving, SegmentsSharedInPlaceMatchLandedCopies) {
   const RagPrompt prompts[] = {MakeTestPrompt({1, 2, 3}), MakeTestPrompt({3, 1, 4, 2})};
   ServingEngine copies(daemon_.client_options(), runtime());
   std::vector<std::vector<float>> expected;
@@ -186,14 +186,14 @@ TEST_F(Serving, SegmentsSharedInPlaceSayWhatLandedCopiesSay) {
   ASSERT_TRUE(first != nullptr && second != nullptr);
   EXPECT_LE(rag::RelativeL2(first->logits, expected[0]), kSame);
   EXPECT_LE(rag::RelativeL2(second->logits, expected[1]), kSame);
-  // The second request finds the segments that the first one filled: one segment is new, three stand in other places,
-  // and so does the prefix.
+  // The second request finds the segments that the first one filled: one segment is new, three are at other positions,
+  // and so is the prefix.
   EXPECT_EQ(first->landings, 4);
   EXPECT_EQ(second->landings, 1);
   EXPECT_EQ(second->admission->segments()[1].pages, first->admission->segments()[3].pages);
   EXPECT_EQ(second->admission->segments()[2].pages, first->admission->segments()[1].pages);
 
-  // The first continues while the second ends: its shared pages are untouched.
+  // The first continues while the second ends: its shared pages do not change.
   const std::vector<float> before = first->logits;
   second->admission->Release();
   const auto again = engine.Serve(prompts[0]);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// One tenant's use of the daemon's mappings, descriptors and memory: others do not notice it.
+// One tenant's use of the daemon's mappings, descriptors and memory does not affect other tenants.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -57,7 +57,7 @@ size_t Mappings(pid_t pid) {
   return count;
 }
 
-// Tenant "attacker" is this process; tenant "victim" has engines in processes of their own.
+// Tenant "attacker" is this process; tenant "victim" has engines in separate processes.
 class TenantLimits : public testing::Test {
  protected:
   void Start(DaemonOptions options, uint32_t attackers) {
@@ -69,7 +69,7 @@ class TenantLimits : public testing::Test {
         "}\n  - {name: victim, uids: [65531], dram_bytes: 48MiB, max_sessions: 8, max_regions: 64}\n";
     daemon_ = std::make_unique<DaemonProcess>(options);
   }
-  // A session from its hello on, another 4 MiB arena, and what it maps.
+  // A session from its hello, another 4 MiB arena, and its mapping.
   void ExpectVictimServed(int round) {
     EngineProcess engine(daemon_->client_options(), {"publish", std::to_string(100 + round), "3", "700"},
                          {.uid = kVictim});
@@ -82,7 +82,7 @@ class TenantLimits : public testing::Test {
     arenas_ = now;
   }
 
-  // A request for an arena of the attacker's.
+  // A request of the attacker for an arena.
   v1::SessionRequest OwnArena() {
     v1::SessionRequest request;
     EXPECT_TRUE(Eventually([&] {
@@ -101,8 +101,8 @@ class TenantLimits : public testing::Test {
   size_t arenas_ = 1;
 };
 
-// 64 sessions × 1,024 regions would be all mappings that a process may have.
-TEST_F(TenantLimits, RegionsOfOneTenantLeaveMappingsToOthers) {
+// 64 sessions × 1,024 regions would use all mappings of a process.
+TEST_F(TenantLimits, ATenantsRegionsLeaveMappingsToOthers) {
   if (::getuid() != 0) GTEST_SKIP() << "only root can be several users";
   constexpr int kSessions = 64, kRegions = 1024;
   Start({}, kSessions);
@@ -132,21 +132,21 @@ TEST_F(TenantLimits, RegionsOfOneTenantLeaveMappingsToOthers) {
   ExpectVictimServed(9);
 }
 
-// Each descriptor that is not read counts against the daemon's user. Of root and its like the kernel does not ask that.
-TEST_F(TenantLimits, RepliesThatOneTenantDoesNotReadLeaveDescriptorsToOthers) {
+// Each unread descriptor counts against the daemon's user. The kernel does not apply that limit to root.
+TEST_F(TenantLimits, ATenantsUnreadRepliesLeaveDescriptorsToOthers) {
   if (::getuid() != 0) GTEST_SKIP() << "only root can be several users";
   constexpr int kSessions = 130, kAsked = 120;
   constexpr uint64_t kFiles = 8000;
   Start({.uid = kDaemon, .max_files = kFiles}, kSessions);
   ExpectVictimServed(0);
   std::optional<TestEngine> publisher(daemon_->client_options());
-  publisher->PublishPrompt(MakePrompt(1, 2, 60));  // so that there is an arena to ask for
+  publisher->PublishPrompt(MakePrompt(1, 2, 60));  // so that there is an arena to request
   publisher.reset();
   v1::SessionRequest request = OwnArena();
   std::vector<std::unique_ptr<RawSession>> sessions;
   for (int i = 0; i < kSessions; ++i) {
     sessions.push_back(std::make_unique<RawSession>(daemon_->client_options()));
-    ASSERT_TRUE(Eventually([&] {  // the publisher's place may not be free yet
+    ASSERT_TRUE(Eventually([&] {  // the publisher's slot may not be free yet
       if (sessions.back()->Greet() != "") return true;
       sessions.back() = std::make_unique<RawSession>(daemon_->client_options());
       return false;
@@ -162,7 +162,7 @@ TEST_F(TenantLimits, RepliesThatOneTenantDoesNotReadLeaveDescriptorsToOthers) {
   EXPECT_TRUE(Eventually([&] { return daemon_->Metric("ashlar_sessions") == kSessions; })) << "no session has ended";
 }
 
-// The daemon's own group of processes pays for pages that it is the first to touch.
+// Pages are charged to the daemon's own cgroup if the daemon touches them first.
 TEST(EngineMemory, UntouchedMemoryDoesNotKillDaemon) {
   constexpr uint64_t kBytes = 512 * kMiB, kLimit = 400 * kMiB;
   DaemonProcess daemon;
@@ -177,7 +177,7 @@ TEST(EngineMemory, UntouchedMemoryDoesNotKillDaemon) {
   const absl::Status refused = engine.client().RegisterRegion(memfd, kBytes).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kResourceExhausted) << refused;
   EXPECT_THAT(std::string(refused.message()), HasSubstr("register_region.bytes: "));
-  // Pages behind the end are as many as those that are missing inside, and stand for none of them.
+  // As many pages are allocated past the end as are missing inside, but they do not replace those.
   const int full_behind = MakeMemfd(kBytes);
   EXPECT_EQ(::fallocate(full_behind, FALLOC_FL_KEEP_SIZE, kBytes, kBytes), 0);
   const absl::Status hidden = engine.client().RegisterRegion(full_behind, kBytes).status();
@@ -190,14 +190,14 @@ TEST(EngineMemory, UntouchedMemoryDoesNotKillDaemon) {
   EXPECT_LT(group->Used(), 256 * kMiB);
 }
 
-// Nor does it pay for what an engine frees between the daemon's check and its writes, again and again.
+// The daemon also does not pay for pages that an engine repeatedly frees between the daemon's check and its writes.
 TEST(EngineMemory, FreedDuringWriteIsNotCharged) {
   constexpr auto kTouched = TestEngine::Memory::kTouched;
   constexpr int kRounds = 16;
   constexpr uint64_t kLanded = 8000 * 2 * 2 * 56 * sizeof(float);
   DaemonProcess daemon({.dram = "64MiB"});
 #if defined(__SANITIZE_THREAD__)
-  constexpr uint64_t kLimit = 4096 * kMiB;  // its shadow is the daemon's, too
+  constexpr uint64_t kLimit = 4096 * kMiB;  // the sanitizer's shadow memory counts as the daemon's
 #else
   constexpr uint64_t kLimit = 400 * kMiB;
 #endif
@@ -205,7 +205,7 @@ TEST(EngineMemory, FreedDuringWriteIsNotCharged) {
   if (group == nullptr) GTEST_SKIP() << "no group of processes can be made here whose memory is limited";
   ASSERT_TRUE(group->Add(daemon.pid()));
   const std::vector<Tokens> prompt = MakePrompt(8, 8, 1000);
-  std::vector<std::unique_ptr<TestEngine>> engines;  // what is kept stays charged to whoever allocated it
+  std::vector<std::unique_ptr<TestEngine>> engines;  // kept memory stays charged to the tenant that allocated it
   uint64_t before = 0;                               // the arenas
   for (int round = 0; round < kRounds; ++round) {
     engines.push_back(std::make_unique<TestEngine>(daemon.client_options(), Shape{.tokens = 8192}, kTouched));
@@ -222,7 +222,7 @@ TEST(EngineMemory, FreedDuringWriteIsNotCharged) {
       ::madvise(engine.region().data(), engine.region().size() / 4096 * 4096, MADV_REMOVE);
     });
     Landing landing = engine.Land(match, prompt);
-    landing.Wait(kPatience);  // landed, or missed if the pages went before it began
+    landing.Wait(kPatience);  // landed, or missed if the pages were freed before it began
     landing.WaitQuiet(kPatience);
     freeing.join();
   }
@@ -232,7 +232,7 @@ TEST(EngineMemory, FreedDuringWriteIsNotCharged) {
   EXPECT_THAT(engine.Land(engine.Lookup(prompt), prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
-// And for those that the engine has freed.
+// The same for pages that the engine has freed.
 TEST(EngineMemory, FreedPagesAreMisses) {
   DaemonProcess daemon;
   TestEngine engine(daemon.client_options());
@@ -245,7 +245,7 @@ TEST(EngineMemory, FreedPagesAreMisses) {
   EXPECT_THAT(engine.Land(match, prompt).Wait(kPatience), Each(MissReason::kNone));
 }
 
-// Sixteen heads of 1 MiB a layer.
+// Sixteen heads of 1 MiB per layer.
 Layout LargeLayout(uint32_t layers) {
   Layout layout{.page_tokens = 16, .head = 16, .tail = 16, .layers = {}};
   for (uint32_t i = 0; i < layers; ++i) {
@@ -269,7 +269,7 @@ TEST(ModelMemory, IsBoundedPerTenant) {
   const auto charged = [&] { return daemon.Metric("ashlar_model_bytes{tenant=\"default\"}"); };
   const Layout layout = LargeLayout(7);
   const double tables = 7.0 * 4 * kMiB;
-  [[maybe_unused]] const uint64_t before = ResidentBytes(daemon.pid());  // sanitizers keep memory of their own
+  [[maybe_unused]] const uint64_t before = ResidentBytes(daemon.pid());  // sanitizers keep additional memory
   std::vector<Model> open;
   absl::Status refused;
   for (int i = 0; i < 64 && refused.ok(); ++i) {
@@ -280,7 +280,7 @@ TEST(ModelMemory, IsBoundedPerTenant) {
   EXPECT_THAT(std::string(refused.message()), HasSubstr("layout: a tenant has at most 268435456 bytes of models"));
   const double models = static_cast<double>(open.size());
   EXPECT_GE(models, 6) << "of 256 MiB, two of them for the one that is being opened";
-  // The one that was refused is charged for a moment, too.
+  // The refused one is also charged for a moment.
   EXPECT_TRUE(Eventually([&] { return charged() >= models * tables && charged() < (models + 0.5) * tables; }));
   EXPECT_LE(charged(), 256.0 * kMiB);
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
@@ -293,7 +293,7 @@ TEST(ModelMemory, IsBoundedPerTenant) {
   ASSERT_TRUE(again.ok()) << again.status();
   EXPECT_TRUE(Eventually([&] { return charged() > all; })) << all << " bytes, and now " << charged();
   EXPECT_LT(charged(), all + kMiB);
-  // The closed models that are remembered give way.
+  // The remembered closed models are evicted.
   open.clear();
   EXPECT_TRUE(Eventually([&] { return charged() < 3 * tables; }));
   for (int i = 100; i < 106; ++i) {

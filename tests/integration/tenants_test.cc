@@ -30,7 +30,7 @@ using testing::EndsWith;
 
 constexpr uint32_t kOtherUser = 65531, kSameTenant = 65532, kStranger = 65533;
 
-// Runs `work` as another user. The system call changes the calling thread alone.
+// Runs `work` as another user. The system call changes only the calling thread.
 void AsUser(uid_t user, const std::function<void()>& work) {
   std::thread([&] {
     ASSERT_EQ(::syscall(SYS_setresuid, -1, user, -1), 0);
@@ -139,11 +139,11 @@ TEST_F(Tenants, AStolenSecretIsRefused) {
     return all;
   };
   EXPECT_THAT(codes(ConnectAs(0, rpc)),
-              ElementsAre(grpc::OK, grpc::FAILED_PRECONDITION, grpc::INVALID_ARGUMENT));  // each got to its handler
+              ElementsAre(grpc::OK, grpc::FAILED_PRECONDITION, grpc::INVALID_ARGUMENT));  // each reached its handler
   for (const uid_t user : {kOtherUser, kSameTenant}) {
     EXPECT_THAT(codes(ConnectAs(user, rpc)), Each(grpc::PERMISSION_DENIED)) << user;
   }
-  // The thief's own secret stands first, and the parser takes the last.
+  // The thief's own secret comes first, and the parser takes the last one.
   std::unique_ptr<RawSession> thief;
   AsUser(kOtherUser, [&] { thief = std::make_unique<RawSession>(daemon_->client_options()); });
   v1::CloseModelRequest own, stolen;

@@ -23,7 +23,7 @@ namespace {
 
 constexpr uint32_t kHead = 4, kTail = 3;
 constexpr uint32_t kRotaryDim = 16;
-constexpr uint64_t kSourcePosition = 7;  // where a run's token 0 stands when it is published: not on a page boundary
+constexpr uint64_t kSourcePosition = 7;  // position of a run's token 0 when it is published; not on a page boundary
 
 struct Interior {
   uint64_t first, tokens;
@@ -61,7 +61,7 @@ TestEngine::TestEngine(ClientOptions options, const Shape& shape, Memory memory)
   MakeLayout();
   Place();
   absl::StatusOr<std::unique_ptr<Client>> client;
-  // The place of a client that has just gone may not be free yet.
+  // The session slot of a client that has just disconnected may not be free yet.
   Eventually([&] { return !absl::IsResourceExhausted((client = Client::Connect(options)).status()); });
   EXPECT_TRUE(client.ok()) << client.status();
   client_ = *std::move(client);
@@ -91,7 +91,7 @@ absl::StatusOr<Region> TestEngine::MakeRegion(Memory memory) {
   std::string why;
   const kernels::Gpu* const gpu = kernels::FindGpu(shape_.gpu, &why);
   if (gpu == nullptr) return absl::FailedPreconditionError(why);
-  if (memory == Memory::kGpuHosted) return client_->HostGpuRegion(*gpu, bytes_);
+  if (memory == Memory::kGpuHosted) return client_->HostRegion(bytes_, gpu);
   kernels::ArenaError error;
   gpu_memory_ = gpu->MakeArena(bytes_, &error);
   if (gpu_memory_ == nullptr) return absl::ResourceExhaustedError(error.message);
@@ -147,7 +147,7 @@ uint64_t TestEngine::RowFloats() const {
   return uint64_t{shape_.kv_heads} * (uint64_t{shape_.key_dim} + shape_.value_dim);
 }
 
-// One token's keys and values of a layer lie side by side. The first half of the pages is for publishing, the other for
+// One token's keys and values of a layer are adjacent. The first half of the pages is for publishing, the other for
 // landing, and the tables list each in random order.
 void TestEngine::Place() {
   const uint32_t half = shape_.tokens / kPageTokens + 1;

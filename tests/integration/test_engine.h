@@ -21,16 +21,16 @@ inline Tokens Join(Tokens a, const Tokens& b) {
   return a;
 }
 
-// Runs of tokens that are the same for the same seed, and differ for different ones.
+// Runs of tokens that are equal for equal seeds, and differ for different seeds.
 Tokens MakeRun(uint64_t seed, size_t tokens);
 std::vector<Tokens> MakePrompt(uint64_t seed, size_t segments, size_t tokens);
 
 struct Shape {
-  uint32_t layers = 2;  // of each kind; linear and attention layers alternate
+  uint32_t layers = 2;  // number of each kind; linear and attention layers alternate
   uint32_t kv_heads = 2;
   uint32_t key_dim = 32;
   uint32_t value_dim = 24;
-  TensorShard shard{};     // of a model with `size` times these heads; each rank has different values
+  TensorShard shard{};     // shard of a model with `size` times these heads; each rank has different values
   uint32_t tokens = 1024;  // capacity of the target pages, and of the source pages
   PrefixUse prefixes{};
   uint32_t captures = 1;         // capacity in sets of states
@@ -40,7 +40,7 @@ struct Shape {
 
 class TestEngine {
  public:
-  // kTouched: registered with pages of its own, which kRegistered leaves to the daemon.
+  // kTouched: registered with allocated pages; kRegistered leaves the allocation to the daemon.
   enum class Memory { kRegistered, kTouched, kHosted, kGpuRegistered, kGpuHosted };
 
   // Failures to connect, open or register are test failures.
@@ -51,33 +51,33 @@ class TestEngine {
   Region& region() { return region_; }
   const PagedCache& pages() const { return pages_; }
   std::span<const int32_t> target_table() const { return target_table_; }
-  Layout Whole() const;  // of the model that the shard is of
+  Layout Whole() const;  // layout of the shard's model
   void CloseModel() { model_.reset(); }
   static Identity identity() { return {.model_id = "test", .weights_digest = "none", .dtype = "f32"}; }
 
   Match Lookup(const std::vector<Tokens>& segments);
   Reservation Reserve(ObjectKind kind, const Tokens& run);
-  // Writes the run's content into the engine's memory, and where that is.
+  // Writes the run's content into the engine's memory, and returns its places.
   PublishParts Compute(ObjectKind kind, const Tokens& run);
   // Reserve, Compute, Publish: expects to be granted and published.
   void Publish(ObjectKind kind, const Tokens& run);
   void PublishPrompt(const std::vector<Tokens>& segments);
 
-  // Both at once, into the slots to land in.
+  // Both in one call, into the slots for landing.
   MatchAndLanding LookupAndLand(const std::vector<Tokens>& segments);
-  // Lands the prompt's segments where they stand.
+  // Lands the prompt's segments at their positions.
   Landing Land(const Match& match, const std::vector<Tokens>& segments);
   // All slots to land in get the same byte.
   void FillTargets(std::byte value);
   bool TargetsAre(std::byte value) const;
-  // Compares what was landed: values byte for byte, keys with the reference rotation; slots around the interior must
+  // Compares the landed data: values byte for byte, keys with the reference rotation. Slots around the interior must
   // hold the byte `around`.
   void ExpectLanded(ObjectKind kind, const Tokens& run, uint64_t first_position, std::byte around,
                     int64_t rotary_shift = 0) const;
   void ExpectTuples(const Match& match, size_t segment, const Tokens& run) const;
   void ExpectTuple(const Match& match, size_t segment, const Tokens& run, uint32_t layer) const;  // `layer` is linear
 
-  // The bytes of one row of values, or of one head's state, as published: to be found in memory.
+  // The bytes of one row of values, or of one head's state, as published, to search for in memory.
   std::string ValueRow(ObjectKind kind, const Tokens& run, uint32_t layer, uint64_t token) const;
   std::string StateOfHead(ObjectKind kind, const Tokens& run, uint32_t layer, uint32_t head) const;
 
@@ -95,8 +95,8 @@ class TestEngine {
   void MakeLayout();
   void Place();
   absl::StatusOr<Region> MakeRegion(Memory memory);
-  // The region's bytes for this processor: the region itself or, of one on a GPU, a copy of it that Push brings there
-  // and Pull fetches.
+  // The region's bytes for the CPU: the region itself or, for a region on a GPU, a copy that Push writes there and Pull
+  // reads back.
   std::byte* near() const { return near_ != nullptr ? near_.get() : region_.data(); }
   void Push() const;
   void Pull() const;
@@ -109,9 +109,9 @@ class TestEngine {
   uint64_t bytes_ = 0;
   std::unique_ptr<Client> client_;
   std::unique_ptr<Model> model_;
-  std::unique_ptr<kernels::ArenaMemory> gpu_memory_;  // that the engine has made itself
+  std::unique_ptr<kernels::ArenaMemory> gpu_memory_;  // GPU memory that the engine has allocated itself
   Region region_;
-  std::unique_ptr<std::byte[]> near_;  // null: the region lies in the processor's memory
+  std::unique_ptr<std::byte[]> near_;  // null: the region is in CPU memory
 };
 
 }  // namespace ashlar::integration

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Limits on threads: named at the start, and harmless afterwards.
+// Thread limits: reported by name at the start, and harmless afterwards.
 #include <gmock/gmock.h>
 #include <grpcpp/create_channel_posix.h>
 #include <grpcpp/grpcpp.h>
@@ -31,16 +31,17 @@ using std::chrono::steady_clock;
 using testing::Each;
 using testing::HasSubstr;
 
-constexpr uid_t kDaemonUser = 65528, kOtherTenant = 65531;
+// The limit counts all threads of a user, and the two tests may run in parallel: each has its own.
+constexpr uid_t kLimitedUser = 65527, kDaemonUser = 65528, kOtherTenant = 65531;
 constexpr uint32_t kGraceSeconds = 1;
 
-DaemonOptions Options() {
+DaemonOptions Options(uid_t user) {
   return {.tenants =
               "tenants:\n  - {name: alpha, uids: [0], dram_bytes: 32MiB}\n  - {name: beta, uids: [65531], "
               "dram_bytes: 16MiB}\n",
           .ssd = "64MiB",
           .drain_seconds = kGraceSeconds,
-          .uid = kDaemonUser};
+          .uid = user};
 }
 
 size_t Threads(pid_t pid) {
@@ -55,7 +56,7 @@ class ThreadLimit : public testing::Test {
   }
 
   static void AsUser(uid_t user, const std::function<void()>& work) {
-    std::thread([&] {  // the system call itself changes this thread alone
+    std::thread([&] {  // the system call itself changes only this thread
       ASSERT_EQ(::syscall(SYS_setresuid, -1, user, -1), 0);
       work();
     })
@@ -81,22 +82,22 @@ class ThreadLimit : public testing::Test {
 };
 
 TEST_F(ThreadLimit, LowLimitIsReportedAtStart) {
-  DaemonProcess daemon(Options());
+  DaemonProcess daemon(Options(kLimitedUser));
   const size_t threads = Threads(daemon.pid());
   EXPECT_EQ(daemon.Terminate(), 0);
   for (const uint64_t limit : {uint64_t{2}, uint64_t{threads / 2}, uint64_t{threads - 1}}) {
-    DaemonOptions limited = Options();
+    DaemonOptions limited = Options(kLimitedUser);
     limited.max_threads = limit;
     daemon.Configure(limited);
     EXPECT_THAT(daemon.Refusal(),
                 testing::AllOf(HasSubstr("threads: the daemon starts up to"),
-                               HasSubstr("the limit of user 65528 (RLIMIT_NPROC) is " + std::to_string(limit))));
+                               HasSubstr("the limit of user 65527 (RLIMIT_NPROC) is " + std::to_string(limit))));
   }
 }
 
-// No thread can be started any more, and one tenant's load neither stalls the other nor the stop.
-TEST_F(ThreadLimit, ReachedAfterTheStartStallsNobody) {
-  DaemonProcess daemon(Options());
+// No further thread can be started, and one tenant's load stalls neither the other nor the stop.
+TEST_F(ThreadLimit, ReachingItLaterStallsNoEngine) {
+  DaemonProcess daemon(Options(kDaemonUser));
   const std::vector<Tokens> prompt = MakePrompt(8, 2, 40);
   TestEngine victim(daemon.client_options());
   victim.PublishPrompt(prompt);
@@ -108,12 +109,12 @@ TEST_F(ThreadLimit, ReachedAfterTheStartStallsNobody) {
   })
       .join();
 
-  constexpr int kConnections = 24, kThreads = 6;
+  constexpr int kChannels = 24, kThreads = 6;
   std::vector<std::shared_ptr<grpc::Channel>> channels;
   std::unique_ptr<RawSession> session;
   AsUser(kOtherTenant, [&] {
     session = std::make_unique<RawSession>(daemon.client_options());
-    for (int i = 0; i < kConnections; ++i) channels.push_back(Connect(daemon.client_options().rpc_socket));
+    for (int i = 0; i < kChannels; ++i) channels.push_back(Connect(daemon.client_options().rpc_socket));
   });
   const std::string secret = session->Greet();
   std::atomic<bool> stop{false};
@@ -122,7 +123,7 @@ TEST_F(ThreadLimit, ReachedAfterTheStartStallsNobody) {
   for (int i = 0; i < kThreads; ++i) {
     load.emplace_back([&, i] {
       std::vector<std::unique_ptr<v1::Cache::Stub>> stubs;
-      for (int j = i; j < kConnections; j += kThreads) stubs.push_back(v1::Cache::NewStub(channels[j]));
+      for (int j = i; j < kChannels; j += kThreads) stubs.push_back(v1::Cache::NewStub(channels[j]));
       v1::CloseModelRequest request;
       request.set_session(secret);
       for (size_t at = 0; !stop; at = (at + 1) % stubs.size()) {

@@ -14,7 +14,7 @@ namespace {
 
 constexpr int kNewTime = 0x80;  // CLONE_NEWTIME, which not every <sched.h> has
 
-// For the children that this process makes from here on.
+// For child processes created from now on.
 bool MakeTimeNamespace(int64_t seconds_ahead) {
   if (::unshare(kNewTime) != 0) return false;
   const int offsets = ::open("/proc/self/timens_offsets", O_WRONLY | O_CLOEXEC);

@@ -6,11 +6,12 @@
 
 namespace ashlar::integration {
 
-// Returns whether this machine lets this process make one.
+// Returns whether this machine lets this process create one.
 bool MayMakeTimeNamespaces();
 
-// For a child between fork and exec: continues in a child of its own whose clock is that many seconds ahead, and which
-// ends with the calling process. The calling process waits for it and never returns. False: no namespace could be made.
+// For a child between fork and exec: continues in its own child whose clock is that many seconds ahead, and which ends
+// with the calling process. The calling process waits for it and never returns. False: the namespace could not be
+// created.
 bool GoOnInTimeNamespace(int64_t seconds_ahead);
 
 }  // namespace ashlar::integration

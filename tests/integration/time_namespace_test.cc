@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An engine whose clock is not the daemon's.
+// An engine in another time namespace than the daemon.
 #include "tests/integration/time_namespace.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +19,8 @@ TEST_P(TimeNamespaces, MayDifferBetweenDaemonAndEngine) {
   EXPECT_EQ(engine.ReadLine(), "published");
 }
 
-// Behind by more than a call may take: its deadlines would all have passed. As long as the machine must have run.
+// Behind by more than the limit of a call, so that all of its deadlines would have passed. The machine must have run
+// that long.
 INSTANTIATE_TEST_SUITE_P(Seconds, TimeNamespaces, testing::Values(-60, 1'000'000));
 
 }  // namespace

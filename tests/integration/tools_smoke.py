@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs a tool as its user would, small, and checks the figures it writes: names, and the bounds that hold at any size.
+"""Runs a tool with small settings, as a user would, and checks its figures: names, and bounds that hold at any size.
 
 usage: tools_smoke.py demo|entries|in_place|land|load|neighbours|nodes|regenerate|sharing|store|ssd|talk BINARY
 """
@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 
-SKIPPED = 77  # exit code, as ctest is told
+SKIPPED = 77  # exit code that ctest recognizes
 
 
 def daemons():
@@ -24,7 +24,7 @@ def daemons():
             if (process / "comm").read_text().strip() == "ashlard":
                 found.add(process.name)
         except OSError:
-            pass  # gone meanwhile
+            pass  # it has ended meanwhile
     return found
 
 
@@ -57,7 +57,7 @@ def demo(binary):
         assert set(request["ttft_ms"]) == {"full", "prefix", "naive", "ashlar"}
     summary = figures["summary"]
     # Bounds are twice the worst of six seeds: layer 0 7.7e-7 to 8.4e-7; logits 0.022 to 0.027 for 4, 0.021 to 0.026 for
-    # 8 and 0.018 to 0.024 for 32 tokens of seam. Naive addition and T := 0 must err by at least half of their least
+    # 8 and 0.018 to 0.024 for 32 tokens of seam. Naive addition and T := 0 must err by at least half of their smallest
     # error.
     layer0 = summary["layer0_state_rel_l2"]
     assert layer0["ashlar"] <= 1.7e-6 and layer0["naive"] >= 0.8 and layer0["zero_transition"] >= 0.2, layer0
@@ -72,7 +72,7 @@ def demo(binary):
 
 
 def in_place(binary):
-    """Running requests read one copy of each segment, and answer as they do from landed copies."""
+    """Running requests read one copy of each segment, and answer as with landed copies."""
     small = ("--sections", "6", "--sections-per-prompt", "3", "--requests", "4")
     figures = run(binary, "--in-place", *small)["in_place"]
     requests = figures["requests"]
@@ -86,7 +86,7 @@ def in_place(binary):
 
 
 def nodes(binary):
-    """Three nodes find what the others published, and answer with the bits of one node alone."""
+    """Three nodes find what the others published, and answer with the same bits as a single node."""
     if shutil.which("etcd") is None:
         print("skipped: etcd is not installed (Debian's etcd-server)")
         sys.exit(SKIPPED)
@@ -98,7 +98,7 @@ def nodes(binary):
     compared = 0
     for one, other in zip(alone["requests"], several["requests"], strict=True):
         assert one["question"] == other["question"] and one["next_token"] == other["next_token"], (one, other)
-        # On a busy machine a landing may run out of time. Its segment is then computed, and bits differ.
+        # On a busy machine a landing may time out. Its segment is then computed, and bits differ.
         if one["landed"] == other["landed"] == one["segments"]:
             assert one["logits_digest"] == other["logits_digest"], (one, other)
             compared += "remote" in other["hit_tiers"]
@@ -124,14 +124,14 @@ def talk(binary):
     for turn in turns:
         exact = turn["conversation"] % 2 == 1
         assert turn["kind"] == ("exact" if exact else "composed"), turn
-        assert turn["full_rel_l2"] <= (3e-6 if exact else 0.05), turn  # 1.5e-6 and 0.025 at the worst
+        assert turn["full_rel_l2"] <= (3e-6 if exact else 0.05), turn  # at most 1.5e-6 and 0.025
         assert turn["kept"] >= 1 and turn["ttft_ms"] > 0 and turn["full_ttft_ms"] > 0, turn
         if exact or turn["turn"] == 2:
             assert turn["bit_identical"] and turn["logits_rel_l2"] == 0, turn
         if turn["turn"] == 2:
             assert turn["source"] == ("tree" if exact else "own"), turn
             assert turn["computed_tokens"] == turn["tokens"] - turn["resumed"] < 400, turn
-    # The third that begins with the instructions knows where they part.
+    # The third prompt that begins with the instructions resumes where they end.
     assert [turn["source"] for turn in turns[:5:2]] == ["nothing", "nothing", "tree"], turns
     assert set(figures["summary"]["from"]) == {"nothing", "segments", "tree", "own"}
 
@@ -157,7 +157,7 @@ def regenerate(binary):
         if turn["turn"] == 1:
             continue
         assert turn["span_tokens"] == 7 and turn["saved_bytes"] > 0, turn
-        # 1.7e-6 and 1.4e-6 at the worst.
+        # at most 1.7e-6 and 1.4e-6
         assert turn["kind"] != "exact" or turn["state_rel_l2"] <= 3.5e-6 and turn["full_rel_l2"] <= 3e-6, turn
     spans = figures["summary"]["spans"]
     assert spans["rebuilt"] == 8 and spans["kept"] == 12 and spans["worst_state_rel_l2"] <= 3.5e-6, spans
@@ -225,7 +225,7 @@ def neighbours(binary):
     if os.getuid() != 0:
         print("skipped: only root can start processes of three users")
         sys.exit(SKIPPED)
-    # 1: some bar was missed, which on a busy machine says little.
+    # 1: a bar was missed, which on a busy machine means little.
     figures = run(binary, "neighbours", "--quick", exit_codes=(0, 1))
     names = ["mappings", "unread_replies", "lookups", "landings", "leases", "models", "commits", "metrics"]
     assert [case["attack"] for case in figures["cases"]] == names, figures

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A daemon whose stderr is a pipe that nobody reads, and one whose log a tenant tries to fill.
+// A daemon whose stderr is a pipe without a reader, and a daemon whose log a tenant tries to fill.
 #include <fcntl.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// An operator lists, erases and verifies what a real daemon has, reloads its configuration, and closes its sandbox.
+// An operator lists, erases and verifies the objects of a real daemon, reloads its configuration, and enables its
+// sandbox.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <signal.h>
@@ -42,7 +43,7 @@ class Upkeep : public testing::Test {
     return json::parse(ended.output, nullptr, /*allow_exceptions=*/false);
   }
   size_t OnDisk() { return Ask("ls --tier ssd")["objects"].size(); }
-  // Publishes a prompt of three segments, and waits until the disk has all that there is.
+  // Publishes a prompt of three segments, and waits until the disk has all of it.
   void PublishOnDisk(TestEngine& engine, uint64_t prompt) {
     engine.PublishPrompt(MakePrompt(prompt, 3, 60));
     EXPECT_TRUE(Eventually([&] { return Ask("stats")["objects"] == OnDisk(); }));
@@ -120,7 +121,7 @@ TEST_F(Upkeep, ErasedObjectsDoNotReturnAfterKill) {
   EXPECT_THAT(Run("erase --tenant nobody").output, HasSubstr("tenant: \"nobody\""));
 }
 
-TEST_F(Upkeep, TheBytesOfErasedObjectsAreNotOnTheDiskAnyMore) {
+TEST_F(Upkeep, ErasedBytesAreRemovedFromTheDisk) {
   TestEngine engine(daemon_.client_options());
   const std::vector<Tokens> prompt = MakePrompt(1, 3, 60);
   PublishOnDisk(engine, 1);
@@ -135,7 +136,7 @@ TEST_F(Upkeep, TheBytesOfErasedObjectsAreNotOnTheDiskAnyMore) {
   EXPECT_FALSE(is_there());
 }
 
-// Asks a router's questions of a daemon: all tokens of what is replayed from a batch on, and the next batch's number.
+// Queries a daemon like a router: all replayed tokens from a batch on, and the next batch's number.
 class ReplayAsker {
  public:
   explicit ReplayAsker(const std::string& address)
@@ -180,7 +181,7 @@ class ReplayAsker {
   void* const socket_;
 };
 
-TEST(UpkeepOfEvents, TokensOfErasedTextsAreReplayedToNobody) {
+TEST(UpkeepOfEvents, TokensOfErasedTextsAreNotReplayed) {
   const std::string place = testing::TempDir() + "/upkeep-" + std::to_string(getpid());
   DaemonOptions options = kWithDisk;
   options.more = "events: {zmq_address: \"ipc://" + place + "\", zmq_replay_address: \"ipc://" + place + "-replay\"}";
@@ -254,7 +255,7 @@ TEST_F(Reloaded, AppliesReloadableFields) {
   EXPECT_EQ(Ask("stats")["tenants"][0]["tiers"][0]["capacity_bytes"], 16 << 20);
   EXPECT_THAT(Run("config").output, HasSubstr("drain_seconds: 7"));
   EXPECT_EQ(Ask("reload")["changes"].size(), 0u);
-  // The time to live holds for what came before it, and the rate for passes from now on.
+  // The time to live applies to earlier objects too, and the rate to later passes.
   EXPECT_TRUE(Eventually([&] { return Ask("ls")["objects"].empty(); }));
   PublishOnDisk(engine, 2);
   EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_scrub_bytes_total{tier=\"ssd\"}") > 0; }));
@@ -271,8 +272,8 @@ TEST_F(Reloaded, AppliesReloadableFields) {
   EXPECT_EQ(Audited()[0]["user"], getuid() == 0 ? json("root") : Audited()[0]["user"]);
 }
 
-// Both rates, from none and back to none. An engine that exceeds one has misses, and no error.
-TEST_F(Reloaded, RatesHoldFromThenOn) {
+// Both rates, from none and back to none. An engine that exceeds one gets misses, and no error.
+TEST_F(Reloaded, NewRatesApplyAtOnce) {
   TestEngine engine(daemon_.client_options());
   PublishOnDisk(engine, 1);
   const auto prompt = MakePrompt(1, 3, 60);
@@ -308,7 +309,7 @@ TEST_F(Reloaded, RatesHoldFromThenOn) {
   EXPECT_THAT(land(), Each(MissReason::kNone));
 }
 
-TEST_F(Reloaded, ASignalDoesTheSame) {
+TEST_F(Reloaded, ASignalReloadsAsWell) {
   daemon_.Configure(Options(Tenant("12MiB")));
   daemon_.Signal(SIGHUP);
   EXPECT_TRUE(Eventually([&] { return Ask("stats")["tenants"][0]["tiers"][0]["capacity_bytes"] == 12 << 20; }));
@@ -318,7 +319,7 @@ TEST_F(Reloaded, ASignalDoesTheSame) {
   EXPECT_THAT(daemon_.log(), HasSubstr("pid=" + std::to_string(getpid()) + " "));
 }
 
-TEST_F(Reloaded, RefusesByNameWhatNeedsARestartAndChangesNothing) {
+TEST_F(Reloaded, RefusesFieldsThatNeedARestartByName) {
   TestEngine engine(daemon_.client_options());
   PublishOnDisk(engine, 1);
   const std::string before = Run("config").output;
@@ -359,8 +360,8 @@ class Sandboxed : public Upkeep {
   static DaemonOptions Options() {
     DaemonOptions options = kWithDisk;
     options.more = "sandbox: on\n";
-    // The sandbox forbids LeakSanitizer to trace the daemon, and ThreadSanitizer to read the names that its
-    // suppressions go by.
+    // The sandbox keeps LeakSanitizer from tracing the daemon, and ThreadSanitizer from reading the names for its
+    // suppressions.
 #if defined(__SANITIZE_ADDRESS__)
     AddTo("ASAN_OPTIONS", ":detect_leaks=0");
 #elif defined(__SANITIZE_THREAD__)
@@ -388,7 +389,7 @@ TEST_F(Sandboxed, TheDaemonServesAndItsThreadsAreFiltered) {
   }
   EXPECT_EQ(Ask("verify")["damaged"].size(), 0u);
   EXPECT_EQ(Run("reload").code, 0) << "its own file can be read again";
-  // Another folder's file cannot be made.
+  // A file in another folder cannot be created.
   DaemonOptions elsewhere = Options();
   elsewhere.more += "log: {audit_file: /var/tmp/ashlar_sandboxed_audit}\n";
   daemon_.Configure(elsewhere);

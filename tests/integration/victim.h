@@ -15,12 +15,12 @@ struct CallTimes {
 
 class Victim {
  public:
-  // Publishes a prompt, and times it.
+  // Publishes a prompt, and measures the time.
   explicit Victim(const ClientOptions& options);
 
   // A lookup and a landing are one call. A call that misses is a test failure.
   CallTimes Measure(int calls = kCalls);
-  // That an attack costs it at most so much: p99 at most five times that alone, and 20 ms.
+  // Limits the effect of an attack: p99 is at most five times the p99 without it, plus 20 ms.
   void ExpectServed(int calls = kCalls);
   const CallTimes& alone() const { return alone_; }
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Checks the rules that keep the folders apart (docs/architecture.md, the parts). Prints every breach.
+"""Checks the rules that keep the folders separate (docs/architecture.md, the parts). Prints every violation.
 
 usage: check_layering.py [ROOT]
 """
@@ -21,8 +21,8 @@ MAY_INCLUDE = {
     "tools": {"examples", "client", "storage", "kernels", "proto", "tensor"},
 }
 FOLDERS = {*MAY_INCLUDE, "tests"}
-# The sub-folders that each sub-folder may include besides itself and the files that lie loose in its parent. A loose file
-# may include any of them. No circle may come of it, the loose files counted one by one. Tests and testing/ are free.
+# The sub-folders that each sub-folder may include besides itself and loose files in its parent. A loose file may
+# include any of them. There must be no cycle, with loose files counted one by one. Tests and testing/ are free.
 ROOMS = {
     "kernels": {
         "reference": set(),
@@ -115,7 +115,7 @@ ROOMS = {
         "neighbours": set(),
         "overhead": set(),
         "bench": {"command_line", "load", "neighbours"},
-        "replay": {"command_line"},
+        "replay": {"command_line", "neighbours"},
     },
     "tests": {
         "integration": set(),
@@ -126,15 +126,15 @@ ROOMS = {
         "install/engine": set(),
     },
 }
-# Single sub-folders that another top folder's sub-folder may include: transport and directory are libraries of their
-# own, apart from the daemon, and a benchmark of anything else than these libraries would measure something else.
+# Single sub-folders that another top folder's sub-folder may include: transport and directory are separate libraries,
+# and a benchmark without them would measure something else.
 ACROSS = {("tools/bench", "daemon/peer/transport"), ("tools/bench", "daemon/peer/directory")}
 GENERATED = re.compile(r"(ashlar|etcd)/v\d+/\w+(\.grpc)?\.pb\.h")  # from proto/ashlar/ and proto/etcd/
 GRPC = re.compile(r"grpc(pp)?/|.*\.grpc\.pb\.h")
 FORBIDDEN_FOLDERS = {"common", "util", "utils"}
 HEADERS = {".h", ".cuh"}
 SOURCES = {".cc", ".c", ".cu", *HEADERS}
-# Public headers, as those who installed them include them.
+# Public headers, as included by users of the installed package.
 PUBLIC = re.compile(r"ashlar/\w+\.h")
 PUBLIC_C = {name: f"client/c/include/{name}" for name in ("ashlar.h", "ashlar_types.h")}
 TESTING = {"testing", "testdata"}
@@ -142,14 +142,15 @@ INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 
 
 def room(path):
-    """The sub-folder of its top folder that a path lies in, "" for a loose file, None for tests and what they need."""
+    """Returns the sub-folder of its top folder that a path is in, "" for a loose file, None for tests and their
+    helpers."""
     if path.stem.endswith("_test") or TESTING & set(path.parts):
         return None
     return "/".join(path.parts[1:-1])
 
 
 def check_rooms(root, path, target):
-    """Yields what is wrong with an include that stays in its top folder."""
+    """Yields violations of an include that stays in its top folder."""
     top, here, there = path.parts[0], room(path), room(pathlib.PurePosixPath(target))
     rooms = ROOMS.get(top, {})
     if not here or not there or here == there:
@@ -187,12 +188,12 @@ def circles(edges):
 
 
 def node(path):
-    """The node of a circle: a sub-folder, or a loose file without its ending."""
+    """Returns the node of a cycle: a sub-folder, or a loose file without its extension."""
     return f"{path.parts[0]}/{room(path)}/" if room(path) else str(path.with_suffix(""))
 
 
 def find(root, target):
-    """The file that an include means, relative to `root`, or None."""
+    """Returns the file that an include refers to, relative to `root`, or None."""
     if PUBLIC.fullmatch(target):
         target = f"client/include/{target}"
     target = PUBLIC_C.get(target, target)
@@ -200,7 +201,7 @@ def find(root, target):
 
 
 def check_include(root, path, quoted, angled):
-    """Yields what is wrong with one include of the file `path`, which is relative to `root`."""
+    """Yields violations of one include of the file `path`, which is relative to `root`."""
     target = quoted or angled
     folder = path.parts[0]
     if path.suffix in HEADERS and GRPC.match(target):
@@ -215,7 +216,8 @@ def check_include(root, path, quoted, angled):
         if target_folder == folder:
             yield from check_rooms(root, path, find(root, target))
     else:
-        if quoted and (root / path.parent / target).is_file():  # in angles, files beside it are not found
+        # With angle brackets, files in the same folder are not found.
+        if quoted and (root / path.parent / target).is_file():
             yield f"includes {target}: paths are rooted at the repository"
         elif quoted and (target.split("/")[0] in FOLDERS or PUBLIC.fullmatch(target)):
             yield f"includes {target}: no such file"
@@ -228,7 +230,7 @@ def check_include(root, path, quoted, angled):
 
 
 def check(root):
-    """Returns the breaches under `root` as lines "path:line: what"."""
+    """Returns the violations under `root` as lines "path:line: what"."""
     breaches, edges, paths = [], {}, []
     for folder in sorted(FOLDERS):
         for absolute in sorted((root / folder).rglob("*")):

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Plants one breach at a time into a small clean tree: the checker must find that one and nothing else."""
+"""Adds one violation at a time to a small clean tree: the checker must find only that one."""
 
 import pathlib
 import tempfile

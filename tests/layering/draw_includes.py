@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Draws which folders include which into docs/structure.md, as Mermaid, or checks that the page shows today's includes.
+"""Draws the includes between folders into docs/structure.md, as Mermaid, or checks that the page shows the current
+includes.
 
 usage: draw_includes.py --write | --check [ROOT]
 
-An arrow that follows from others (a → c, where a → b → c) is left out. Tests and testing/ are not drawn.
+An arrow that is implied by others (a → c with a → b → c) is omitted. Tests and testing/ are not drawn.
 """
 
 import pathlib
@@ -45,14 +46,15 @@ def includes(root):
 
 
 def graph(root, top):
-    """The edges among the top folders, or among the sub-folders of one; its loose files are one node, its name."""
+    """Returns the edges among the top folders, or among the sub-folders of one. Its loose files are one node with its
+    name."""
     edges = {}
     for source, target in includes(root):
         if top == "":
             a, b = source.parts[0], target.parts[0]
         elif source.parts[0] == target.parts[0] == top:
             a, b = check_layering.room(source), check_layering.room(target)
-            if not b:  # the vocabulary that lies loose is everybody's
+            if not b:  # every folder may use the loose common files
                 continue
             a = a or top
         else:
@@ -63,7 +65,7 @@ def graph(root, top):
 
 
 def reachable(edges, start, without):
-    """The nodes that lead on from `start`, not by its edge to `without` itself."""
+    """Returns the nodes reachable from `start`, without its edge to `without`."""
     seen, open_nodes = set(), [node for node in edges.get(start, ()) if node != without]
     while open_nodes:
         node = open_nodes.pop()
@@ -74,7 +76,7 @@ def reachable(edges, start, without):
 
 
 def draw(edges):
-    """One graph as a Mermaid block, without the edges that follow from others."""
+    """Returns one graph as a Mermaid block, without implied edges."""
     lines = ["```mermaid", "graph TD"]
     for a in sorted(edges):
         direct = [b for b in sorted(edges[a]) if b not in reachable(edges, a, b)]

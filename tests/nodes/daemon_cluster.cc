@@ -13,7 +13,7 @@ namespace ashlar::nodes {
 namespace {
 
 constexpr uint16_t kEtcdPort = 2379;
-// Gauges of what somebody holds. All are 0 once every engine has gone.
+// Gauges of held resources. All are 0 once every engine has disconnected.
 constexpr const char* kHeld[] = {"ashlar_sessions",
                                  "ashlar_leases",
                                  "ashlar_reservations_pending",
@@ -29,7 +29,7 @@ constexpr const char* kHeld[] = {"ashlar_sessions",
                                  "ashlar_prefill_pending_segments",
                                  "ashlar_prefill_assigned_segments"};
 
-// Any: a node's stack has no other servers.
+// Accepts any name: a node's stack has no other servers.
 constexpr char kControlPort[] = ":7461", kTransportPort[] = ":7462";
 
 NetworkOptions NetworkOf(const ClusterOptions& options) {
@@ -38,7 +38,7 @@ NetworkOptions NetworkOf(const ClusterOptions& options) {
   return network;
 }
 
-// The sum of a metric's samples; negative: there is none.
+// The sum of a metric's samples; negative: there are none.
 double SumOf(const std::string& metrics, const std::string& name) {
   double sum = -1;
   std::istringstream lines(metrics);
@@ -49,13 +49,13 @@ double SumOf(const std::string& metrics, const std::string& name) {
   return sum;
 }
 
-// As etcd's JSON asks for all keys of a kind.
+// A request in etcd's JSON for all keys of a kind.
 std::string RangeOf(char kind) {
   const std::string begin = std::string("/ashlar/default/") + kind, end = std::string("/ashlar/default/") + ++kind;
   return absl::StrCat("\"key\":\"", absl::Base64Escape(begin), "\",\"range_end\":\"", absl::Base64Escape(end), "\"");
 }
 
-// The first string of that name in JSON; empty: there is none.
+// The first string with that name in JSON; empty if there is none.
 std::string FieldOf(const std::string& json, const std::string& name) {
   const std::string begin = "\"" + name + "\":\"";
   const size_t at = json.find(begin);
@@ -107,7 +107,7 @@ std::string DaemonCluster::AskEtcd(const std::string& path, const std::string& b
 int64_t DaemonCluster::KeysInEtcd(char kind) const {
   const std::string answer = AskEtcd("/v3/kv/range", absl::StrCat("{", RangeOf(kind), ",\"count_only\":true}"));
   if (answer.find(" 200 ") == std::string::npos) return -1;
-  const std::string count = FieldOf(answer, "count");  // left out where it is 0
+  const std::string count = FieldOf(answer, "count");  // omitted if it is 0
   return std::strtoll(count.c_str(), nullptr, 10);
 }
 

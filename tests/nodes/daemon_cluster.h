@@ -22,15 +22,15 @@ struct NodePlace {
   std::string address;                      // IPv4
   std::string control_address;              // HOST:PORT, for other nodes' calls
   std::string transport_address;            // HOST:PORT, for their bytes
-  std::vector<std::string> etcd_endpoints;  // HOST:PORT; empty where there is no etcd
+  std::vector<std::string> etcd_endpoints;  // HOST:PORT; empty without etcd
 };
 
 struct ClusterOptions {
   size_t daemons = 3;
   bool etcd = false;
-  // Of `etcd`; its address and stack are the cluster's.
+  // Options of `etcd`; the cluster sets its address and network stack.
   daemon::EtcdOptions etcd_options;
-  integration::DaemonOptions daemon;  // of each daemon; the cluster sets its network stack
+  integration::DaemonOptions daemon;  // options of each daemon; the cluster sets its network stack
   // Completes them for one node: the field `cluster`, an environment (ClockOff), another program. Empty: nothing.
   std::function<void(const NodePlace& place, integration::DaemonOptions* options)> complete;
   NetworkOptions network;  // the cluster sets the number of nodes
@@ -38,7 +38,7 @@ struct ClusterOptions {
 
 class DaemonCluster {
  public:
-  // Returns why there can be none here; empty: there can.
+  // Returns why this is impossible here; empty: possible.
   static std::string WhyNot(bool etcd = false);
 
   // Starts etcd, then the daemons, and waits until each serves. Failures are test failures.
@@ -56,16 +56,16 @@ class DaemonCluster {
 
   // Keys of the default cluster in etcd: of members (`m`), entries (`e`) or erasures (`f`). Negative: no answer.
   int64_t KeysInEtcd(char kind) const;
-  // Has etcd keep a node's member key though its lease ends, so that the others go on believing in a node that has
-  // gone. Returns that key, for RemoveMember; empty: there was none.
+  // Makes etcd keep a node's member key after its lease ends, so that the others still believe in a node that has left.
+  // Returns that key, for RemoveMember; empty: there was none.
   std::string KeepMember(size_t node) const;
   void RemoveMember(const std::string& key) const;
-  // The gauges of running daemons that say they hold something for engines or for each other, a line each, and the
-  // keys that etcd has too many; empty: there is nothing. `all_announced`: etcd must have an entry of each object.
+  // Returns the gauges of running daemons that still hold something for engines or for each other, one line each, and
+  // the superfluous keys in etcd; empty: there are none. `all_announced`: etcd must have an entry of each object.
   std::string Held(bool all_announced) const;
 
  private:
-  // etcd's answer over HTTP, with its head; empty: there is none.
+  // Returns etcd's answer over HTTP, with its header; empty if there is none.
   std::string AskEtcd(const std::string& path, const std::string& body) const;
 
   const bool has_etcd_;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A daemon on each node, which do not know of each other: each serves its own engines, whatever becomes of the others.
+// A daemon on each node, without a cluster: each serves its own engines, whatever happens to the others.
 #include "tests/nodes/daemon_cluster.h"
 
 #include <gmock/gmock.h>
@@ -79,7 +79,7 @@ TEST_F(DaemonClusterTest, EachServesItsOwn) {
   std::set<ino_t> stacks;
   for (size_t node = 0; node < cluster.daemons(); ++node) {
     stacks.insert(StackOf(cluster.daemon(node).pid()));
-    // Another for each node: one that came from another node would be a hit at once.
+    // A different prompt per node: a prompt from another node would be an immediate hit.
     PublishAndHit(cluster.daemon(node), MakePrompt(seed_, 2, 60));
   }
   EXPECT_EQ(stacks.size(), 3u);
@@ -100,7 +100,7 @@ TEST_F(DaemonClusterTest, SurvivesKilledFrozenAndRestartedNode) {
   EXPECT_EQ(Hits(engine.Lookup(prompt)), 2u);
 }
 
-TEST_F(DaemonClusterTest, NodesReachEtcdAndItsNodeIsCutOff) {
+TEST_F(DaemonClusterTest, NodesReachEtcdUntilItIsCutOff) {
   DaemonCluster cluster({.daemons = 2, .etcd = true});
   for (size_t node = 0; node < 2; ++node) {
     ASSERT_EQ(cluster.place(node).etcd_endpoints, std::vector<std::string>{cluster.etcd().endpoint()});
@@ -118,7 +118,7 @@ TEST_F(DaemonClusterTest, NodesReachEtcdAndItsNodeIsCutOff) {
   }
 }
 
-TEST_F(DaemonClusterTest, EachIsConfiguredForItsNodeAndOneClockIsAnHourOff) {
+TEST_F(DaemonClusterTest, EachIsConfiguredForItsNodeDespiteClockSkew) {
   const std::vector<std::string> off = ClockOff("+1h");
   if (off.empty()) GTEST_SKIP() << "faketime is not installed, or a sanitizer keeps it out";
   std::vector<std::string> names;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Eight daemons, each in a network stack of its own, and etcd in a ninth.
+// Eight daemons, each in a separate network namespace, and etcd in a ninth.
 #include <memory>
 #include <vector>
 
@@ -31,7 +31,7 @@ class EightNodesTest : public PeerDaemonsTest {
     }
     return true;
   }
-  // Every one has an entry of each object of the others, and none of what is gone.
+  // Every daemon has an entry of each object of the others, and none of objects that are gone.
   bool KnowAllObjects() const {
     const double objects = cluster_->Sum("ashlar_objects");
     for (size_t node = 0; node < kNodes; ++node) {
@@ -49,7 +49,7 @@ class EightNodesTest : public PeerDaemonsTest {
   std::unique_ptr<TestEngine> engines_[kNodes];
 };
 
-TEST_F(EightNodesTest, FindWhatEveryOtherOneHasAndConvergeWhenOneDiesAndOneRestarts) {
+TEST_F(EightNodesTest, FindEachOthersObjectsAndConvergeAfterADeathAndARestart) {
   StartAll();
   std::vector<std::vector<Tokens>> prompts;
   for (size_t node = 0; node < kNodes; ++node) {
@@ -67,7 +67,7 @@ TEST_F(EightNodesTest, FindWhatEveryOtherOneHasAndConvergeWhenOneDiesAndOneResta
   }
   Figure("until every node has landed what all others have published, ms", since.ms());
 
-  // The last prompt of the one dies with it, and so does that of the other, which comes back empty.
+  // The last prompt of the first daemon dies with it, and so does that of the second, which restarts empty.
   std::vector<std::vector<Tokens>> last;
   for (size_t node = 0; node < kNodes; ++node) {
     last.push_back(NewPrompt());
@@ -99,7 +99,7 @@ TEST_F(EightNodesTest, FindWhatEveryOtherOneHasAndConvergeWhenOneDiesAndOneResta
       ExpectToLand(cluster_->daemon(node), last[other], /*remote=*/other != node);
     }
   }
-  // Others have copies of what was landed before.
+  // Others have copies of what landed before.
   for (const auto& prompt : prompts) ExpectToLand(cluster_->daemon(kRestarted), prompt, true);
   Figure("until every node has landed what is there, ms", converged.ms());
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An operator has a whole cluster erase a tenant: the nodes that are there, and one that was down, with its disk.
+// An operator erases a tenant in a whole cluster, including one node that was down, with its disk.
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <string>
@@ -44,7 +44,7 @@ class EraseDaemonsTest : public PeerDaemonsTest {
   }
 };
 
-TEST_F(EraseDaemonsTest, NodesThatAreThereEraseAndOneThatWasDownDoesWhenItComesBack) {
+TEST_F(EraseDaemonsTest, PresentNodesEraseAndAnAbsentOneDoesOnReturn) {
   StartWithDisks(3);
   const std::vector<Tokens> prompt = NewPrompt(), later = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
@@ -71,7 +71,7 @@ TEST_F(EraseDaemonsTest, NodesThatAreThereEraseAndOneThatWasDownDoesWhenItComesB
   ASSERT_TRUE(Eventually(says_so)) << cluster_->daemon(2).log();
   EXPECT_EQ(HitsAt(1, prompt), 0u);
 
-  // The tenant goes on, on all nodes; and what was done once is not done again.
+  // The tenant continues on all nodes; and an erasure that was done is not repeated.
   Publish(cluster_->daemon(2), later);
   ExpectToLandInTheEnd(cluster_->daemon(0), later);
   AwaitOnDisk(2, later.size());
@@ -103,7 +103,7 @@ TEST_F(EraseDaemonsTest, EraseNeedsDirectoryUnlessThisNodeOnly) {
 TEST_F(EraseDaemonsTest, ANodeThatCannotAcknowledgeShowsInMetrics) {
   StartWithDisks(2);
   Publish(cluster_->daemon(0), NewPrompt());
-  // The second node cannot write down what it has erased.
+  // The second node cannot record its erasure.
   const std::string in_the_way = cluster_->daemon(1).ssd_folder() + "/forgotten.part";
   ASSERT_TRUE(std::filesystem::create_directory(in_the_way));
   EXPECT_EQ(Run(0, "erase --tenant default --seconds 1").code, 1);

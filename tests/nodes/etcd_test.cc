@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// etcd on a node of its own, with its clients on others.
+// etcd on a separate node, with its clients on others.
 #include <gtest/gtest.h>
 
 #include <string>
@@ -29,7 +29,7 @@ class EtcdTest : public testing::Test {
 constexpr char kPut[] = R"({"key":"a2V5","value":"dmFsdWUx"})", kGet[] = R"({"key":"a2V5"})";
 constexpr char kValue[] = "dmFsdWUx";
 
-// The answer to a POST from that node; empty when none comes in time.
+// The answer to a POST from that node; empty if none arrives in time.
 std::string Ask(const Network& network, size_t node, size_t etcd, const std::string& call, const std::string& body,
                 milliseconds patience = std::chrono::seconds(10)) {
   const InNetworkNamespace here(network.stack(node));
@@ -59,7 +59,7 @@ TEST_F(EtcdTest, ServesOtherNodesAndKeepsItsDataWhenKilled) {
   EXPECT_FALSE(Has(empty));
 }
 
-TEST_F(EtcdTest, StandsStillAndIsCutOff) {
+TEST_F(EtcdTest, CanBeFrozenAndCutOff) {
   Network network;
   EtcdProcess etcd({.address = Network::address(1), .network_namespace = network.stack(1)});
   EXPECT_NE(Ask(network, 0, 1, "put", kPut).find(" 200 "), std::string::npos);
@@ -73,7 +73,7 @@ TEST_F(EtcdTest, StandsStillAndIsCutOff) {
   EXPECT_TRUE(Eventually([&] { return Has(Ask(network, 0, 1, "range", kGet)); }));
 }
 
-TEST_F(EtcdTest, TwoAtATimeInOneStackTakePortsOfTheirOwn) {
+TEST_F(EtcdTest, TwoInOneStackUseSeparatePorts) {
   EtcdProcess first, second;
   EXPECT_NE(first.endpoint(), second.endpoint());
 }

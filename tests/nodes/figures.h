@@ -11,7 +11,7 @@
 
 namespace ashlar::nodes {
 
-// Prints it, adds it to the test's properties, and appends a line of JSON to the file that ASHLAR_FAULT_FIGURES names.
+// Prints it, adds it to the test's properties, and appends a line of JSON to the file named by ASHLAR_FAULT_FIGURES.
 inline void Figure(const std::string& name, double value) {
   const testing::TestInfo* const test = testing::UnitTest::GetInstance()->current_test_info();
   const std::string whole = std::string(test->test_suite_name()) + "." + test->name();
@@ -33,7 +33,7 @@ class Stopwatch {
   const std::chrono::steady_clock::time_point began_ = Now();
 };
 
-// The number of times that a test makes its fault: `usual`, or as this variable of the environment says.
+// The number of times that a test makes its fault: `usual`, or the value of this environment variable.
 inline int Times(const char* variable, int usual) {
   const char* const times = std::getenv(variable);
   return times == nullptr ? usual : std::atoi(times);

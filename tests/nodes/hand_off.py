@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hands a text that one node has to another, and resumes there from its own memory.
+"""Sends a text from one node to another, and resumes there from its own memory.
 
 usage: hand_off.py RPC-SOCKET SESSION-SOCKET NODE RPC-SOCKET-THERE SESSION-SOCKET-THERE
 """
@@ -49,10 +49,10 @@ with ashlar.Cache(MODEL, rpc, session, pages=64, capture_tokens=16) as here:
     commit(here, TEXT, 5)
     commit(here, LATER, 6, conversation=CONVERSATION, composed=True)
     assert here.hand_off(TEXT, "nobody", wait_ms=1000) == "no_node"
-    assert here.hand_off(LATER, node, wait_ms=20000) == "nothing", "it is the conversation's own"
-    assert here.hand_off(TEXT, node, wait_ms=20000) == "handed"
+    assert here.hand_off(LATER, node, wait_ms=20000) == "no_states", "it is the conversation's own"
+    assert here.hand_off(TEXT, node, wait_ms=20000) == "completed"
     handed = asyncio.run(here.hand_off_async(LATER, node, conversation=CONVERSATION, wait_ms=20000))
-    assert handed == "handed"
+    assert handed == "completed"
 with ashlar.Cache(MODEL, rpc_there, session_there, pages=64, capture_tokens=16) as there:
     expect(there, TEXT, 5)
     expect(there, LATER, 6, conversation=CONVERSATION)

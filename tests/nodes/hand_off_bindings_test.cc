@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Finished prompts that engines in C and Python hand to the daemon of another node.
+// Finished prompts that C and Python engines hand off to the daemon of another node.
 #include <gtest/gtest.h>
 
 #include <fstream>
@@ -59,7 +59,7 @@ class HandOffBindings : public testing::Test {
 
 TEST_F(HandOffBindings, AnEngineInCHandsATextToAnotherNode) {
   Run({CALLS_C, "hand_off"}, {Sockets(0), {"nobody", "no_node"}});
-  Run({CALLS_C, "hand_off"}, {Sockets(0), {"node1", "handed"}});
+  Run({CALLS_C, "hand_off"}, {Sockets(0), {"node1", "completed"}});
   Run({CALLS_C, "resume"}, {Sockets(1)});
 }
 

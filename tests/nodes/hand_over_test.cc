@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Daemons that stop one after another hand what only their memory has to those that go on.
+// Daemons that stop one after another transfer objects that only their memory has to the remaining ones.
 #include <vector>
 
 #include "tests/nodes/peer_daemons.h"
@@ -17,7 +17,7 @@ class HandOverDaemonsTest : public PeerDaemonsTest {
              options->cluster = ClusterYaml(place, certificates_.Make(place.name, authority_));
            }});
   }
-  // Until each daemon has a connection to all others.
+  // Waits until each daemon has a connection to all others.
   void AwaitPeers() {
     for (size_t i = 0; i < cluster_->daemons(); ++i) {
       const auto others = static_cast<double>(cluster_->daemons() - 1);
@@ -25,7 +25,7 @@ class HandOverDaemonsTest : public PeerDaemonsTest {
           << cluster_->daemon(i).log();
     }
   }
-  // Wherever it was found.
+  // On whichever tier or node the prompt is.
   static void ExpectFound(DaemonProcess& daemon, const std::vector<Tokens>& prompt) {
     TestEngine engine(daemon.client_options());
     std::optional<Match> match;
@@ -39,7 +39,7 @@ class HandOverDaemonsTest : public PeerDaemonsTest {
   }
 };
 
-TEST_F(HandOverDaemonsTest, ADrainLeavesWhatItAloneHadWithTheOthers) {
+TEST_F(HandOverDaemonsTest, ADrainTransfersItsObjectsToOtherNodes) {
   StartWithoutDisks(3, "64MiB");
   AwaitPeers();
   std::vector<std::vector<Tokens>> prompts;
@@ -54,8 +54,8 @@ TEST_F(HandOverDaemonsTest, ADrainLeavesWhatItAloneHadWithTheOthers) {
   for (const auto& prompt : prompts) ExpectFound(cluster_->daemon(1), prompt);
 }
 
-// What fits elsewhere is never lost, though every daemon is stopped and started once, none has a disk, and no engine
-// asks meanwhile.
+// Objects that fit on other nodes are never lost, although every daemon is restarted once, none has a disk, and no
+// engine requests them meanwhile.
 TEST_F(HandOverDaemonsTest, ARollingUpdateLosesNothing) {
   StartWithoutDisks(3, "64MiB");
   AwaitPeers();

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Faults of the node that sends, while it sends: what lands is right, and what does not is a miss.
+// Faults of the sending node during a transfer: landed bytes are correct, and everything else is a miss.
 #include <unistd.h>
 
 #include <algorithm>
@@ -18,14 +18,14 @@ namespace {
 
 using std::chrono::milliseconds;
 
-constexpr uint64_t kSlow = 200'000;  // bytes a second: a prompt takes four seconds, and sockets hold little of it
+constexpr uint64_t kSlow = 200'000;  // bytes per second: a prompt takes four seconds, and sockets hold little of it
 constexpr size_t kLong = 300;        // tokens of a segment, of about 300 KB
 
-// ASHLAR_HOLDER_KILLS=50 kills so many in mid-fetch.
+// ASHLAR_HOLDER_KILLS=50 sets the number of kills in mid-fetch.
 class HolderFaultsTest : public PeerDaemonsTest {
  protected:
   std::vector<Tokens> LongPrompt() { return MakePrompt(random_(), 3, kLong); }
-  // Takes a prompt's objects out of a daemon's tiers, as an operator does.
+  // Evicts a prompt's objects from a daemon's tiers, as an operator does.
   void EvictByHand(size_t node, const std::vector<Tokens>& prompt) {
     const DaemonProcess& daemon = cluster_->daemon(node);
     const auto run = [&](const std::string& arguments) {
@@ -43,11 +43,12 @@ class HolderFaultsTest : public PeerDaemonsTest {
     }
     EXPECT_THAT(run(arguments), testing::HasSubstr("evicted"));
   }
-  // The node that sends most of a prompt's objects. A slow one's are opened at the other one as well, by and by.
+  // The node that sends most of a prompt's objects. The objects of a slow one are eventually opened at the other one as
+  // well.
   size_t Holder(size_t objects) {
     const auto held = [this](size_t node) { return cluster_->daemon(node).Metric("ashlar_peer_leases"); };
     EXPECT_TRUE(Eventually([&] { return held(0) + held(2) >= static_cast<double>(objects); }));
-    std::this_thread::sleep_for(milliseconds(300));  // until both have counted anew
+    std::this_thread::sleep_for(milliseconds(300));  // until both have updated their counts
     return held(0) >= held(2) ? 0 : 2;
   }
   // Pieces and fetches that another node took over.
@@ -61,8 +62,8 @@ class HolderFaultsTest : public PeerDaemonsTest {
   }
 };
 
-// Killed while its bytes are on their way: the other holder goes on; where there is none it is a miss. Either way the
-// next request is served.
+// Killed while its bytes are in transfer: the other holder continues, and without another one it is a miss. In both
+// cases the next request is served.
 TEST_F(HolderFaultsTest, KilledHolderIsReplacedOrMiss) {
   Start(3);
   double landed_alone = 0, landed_replaced = 0, worst = 0, replaced = 0;
@@ -95,7 +96,7 @@ TEST_F(HolderFaultsTest, KilledHolderIsReplacedOrMiss) {
         replaced += in_time ? 1 : 0;
       }
     }
-    for (size_t i = 0; i < prompt.size(); ++i) {  // computed anew where it has not come
+    for (size_t i = 0; i < prompt.size(); ++i) {  // computed again if it has not arrived
       const ObjectKind kind = i == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
       const Reservation reservation = engine.Reserve(kind, prompt[i]);
       if (reservation.granted()) engine.model().Publish(reservation, engine.Compute(kind, prompt[i]));
@@ -115,7 +116,7 @@ TEST_F(HolderFaultsTest, KilledHolderIsReplacedOrMiss) {
   Figure("pieces and fetches that it took over", TakenOver());
 }
 
-// Its memory is filled twice over with other objects, and an operator takes out what is being sent.
+// Its memory is filled twice over with other objects, and an operator evicts what is being sent.
 TEST_F(HolderFaultsTest, EvictionDuringSlowFetchSendsToTheEnd) {
   Start({.daemons = 2,
          .etcd = true,
@@ -127,7 +128,7 @@ TEST_F(HolderFaultsTest, EvictionDuringSlowFetchSendsToTheEnd) {
   TestEngine at_holder(cluster_->daemon(0).client_options()), engine(cluster_->daemon(1).client_options());
   at_holder.PublishPrompt(prompt);
   engine.FillTargets(kPoison);
-  // A link that is known to be slow is waited for.
+  // The reader waits for a link that is known to be slow.
   const std::vector<Tokens> first = NewPrompt();
   at_holder.PublishPrompt(first);
   AwaitEntries(1);
@@ -152,7 +153,7 @@ TEST_F(HolderFaultsTest, EvictionDuringSlowFetchSendsToTheEnd) {
   Figure("objects that the holder evicted meanwhile", evicted);
 }
 
-// The same texts under another tenant's name: nothing of it is found, nor said.
+// The same texts under another tenant's name: nothing of it is found or revealed.
 TEST_F(HolderFaultsTest, HolderRefusesOtherTenant) {
   Start({.daemons = 2, .etcd = true, .complete = [this](const NodePlace& place, DaemonOptions* options) {
            options->cluster = ClusterYaml(place, certificates_.Make(place.name, authority_));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Links that are slow, and holders that stand still: what lookups say of them, and how soon hits come back.
+// Slow links and holders that hang: what lookups return, and how soon hits return afterwards.
 #include <chrono>
 #include <thread>
 #include <vector>
@@ -27,7 +27,7 @@ class LinksTest : public PeerDaemonsTest {
 };
 
 // An object of some MiB over 10 Mbit/s, which an engine computes in a quarter of a second.
-TEST_F(LinksTest, AFetchThatComputingIsFasterThanIsGivenUp) {
+TEST_F(LinksTest, AFetchSlowerThanComputingIsAbandoned) {
   Start(2);
   const integration::Shape shape{.kv_heads = 16, .tokens = 1024, .tokens_per_second = 4000};
   const std::vector<std::vector<Tokens>> prompts = {MakePrompt(random_(), 1, 1000), MakePrompt(random_(), 1, 1000)};
@@ -49,8 +49,8 @@ TEST_F(LinksTest, AFetchThatComputingIsFasterThanIsGivenUp) {
   cluster_->network().Heal();
 }
 
-// Hits are back within a second or two of the holder's going on, and meanwhile the reason is named.
-TEST_F(LinksTest, AHolderThatStoodStillIsFoundAgainAtOnce) {
+// Hits return within a second or two after the holder resumes, and meanwhile the reason is reported.
+TEST_F(LinksTest, AResumedHolderIsFoundAgainAtOnce) {
   Start({.daemons = 2,
          .etcd = true,
          .complete =
@@ -63,7 +63,7 @@ TEST_F(LinksTest, AHolderThatStoodStillIsFoundAgainAtOnce) {
   TestEngine engine(cluster_->daemon(1).client_options());
   Await(engine);
   cluster_->daemon(0).Freeze();
-  const auto thaws = steady_clock::now() + milliseconds(1500);  // within the lease: the directory believes in it
+  const auto thaws = steady_clock::now() + milliseconds(1500);  // within the lease: the directory still lists it
   std::vector<MissReason> reasons;
   while (steady_clock::now() < thaws) {
     reasons.push_back(ReasonOf(engine, prompt));

@@ -50,9 +50,9 @@ bool Ip(const std::string& lines) {
   return ::pclose(ip) == 0;
 }
 
-// The kernel then computes checksums and cuts segments before a frame reaches the device, as a wire needs it. Neither
-// happens by itself between two ends of a veth pair: a reader of raw frames would see segments of 64 KiB whose
-// checksums somebody else was to fill in.
+// Makes the kernel compute checksums and segment packets before a frame reaches the device, as on a wire. By default
+// neither happens between two ends of a veth pair: a reader of raw frames would see segments of 64 KiB with unset
+// checksums.
 bool TurnOffloadsOff(const char* device) {
   const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   bool off = true;
@@ -69,7 +69,7 @@ bool TurnOffloadsOff(const char* device) {
   return off;
 }
 
-// The kernel says so some time after both ends are up, and programs leave out interfaces that do not run.
+// The kernel reports it some time after both ends are up, and programs skip interfaces that are not running.
 bool IsRunning(const char* device) {
   const int fd = ::socket(AF_INET, SOCK_DGRAM | SOCK_CLOEXEC, 0);
   struct ifreq request {};
@@ -79,14 +79,14 @@ bool IsRunning(const char* device) {
   return runs;
 }
 
-// Raw frames of that device; negative: errno says why not.
+// Opens raw frames of that device; negative: see errno.
 int OpenPort(const char* device) {
   const int fd = ::socket(AF_PACKET, SOCK_RAW | SOCK_CLOEXEC, 0);
   if (fd < 0) return fd;
   const int on = 1;
   ::setsockopt(fd, SOL_PACKET, kIgnoreOutgoing, &on, sizeof on);
   ::setsockopt(fd, SOL_PACKET, PACKET_QDISC_BYPASS, &on, sizeof on);
-  // So that frames are lost on purpose only.
+  // So that frames are lost only on purpose.
   ::setsockopt(fd, SOL_SOCKET, SO_RCVBUFFORCE, &kPortBytes, sizeof kPortBytes);
   ::setsockopt(fd, SOL_SOCKET, SO_SNDBUFFORCE, &kPortBytes, sizeof kPortBytes);
   struct sockaddr_ll address {};
@@ -98,7 +98,7 @@ int OpenPort(const char* device) {
   return -1;
 }
 
-// In a child, so that nothing of it stays.
+// In a child, so that nothing of it remains.
 std::string TryAll() {
   const pid_t child = ::fork();
   if (child == 0) {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Network: nodes with a network stack of their own each, on a switch of the test's own.
 //
-// The switch lies in a network namespace too, so that the machine's own network never sees any of it. It is either a
-// Relay, whose links a test breaks while they carry, or the kernel's bridge, which is as fast as the machine.
+// The switch is also in a network namespace, so that the machine's own network is not involved. It is either a Relay,
+// whose links a test breaks in operation, or the kernel's bridge, which is as fast as the machine.
 #pragma once
 
 #include <atomic>
@@ -26,7 +26,7 @@ struct NetworkOptions {
 
 class Network {
  public:
-  // Returns why there can be none here; empty: there can. Asks the machine once.
+  // Returns why this is impossible here; empty: possible. Checks the machine once.
   static std::string WhyNot();
 
   // Failures are test failures. A failed test prints the seed.
@@ -40,7 +40,7 @@ class Network {
   std::string path(size_t node) const { return nodes_[node]->path(); }
   static std::string address(size_t node);  // IPv4
 
-  // All of these are for a network with a relay, from any thread, and hold from now on.
+  // All of these are for a network with a relay. They may be called on any thread and take effect immediately.
   void SetLink(size_t from, size_t to, const LinkConditions& conditions);  // one direction
   void SetBetween(size_t a, size_t b, const LinkConditions& conditions);   // both directions
   void SetAround(size_t node, const LinkConditions& conditions);           // both directions, to all other nodes
@@ -64,8 +64,9 @@ class Network {
   std::unique_ptr<Relay> relay_;
 };
 
-// The environment (NAME=VALUE) that sets a program's clock of the day by so much, as `+1h` or `-90m`; its other clocks
-// stay. Empty where there can be none: Debian's faketime is not installed, or sanitizers do not let it come first.
+// The environment (NAME=VALUE) that shifts a program's clock of the day by an offset, such as `+1h` or `-90m`; its
+// other clocks are not affected. Empty if this is impossible: Debian's faketime is not installed, or sanitizers must be
+// loaded first.
 std::vector<std::string> ClockOff(const std::string& offset);
 
 }  // namespace ashlar::nodes

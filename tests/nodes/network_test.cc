@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The network of the tests of many nodes: what its links are told to do, TCP sees.
+// The emulated network of these tests: TCP observes the configured faults of its links.
 #include "tests/nodes/network.h"
 
 #include <fcntl.h>
@@ -40,7 +40,7 @@ class NetworkTest : public testing::Test {
   const testing::ScopedTrace trace_{__FILE__, __LINE__, seed_};
 };
 
-// Seconds that `bytes` took, which must all have come.
+// Seconds to carry `bytes`, which must all arrive.
 double Timed(Connection* connection, uint64_t bytes, uint64_t seed) {
   const auto begin = std::chrono::steady_clock::now();
   EXPECT_EQ(connection->Carry(bytes, seed), bytes);
@@ -58,8 +58,8 @@ TEST_F(NetworkTest, CarriesBytesBetweenAllNodes) {
   EXPECT_EQ(network.oversized(), 0u);
 }
 
-// Says what the ways of being connected carry; how much that is depends on what else the machine does.
-TEST_F(NetworkTest, EveryKindOfNetworkCarriesAndSaysHowMuch) {
+// Prints the throughput of each kind of connection, which depends on the machine's other load.
+TEST_F(NetworkTest, EveryKindOfNetworkCarriesAndCountsBytes) {
   for (const NetworkOptions& options :
        {NetworkOptions{.relay = false}, NetworkOptions{}, NetworkOptions{.mtu = 9'000}}) {
     Network network(options);
@@ -97,7 +97,7 @@ TEST_F(NetworkTest, DuplicatesAndReorderingCostNoByte) {
   EXPECT_GT(network.counts(0, 1).reordered, 0u);
 }
 
-// Frames that are seen one by one: TCP hides what came twice, late, or never.
+// Individual frames: TCP hides what arrived twice, late, or never.
 class Datagrams {
  public:
   explicit Datagrams(const Network& network) {
@@ -122,7 +122,7 @@ class Datagrams {
   int sockets_[2];
 };
 
-TEST_F(NetworkTest, DuplicatesComeTwiceAndHeldFramesCome) {
+TEST_F(NetworkTest, DuplicatesArriveTwiceAndHeldFramesArrive) {
   Network network;
   Datagrams datagrams(network);
   network.SetLink(0, 1, {.duplicate = 1});
@@ -138,7 +138,7 @@ TEST_F(NetworkTest, DuplicatesComeTwiceAndHeldFramesCome) {
   EXPECT_EQ(datagrams.Next(), 'b');
 }
 
-TEST_F(NetworkTest, ACutLosesWhatIsOnItsWay) {
+TEST_F(NetworkTest, ACutLosesFramesInFlight) {
   Network network;
   Datagrams datagrams(network);
   network.SetLink(0, 1, {.reorder = 1, .hold_back = milliseconds(500)});
@@ -181,7 +181,7 @@ TEST_F(NetworkTest, ADelayIsSeenEachWay) {
   network.SetBetween(0, 1, {.delay = milliseconds(200)});
   EXPECT_GE(connection.RoundTrip(), milliseconds(400));
   network.Heal();
-  // A machine that stands still for long may spoil one, not all.
+  // A machine that hangs for long may spoil one, not all.
   EXPECT_TRUE(Eventually([&] { return connection.RoundTrip() < milliseconds(200); }));
 }
 
@@ -215,11 +215,11 @@ TEST_F(NetworkTest, AThrottleKeepsItsRate) {
   network.SetLink(0, 1, {.bytes_per_second = kRate});
   const double seconds = Timed(&connection, 8 * kMiB, seed_);
   EXPECT_GT(seconds, 0.9 * 8 * kMiB / kRate);
-  // TCP fills what there is, if slowly on a machine with other work.
+  // TCP fills the available rate, though slowly on a machine with other work.
   EXPECT_LT(seconds, 10.0 * 8 * kMiB / kRate);
 }
 
-TEST_F(NetworkTest, TwoNetworksAtATimeDoNotMeet) {
+TEST_F(NetworkTest, TwoNetworksAreSeparate) {
   Network first, second;
   first.SetAll({.cut = true});
   Connection connection(second, 0, 1);
@@ -227,7 +227,7 @@ TEST_F(NetworkTest, TwoNetworksAtATimeDoNotMeet) {
   EXPECT_EQ(first.counts(0, 1).delivered, 0u);
 }
 
-// One end of a pair in a namespace of this test, the other in one of the network: it goes when that stack goes.
+// One end of a pair in a namespace of this test, the other in one of the network: it is removed with that stack.
 bool Tie(const NetworkNamespace& here, const std::string& stack) {
   ChildProcess ip;
   ip.Start({.command = {"ip", "link", "add", "tie", "type", "veth", "peer", "name", "tied", "netns", stack},
@@ -276,7 +276,7 @@ TEST_F(NetworkTest, KilledTestLeavesNothingBehind) {
   EXPECT_TRUE(Eventually([&] { return !std::filesystem::exists(inside); }));
 }
 
-TEST_F(NetworkTest, TheMachinesOwnNetworkIsNotTouched) {
+TEST_F(NetworkTest, TheMachinesNetworkIsUnchanged) {
   const auto devices = [] {
     std::ifstream file("/proc/thread-self/net/dev");
     size_t lines = 0;

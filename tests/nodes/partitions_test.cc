@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Networks that carry in one direction only, or between some of the nodes only: each look-up ends in time, as a hit by
-// a node that is reached or as a miss, and what was cut off is found again once the network is whole.
+// Partitions in one direction, or between some nodes: each lookup ends in time, as a hit on a reachable node or as a
+// miss, and objects of unreachable nodes are found again after the partition.
 #include <algorithm>
 #include <chrono>
 #include <string>
@@ -15,12 +15,12 @@ namespace {
 using std::chrono::milliseconds;
 
 constexpr uint32_t kLookupMs = 300;
-constexpr double kBusyMs = 1'000;         // what a busy machine may add to it
-constexpr uint64_t kThrottled = 500'000;  // bytes a second: a long prompt takes two seconds
+constexpr double kBusyMs = 1'000;         // what a busy machine may add
+constexpr uint64_t kThrottled = 500'000;  // bytes per second: a long prompt takes two seconds
 constexpr size_t kLongRun = 300;          // tokens of a segment, of about 300 KB
 constexpr LinkConditions kCut{.cut = true};
 
-// A cut between node 1 and another one, as node 1 sees it.
+// A cut between node 1 and another one, as seen by node 1.
 struct Way {
   const char* name;
   bool out, in;
@@ -40,7 +40,7 @@ class PartitionsTest : public PeerDaemonsTest {
     if (way.out) cluster_->network().SetLink(1, other, kCut);
     if (way.in) cluster_->network().SetLink(other, 1, kCut);
   }
-  // One look-up, whose time counts, and the landing of what it has found. Returns whether all of it landed.
+  // One timed lookup, and the landing of its hits. Returns whether all of it landed.
   bool Asked(TestEngine& engine, const std::vector<Tokens>& prompt) {
     engine.FillTargets(kPoison);
     const Stopwatch since;
@@ -67,8 +67,8 @@ class PartitionsTest : public PeerDaemonsTest {
   double slowest_ms_ = 0, lookups_ = 0;
 };
 
-// Nodes 0 and 1 both reach etcd, which says that the other one is there.
-TEST_F(PartitionsTest, ANodeReachesEtcdAndNotItsPeer) {
+// Nodes 0 and 1 both reach etcd, which still lists the other one.
+TEST_F(PartitionsTest, ANodeReachesEtcdButNotItsPeer) {
   StartNodes();
   TestEngine at0 = EngineAt(0), at1 = EngineAt(1), slow = EngineAt(1);
   for (const Way& way : kWays) {
@@ -88,7 +88,7 @@ TEST_F(PartitionsTest, ANodeReachesEtcdAndNotItsPeer) {
     CutOff(0, way);
     const Stopwatch cut;
     bool other_holder = false;
-    // Both notice, so that neither holds anything for the other one any more.
+    // Both detect it, so that neither holds anything for the other any longer.
     const bool noticed = Eventually([&] {
       EXPECT_FALSE(Asked(at1, far));
       EXPECT_FALSE(Asked(at0, own));
@@ -112,8 +112,8 @@ TEST_F(PartitionsTest, ANodeReachesEtcdAndNotItsPeer) {
   ExpectInTime();
 }
 
-// Node 1 reaches the other nodes, which lose sight of it when its lease ends.
-TEST_F(PartitionsTest, ANodeReachesItsPeersAndNotEtcd) {
+// Node 1 reaches the other nodes, which no longer see it when its lease ends.
+TEST_F(PartitionsTest, ANodeReachesItsPeersButNotEtcd) {
   StartNodes();
   TestEngine at0 = EngineAt(0), at1 = EngineAt(1);
   for (const Way& way : kWays) {

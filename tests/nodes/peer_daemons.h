@@ -51,7 +51,7 @@ class Certificates {
     daemon::ReplaceFile(path + ".key", pair.key);
     return absl::StrCat("{ca_file: ", path, ".ca, cert_file: ", path, ".cert, key_file: ", path, ".key}");
   }
-  // Of the node's files, whose names are these and .ca, .cert or .key.
+  // Path prefix of the node's files, which are these and end in .ca, .cert or .key.
   std::string PathOf(const std::string& node) const { return folder_ / node; }
 
  private:
@@ -60,7 +60,7 @@ class Certificates {
 
 inline constexpr double kLeaseMs = 3'000;
 
-// `lookup_ms`: how long a look-up waits for other nodes.
+// `lookup_ms`: how long a lookup waits for other nodes.
 inline std::string ClusterYaml(const NodePlace& place, const std::string& tls, uint32_t lookup_ms = 5000) {
   return absl::StrCat("cluster:\n  node: ", place.name, "\n  control_address: ", place.control_address,
                       "\n  transport_address: ", place.transport_address,
@@ -80,8 +80,7 @@ class PeerDaemonsTest : public testing::Test {
   void SetUp() override {
     if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
   }
-  // No engine and no peer leaves anything held, whatever has failed, and etcd has the entries of the objects that are
-  // there.
+  // After any failure, no engine and no peer leaves anything held, and etcd has the entries of the existing objects.
   void TearDown() override {
     if (cluster_ == nullptr || !cluster_->etcd().Running()) return;
     const Stopwatch since;
@@ -104,13 +103,13 @@ class PeerDaemonsTest : public testing::Test {
   static void Publish(DaemonProcess& daemon, const std::vector<Tokens>& prompt) {
     TestEngine(daemon.client_options()).PublishPrompt(prompt);
   }
-  // Looks the prompt up, again while it is not found as a whole, lands it and compares every byte.
+  // Looks the prompt up, repeatedly until it is found as a whole, lands it and compares every byte.
   static void ExpectToLand(DaemonProcess& daemon, const std::vector<Tokens>& prompt, bool remote) {
     TestEngine engine(daemon.client_options());
     engine.FillTargets(kPoison);
     const Stopwatch since;
     std::optional<Match> match;
-    // Announcements may come one by one. A look-up between two of them fetches a part, which the next one finds here.
+    // Announcements may arrive one by one. A lookup between two of them fetches a part, which the next one finds here.
     std::vector<bool> elsewhere(prompt.size());
     const bool found = Eventually([&] {
       match.emplace(engine.Lookup(prompt));
@@ -127,7 +126,7 @@ class PeerDaemonsTest : public testing::Test {
     ExpectRight(engine, prompt, std::vector<MissReason>(prompt.size(), MissReason::kNone));
   }
 
-  // A look-up may miss, or fetch a part of it, before the whole lands; what lands is right.
+  // A lookup may miss, or fetch a part, before the whole prompt lands. What lands is always right.
   static void ExpectToLandInTheEnd(DaemonProcess& daemon, const std::vector<Tokens>& prompt) {
     TestEngine engine(daemon.client_options());
     engine.FillTargets(kPoison);
@@ -155,7 +154,7 @@ class PeerDaemonsTest : public testing::Test {
     }));
     return *std::move(match);
   }
-  // Whether a daemon, which an engine of this model uses, knows all that the others hold.
+  // Returns whether a daemon that an engine of this model uses knows everything that the others hold.
   bool KnowsAll(size_t node) const {
     const auto all = static_cast<double>(cluster_->KeysInEtcd('e'));
     const DaemonProcess& daemon = cluster_->daemon(node);
@@ -165,7 +164,7 @@ class PeerDaemonsTest : public testing::Test {
   void AwaitEntries(size_t node) const {
     EXPECT_TRUE(Eventually([&] { return KnowsAll(node); })) << "node " << node;
   }
-  // Compares every byte of what has landed.
+  // Compares every byte that has landed.
   static void ExpectRight(TestEngine& engine, const std::vector<Tokens>& prompt,
                           const std::vector<MissReason>& landed) {
     uint64_t position = 0;

@@ -28,7 +28,7 @@ seconds Long(seconds whole, seconds usual) {
   return std::getenv("ASHLAR_LONG_FAULTS") != nullptr ? whole : usual;
 }
 
-// Changes a bit of every 4,096th byte of a daemon's arenas, behind its back.
+// Changes a bit of every 4,096th byte of a daemon's arenas, unknown to the daemon.
 size_t SpoilArenas(pid_t pid) {
   std::ifstream maps("/proc/" + std::to_string(pid) + "/maps");
   const int memory = open(("/proc/" + std::to_string(pid) + "/mem").c_str(), O_RDWR | O_CLOEXEC);
@@ -62,14 +62,14 @@ class PeerFaultsTest : public PeerDaemonsTest {
                },
            .network = {.relay = true}});
   }
-  // The engine of a node whose peers are out of its reach: misses, and nothing worse.
+  // The engine of a node that cannot reach its peers gets misses, and no errors.
   static size_t HitsAt(DaemonProcess& daemon, const std::vector<Tokens>& prompt) {
     return Hits(TestEngine(daemon.client_options()).Lookup(prompt));
   }
 };
 
-// A daemon refuses to start with a certificate that has expired. This one does not know that: its clock is late.
-TEST_F(PeerFaultsTest, AnExpiredCertificateGetsNothing) {
+// A daemon refuses to start with an expired certificate. This one does not know that, because its clock is late.
+TEST_F(PeerFaultsTest, AnExpiredCertificateIsRefused) {
   const std::vector<std::string> late = ClockOff("-30m");
   if (late.empty()) GTEST_SKIP() << "faketime is not installed, or a sanitizer keeps it out";
   StartWith(
@@ -117,7 +117,7 @@ TEST_F(PeerFaultsTest, ALinkWithADelayOf200MillisecondsCostsTime) {
 }
 
 // Links to etcd as well. Two nodes fetch from each other, and the third one from both.
-TEST_F(PeerFaultsTest, FramesThatComeTwiceOrInAnotherOrderChangeNothing) {
+TEST_F(PeerFaultsTest, DuplicatedAndReorderedFramesChangeNothing) {
   Start(3);
   cluster_->network().SetAll({.duplicate = 0.05, .reorder = 0.05});
   std::vector<std::vector<Tokens>> prompts[2];
@@ -157,7 +157,7 @@ TEST_F(PeerFaultsTest, FramesThatComeTwiceOrInAnotherOrderChangeNothing) {
   Figure("frames that were overtaken", static_cast<double>(all.reordered));
 }
 
-TEST_F(PeerFaultsTest, ACutOfTenSecondsHeals) {
+TEST_F(PeerFaultsTest, ATenSecondCutHeals) {
   Start(2);
   const std::vector<Tokens> first = NewPrompt(), second = NewPrompt();
   Publish(cluster_->daemon(0), first);
@@ -174,13 +174,13 @@ TEST_F(PeerFaultsTest, ACutOfTenSecondsHeals) {
   ExpectToLand(cluster_->daemon(1), second, true);
 }
 
-TEST_F(PeerFaultsTest, AMinuteWithoutEtcdCostsWhatIsNewAlone) {
+TEST_F(PeerFaultsTest, AMinuteWithoutEtcdOnlyHidesNewObjects) {
   Start(2);
   const std::vector<Tokens> first = NewPrompt(), second = NewPrompt(), third = NewPrompt();
   for (const auto& prompt : {first, second}) Publish(cluster_->daemon(0), prompt);
   ExpectToLand(cluster_->daemon(1), first, true);
   cluster_->etcd().Kill();
-  std::this_thread::sleep_for(Long(seconds(60), seconds(6)));  // two leases at least
+  std::this_thread::sleep_for(Long(seconds(60), seconds(6)));  // at least two leases
   ExpectToLand(cluster_->daemon(1), second, true);
   Publish(cluster_->daemon(0), third);
   ExpectToLand(cluster_->daemon(0), third, false);
@@ -188,9 +188,9 @@ TEST_F(PeerFaultsTest, AMinuteWithoutEtcdCostsWhatIsNewAlone) {
   ExpectToLandInTheEnd(cluster_->daemon(1), third);
 }
 
-// A quarter of a second each way, of a lease of three, and every 50th frame lost: both go on, and a daemon that starts
-// behind such a link joins.
-TEST_F(PeerFaultsTest, ASlowEtcdDelaysWhatIsNewAlone) {
+// A quarter of a second each way, with a lease of three seconds, and every 50th frame lost: both continue, and a daemon
+// that starts with such a link joins.
+TEST_F(PeerFaultsTest, ASlowEtcdOnlyDelaysNewObjects) {
   Start(2);
   const size_t etcd = cluster_->etcd_node();
   for (size_t node = 0; node < 2; ++node) {
@@ -205,7 +205,7 @@ TEST_F(PeerFaultsTest, ASlowEtcdDelaysWhatIsNewAlone) {
   ExpectToLandInTheEnd(cluster_->daemon(1), prompt);
 }
 
-TEST_F(PeerFaultsTest, AnEtcdThatHangsCostsWhatIsNewAlone) {
+TEST_F(PeerFaultsTest, AHungEtcdOnlyHidesNewObjects) {
   Start(2);
   const std::vector<Tokens> first = NewPrompt(), second = NewPrompt();
   Publish(cluster_->daemon(0), first);
@@ -216,7 +216,7 @@ TEST_F(PeerFaultsTest, AnEtcdThatHangsCostsWhatIsNewAlone) {
   std::this_thread::sleep_for(seconds(4));  // longer than a lease
   ExpectToLand(cluster_->daemon(1), first, false);
   cluster_->etcd().Thaw();
-  // The holder's lease may end first, and what is on its way from it with that.
+  // The holder's lease may end first, and with it the transfers from it.
   ExpectToLandInTheEnd(cluster_->daemon(1), second);
 }
 
@@ -227,7 +227,7 @@ TEST_F(PeerFaultsTest, WrongBytesOfAPeerNeverLand) {
   TestEngine engine(cluster_->daemon(1).client_options());
   std::optional<Match> match;
   ASSERT_GT(SpoilArenas(cluster_->daemon(0).pid()), 0u);
-  // The holder's own check of the header makes a miss of some already; the rest are found as they land.
+  // The holder's own check of the header already makes some of them misses; the rest are found when they land.
   const bool known = Eventually(
       [&] { return cluster_->daemon(1).Metric("ashlar_directory_entries") >= static_cast<double>(prompt.size()); });
   ASSERT_TRUE(known);
@@ -237,12 +237,12 @@ TEST_F(PeerFaultsTest, WrongBytesOfAPeerNeverLand) {
   size_t landed = 0;
   for (const MissReason reason : landing.Wait(integration::kPatience)) landed += reason == MissReason::kNone;
   EXPECT_EQ(landed, 0u) << "of " << found << " that were found";
-  engine.PublishPrompt(prompt);  // computed anew, it serves
+  engine.PublishPrompt(prompt);  // computed again, it serves
   EXPECT_EQ(Hits(engine.Lookup(prompt)), prompt.size());
 }
 
-// Etcd and the certificate say that it is node 2, which has what the others ask for.
-TEST_F(PeerFaultsTest, APeerOfAnotherVersionGetsNothing) {
+// etcd and the certificate identify it as node 2, which has what the others request.
+TEST_F(PeerFaultsTest, APeerOfAnotherVersionIsRefused) {
   Start(3);
   const std::vector<Tokens> there = NewPrompt(), here = NewPrompt();
   Publish(cluster_->daemon(2), there);
@@ -285,7 +285,7 @@ TEST_F(PeerFaultsTest, APeerOfAnotherVersionGetsNothing) {
   cluster_->RemoveMember(member);
 }
 
-// Nothing of a node that has gone stays in etcd.
+// No keys of a node that has left stay in etcd.
 TEST_F(PeerFaultsTest, KeysOfANodeThatDiedAreSwept) {
   Start(2);
   const std::vector<Tokens> prompt = NewPrompt();

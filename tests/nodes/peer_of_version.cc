@@ -3,8 +3,8 @@
 //
 //   peer_of_version VERSION NODE LISTEN PEM PEER PEER_ADDRESS
 //
-// PEM.ca, PEM.cert and PEM.key are NODE's files. It answers greetings at LISTEN, greets PEER, says what it was told,
-// and goes on answering until it is killed.
+// PEM.ca, PEM.cert and PEM.key are NODE's files. It answers greetings at LISTEN, greets PEER, prints the replies, and
+// continues to answer until it is killed.
 #include <grpcpp/grpcpp.h>
 
 #include <chrono>

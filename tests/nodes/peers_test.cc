@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Daemons of one cluster, each in a network stack of its own, with a real etcd and mutual TLS: what one has serves the
-// engines of the others, and whatever fails between them costs engines a miss at most.
+// Daemons of one cluster, each in a separate network namespace, with a real etcd and mutual TLS: each daemon's objects
+// serve the engines of the others, and a fault between them costs engines at most a miss.
 #include <nlohmann/json.hpp>
 #include <set>
 #include <string>
@@ -12,7 +12,7 @@
 namespace ashlar::nodes {
 namespace {
 
-TEST_F(PeerDaemonsTest, AnOperatorSeesEachPeer) {
+TEST_F(PeerDaemonsTest, OperatorsSeeEachPeer) {
   Start(3);
   const std::vector<Tokens> prompt = NewPrompt();
   Publish(cluster_->daemon(0), prompt);
@@ -23,7 +23,7 @@ TEST_F(PeerDaemonsTest, AnOperatorSeesEachPeer) {
   std::set<std::string> documented;
   for (const ctl::JsonField& field : ctl::JsonFieldsOf("peers")) documented.insert(field.path);
   nlohmann::json from, to;
-  // The transport's figures are a second old at most.
+  // The transport's figures are at most one second old.
   ASSERT_TRUE(Eventually([&] {
     from = nlohmann::json::parse(run(1, "peers --json"))["peers"];
     return from.size() == 2 && from[0]["protocol"] == "am";
@@ -56,7 +56,7 @@ TEST_F(PeerDaemonsTest, ObjectsOfOneNodeServeOthers) {
   ExpectToLand(cluster_->daemon(2), prompt, /*remote=*/true);
 }
 
-TEST_F(PeerDaemonsTest, AKilledHolderIsAMissAndItComesBack) {
+TEST_F(PeerDaemonsTest, AKilledHolderIsAMissUntilItReturns) {
   Start(2);
   const std::vector<Tokens> first = NewPrompt(), second = NewPrompt();
   Publish(cluster_->daemon(0), first);
@@ -70,7 +70,7 @@ TEST_F(PeerDaemonsTest, AKilledHolderIsAMissAndItComesBack) {
   ExpectToLand(cluster_->daemon(1), second, true);
 }
 
-TEST_F(PeerDaemonsTest, ALossySlowLinkCostsTimeAndLands) {
+TEST_F(PeerDaemonsTest, ALossySlowLinkOnlyCostsTime) {
   Start(2);
   cluster_->network().SetBetween(0, 1, {.loss = 0.01, .delay = std::chrono::milliseconds(200)});
   const std::vector<Tokens> prompt = NewPrompt();
@@ -79,8 +79,8 @@ TEST_F(PeerDaemonsTest, ALossySlowLinkCostsTimeAndLands) {
   EXPECT_EQ(cluster_->daemon(1).Metric("ashlar_remote_fetch_failures_total"), 0);
 }
 
-// A round trip is longer than any answer is waited for where nothing is known of the way.
-TEST_F(PeerDaemonsTest, ALinkIsWaitedForAsLongAsItWasMeasuredToTake) {
+// A round trip takes longer than the timeout that is used for an unmeasured link.
+TEST_F(PeerDaemonsTest, TimeoutsFollowTheLinksMeasuredTime) {
   Start(2);
   cluster_->network().SetBetween(0, 1, {.delay = std::chrono::milliseconds(520)});
   const std::vector<Tokens> prompt = NewPrompt();
@@ -119,7 +119,7 @@ TEST_F(PeerDaemonsTest, UsesKnownEntriesWithoutEtcd) {
   ExpectToLand(cluster_->daemon(1), third, true);
 }
 
-TEST_F(PeerDaemonsTest, AnEmptyEtcdIsToldEverythingAgain) {
+TEST_F(PeerDaemonsTest, AnEmptiedEtcdIsFilledAgain) {
   Start(2);
   const std::vector<Tokens> first = NewPrompt(), second = NewPrompt();
   for (const auto& prompt : {first, second}) Publish(cluster_->daemon(0), prompt);
@@ -127,13 +127,13 @@ TEST_F(PeerDaemonsTest, AnEmptyEtcdIsToldEverythingAgain) {
   cluster_->etcd().Kill();
   cluster_->etcd().Wipe();
   cluster_->etcd().Start();
-  cluster_->daemon(1).Kill();  // what it knew is lost as well
+  cluster_->daemon(1).Kill();  // its measurements are lost as well
   cluster_->daemon(1).Start();
   ExpectToLand(cluster_->daemon(1), second, true);
 }
 
-// One node's certificate is of another authority: it gets nothing, and serves its own engines.
-TEST_F(PeerDaemonsTest, AForeignPeerGetsNothing) {
+// One node's certificate is from another authority: the node gets nothing, and serves its own engines.
+TEST_F(PeerDaemonsTest, AForeignPeerIsRefused) {
   const TestAuthority foreign("foreign");
   Start({.daemons = 3, .etcd = true, .complete = [&](const NodePlace& place, DaemonOptions* options) {
            const TestAuthority& signer = place.node == 1 ? foreign : authority_;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Engines that are killed while several nodes compute a cold prompt: the one that asked, and one that computes for it.
-// ASHLAR_PREFILL_KILLS=50 kills so many of each.
+// Engines that are killed while several nodes compute a cold prompt: the requester, and one that computes for it.
+// ASHLAR_PREFILL_KILLS=50 sets the number of kills of each.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -17,7 +17,7 @@ namespace {
 using integration::EngineProcess;
 
 constexpr size_t kSegments = 8;
-constexpr milliseconds kComputing{20};  // a segment; as integration_engine takes
+constexpr milliseconds kComputing{20};  // per segment; an argument of integration_engine
 
 class PrefillKillsTest : public PrefillTest {
  protected:
@@ -26,7 +26,7 @@ class PrefillKillsTest : public PrefillTest {
     const auto moment = std::chrono::microseconds(random_() % std::chrono::microseconds(most).count());
     std::this_thread::sleep_for(moment);
   }
-  // As Fill, where another engine may be at the same segment.
+  // Like Fill, while another engine may be at the same segment.
   static void Complete(TestEngine& engine, const std::vector<Tokens>& prompt, PrefillPlan& plan) {
     std::vector<bool> computed(prompt.size(), false);
     for (bool pending = true; pending;) {
@@ -42,7 +42,7 @@ class PrefillKillsTest : public PrefillTest {
       for (size_t i = 0; i < prompt.size(); ++i) pending |= plan.states[i] == PrefillState::kOwn && !computed[i];
     }
   }
-  // Sets a cold prompt until all of it is found: what an engine had reserved when it was killed is computed again.
+  // Assembles a cold prompt until all of it is found: a segment reserved by a killed engine is computed again.
   static void ExpectServed(TestEngine& engine, const std::vector<Tokens>& prompt) {
     const auto whole = [&] {
       PrefillPlan plan = engine.model().PlanPrefill(Runs(prompt));
@@ -56,8 +56,8 @@ class PrefillKillsTest : public PrefillTest {
   }
 };
 
-// At any moment between its plan and its landing. Its daemon lets go what it held. Others go on, one whose prompt
-// shares segments with it among them, and its own prompt is served to the next engine that asks.
+// At any moment between its plan and its landing. Its daemon releases what it held. Others continue, including one
+// whose prompt shares segments with it, and its own prompt is served to the next engine that requests it.
 TEST_F(PrefillKillsTest, ACombiningEngineLeavesNothingBehind) {
   Start(3, kAnnounceAll);
   const int kills = Kills(5);

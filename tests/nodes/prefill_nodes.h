@@ -37,7 +37,7 @@ inline ObjectKind KindOf(size_t segment) {
   return segment == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
 }
 
-// An engine that offers prefill, on a thread of its own. A segment takes it `takes`, and what it takes to publish.
+// An engine that offers prefill, on its own thread. A segment takes `takes`, plus the time of its publish.
 class Worker {
  public:
   enum class Way { kComputes, kStalls, kDies };
@@ -90,7 +90,7 @@ class PrefillTest : public testing::Test {
   void SetUp() override {
     if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
   }
-  // `more`: of each daemon's field `cluster`.
+  // `more`: YAML for the field `cluster` of each daemon.
   void Start(size_t daemons, const std::string& more = "") {
     cluster_ = std::make_unique<DaemonCluster>(ClusterOptions{
         .daemons = daemons,
@@ -111,7 +111,7 @@ class PrefillTest : public testing::Test {
   double Sample(size_t node, const std::string& name) { return cluster_->daemon(node).Metric(name); }
   void WaitForWorkers(size_t node, double workers = 1) {
     EXPECT_TRUE(Eventually([&] { return Sample(node, "ashlar_prefill_workers") == workers; }));
-    std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // others may know that it had none
+    std::this_thread::sleep_for(std::chrono::milliseconds(1100));  // others may remember that it had none
   }
   std::vector<Tokens> NewPrompt(size_t segments) { return MakePrompt(random_(), segments, kSegmentTokens); }
 
@@ -120,7 +120,7 @@ class PrefillTest : public testing::Test {
     for (size_t i = 0; i < prompt.size(); ++i) runs.push_back({.kind = KindOf(i), .tokens = prompt[i], .media = {}});
     return runs;
   }
-  // A plan that other nodes have a part of: on a busy machine they may answer too late to be given one.
+  // A plan that includes other nodes: on a busy machine they may answer too late to get a part.
   static PrefillPlan PlanWithOthers(TestEngine& engine, const std::vector<ObjectRun>& runs, bool warm = false) {
     PrefillPlan plan = engine.model().PlanPrefill(runs, warm);
     for (int tries = 0; tries < 50 && std::ranges::count(plan.states, PrefillState::kPending) == 0; ++tries) {
@@ -130,7 +130,7 @@ class PrefillTest : public testing::Test {
     }
     return plan;
   }
-  // Computes what the plan leaves to this engine, and waits for the rest.
+  // Computes the segments that the plan leaves to this engine, and waits for the rest.
   static void Fill(TestEngine& engine, const std::vector<Tokens>& prompt, PrefillPlan& plan) {
     std::vector<bool> computed(prompt.size(), false);
     for (bool pending = true; pending;) {
@@ -156,7 +156,7 @@ class PrefillTest : public testing::Test {
       position += prompt[i].size();
     }
   }
-  // Once every engine has gone nothing is held on any node, and etcd has nothing of what has ended.
+  // Once every engine has disconnected, no node holds anything, and etcd has no keys of ended objects.
   void ExpectNothingHeld(bool all_announced = false) {
     const Stopwatch since;
     EXPECT_TRUE(Eventually([&] { return cluster_->Held(all_announced).empty(); })) << cluster_->Held(all_announced);

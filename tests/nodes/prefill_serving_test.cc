@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The reference engine, really computing: a cold prompt that three nodes computed together has the logits of one node.
+// The reference engine with real computation: a cold prompt that three nodes compute together has the logits of one
+// node.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -20,7 +21,7 @@ using integration::Eventually;
 using integration::MakeTestPrompt;
 using integration::ServingEngine;
 
-// An engine that offers prefill, with all of its own.
+// An engine that offers prefill, with its own daemon session.
 class ComputingWorker {
  public:
   ComputingWorker(const DaemonProcess& daemon, const refengine::Model& model)
@@ -73,7 +74,7 @@ class PrefillServing : public integration::Serving {
   }
 };
 
-TEST_F(PrefillServing, ThreeNodesTogetherHaveTheBitsOfOne) {
+TEST_F(PrefillServing, ThreeNodesComputeTheBitsOfOne) {
   if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
   const integration::RagPrompt prompt = MakeTestPrompt({1, 2, 3, 4, 5, 6, 7});
   ServingEngine alone(daemon_.client_options(), runtime());
@@ -97,7 +98,7 @@ TEST_F(PrefillServing, ThreeNodesTogetherHaveTheBitsOfOne) {
   EXPECT_EQ(asker.Serve(prompt).misses, 0u);
 }
 
-// One engine's pages and serving of conversations, at a daemon of the cluster.
+// One engine's pages and serving of conversations, with a daemon of the cluster.
 struct TalkingEngine {
   TalkingEngine(const DaemonProcess& daemon, const rag::Runtime& runtime) {
     rag::ServingOptions options = integration::OptionsFor(daemon.client_options());
@@ -107,8 +108,8 @@ struct TalkingEngine {
   std::unique_ptr<talk::ConversationServing> serving;
 };
 
-// The prompt is set from segments, so that its states are its conversation's alone. The decode engine resumes behind
-// its last token, computes nothing of it, and goes on with the bits of the engine that has set it.
+// The prompt is assembled from segments, so its states belong only to its conversation. The decode engine resumes at
+// its end, computes nothing of it, and continues with the same bits as the engine that assembled it.
 TEST_F(PrefillServing, AFinishedPromptIsHandedToADecodeEngine) {
   if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
   DaemonCluster cluster(Nodes(2));
@@ -125,7 +126,7 @@ TEST_F(PrefillServing, AFinishedPromptIsHandedToADecodeEngine) {
   talk::Conversation elsewhere = conversation;
   for (talk::Conversation* one : {&conversation, &elsewhere}) one->text.tokens.push_back(17);
   const talk::Turn here = prefill.serving->Serve(conversation, 4).value();
-  cluster.daemon(0).Kill();  // nothing is asked there any more
+  cluster.daemon(0).Kill();  // nothing is requested there any longer
   const talk::Turn there = decode.serving->Serve(elsewhere, 4).value();
   EXPECT_TRUE(there.own);
   EXPECT_EQ(there.set->resumed, left);
@@ -135,7 +136,7 @@ TEST_F(PrefillServing, AFinishedPromptIsHandedToADecodeEngine) {
   EXPECT_EQ(elsewhere.text.tokens, conversation.text.tokens);
 }
 
-// A decode engine's node that has gone, and one that nobody knows: the prefill engine hears of it in time, and goes on.
+// A decode engine's node that has left, and an unknown one: the prefill engine learns of it in time, and continues.
 TEST_F(PrefillServing, AHandOffThatFailsIsAMiss) {
   if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
   DaemonCluster cluster(Nodes(2));

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cold prompts that several nodes' engines compute at once: what comes is right, and whatever fails costs time only.
+// Cold prompts that several nodes' engines compute at once: results are correct, and faults only cost time.
 #include "tests/nodes/prefill_nodes.h"
 
 namespace ashlar::nodes {
@@ -63,7 +63,7 @@ TEST_F(PrefillTest, AWorkersDaemonThatIsKilledLosesNothing) {
   ExpectNothingHeld();
 }
 
-TEST_F(PrefillTest, AStalledWorkersSegmentsGoToOthersAndItsLateResultIsFenced) {
+TEST_F(PrefillTest, AStalledWorkersSegmentsAreReassignedAndItsResultIsFenced) {
   Start(2);
   {
     Worker stalls(cluster_->daemon(1), Worker::Way::kStalls);
@@ -75,11 +75,11 @@ TEST_F(PrefillTest, AStalledWorkersSegmentsGoToOthersAndItsLateResultIsFenced) {
     EXPECT_EQ(stalls.taken(), 1);
     EXPECT_EQ(std::ranges::count(plan.states, PrefillState::kOwn), 4);
     ExpectToLand(engine, prompt);
-    stalls.Go();  // it computes what nobody waits for any more, and says so
+    stalls.Go();  // it computes what no engine waits for any longer, and reports it
     EXPECT_TRUE(Eventually([&] { return Sample(1, "ashlar_prefill_assignments_total{outcome=\"timed_out\"}") >= 1; }));
     ExpectToLand(engine, prompt);
     engine.model().EndPrefill(plan);
-    WaitForWorkers(1);  // it is one again
+    WaitForWorkers(1);  // it is a worker again
   }
   ExpectNothingHeld();
 }
@@ -106,14 +106,14 @@ TEST_F(PrefillTest, ACombiningNodeThatIsKilledLeavesNothingBehind) {
   ExpectNothingHeld(/*all_announced=*/true);
 }
 
-TEST_F(PrefillTest, AWarmedSegmentIsWhatLaterPromptsFind) {
+TEST_F(PrefillTest, LaterPromptsFindAWarmedSegment) {
   Start(2);
   {
     const Worker works(cluster_->daemon(1));
     WaitForWorkers(1);
     const std::vector<Tokens> prompt = NewPrompt(4);
     TestEngine engine(cluster_->daemon(0).client_options());
-    // All but the first, each by itself: HYPIC's SEP x SEP.
+    // All but the first, each on its own: HYPIC's SEP x SEP.
     std::vector<ObjectRun> runs = Runs(prompt);
     runs.erase(runs.begin());
     PrefillPlan plan = PlanWithOthers(engine, runs, /*warm=*/true);

@@ -18,7 +18,7 @@ constexpr size_t kHeldMost = 65'536;  // frames on their way; a network has boun
 
 }  // namespace
 
-// Where one system call puts what has come.
+// The place into which one system call reads.
 struct Relay::Inbox {
   explicit Inbox(size_t frame_bytes) : bytes(kBatch * frame_bytes) {
     for (size_t i = 0; i < kBatch; ++i) {
@@ -94,7 +94,7 @@ void Relay::Run() {
   }
 }
 
-// One batch only, so that neither held frames nor other ports wait for a port that is flooded.
+// One batch only, so that neither held frames nor other ports wait for a flooded port.
 void Relay::ReadPort(size_t from) {
   const int got = ::recvmmsg(ports_[from], inbox_->messages, kBatch, MSG_DONTWAIT, nullptr);
   const Clock::time_point now = Clock::now();
@@ -199,7 +199,7 @@ void Relay::Flush(size_t port) {
       ++outbox.links[i]->counts.delivered;
       outbox.links[i]->counts.bytes += outbox.messages[i].msg_len;
     }
-    // The frame that was refused is dropped, as a switch does whose port is busy; so is one for a node that is gone.
+    // The refused frame is dropped, as by a switch with a busy port; so is one for a node that has left.
     if (sent <= 0 && errno != EINTR) ++outbox.links[i++]->counts.overflowed;
   }
   outbox.count = 0;

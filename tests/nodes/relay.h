@@ -30,7 +30,7 @@ struct LinkConditions {
   std::chrono::microseconds hold_back{5'000};  // time that a reordered frame is held back
   std::chrono::microseconds delay{0};
   uint64_t bytes_per_second = 0;             // 0: no throttle
-  std::chrono::microseconds queue{100'000};  // of a throttled link; frames that would wait longer are dropped
+  std::chrono::microseconds queue{100'000};  // for a throttled link; frames that would wait longer are dropped
   bool cut = false;                          // drops all frames, also those in flight
 
   bool operator==(const LinkConditions&) const = default;
@@ -52,7 +52,7 @@ class Relay {
   Relay(const Relay&) = delete;
   Relay& operator=(const Relay&) = delete;
 
-  // From any thread. From now on; what is on its way keeps the time at which it arrives.
+  // On any thread. Takes effect immediately; frames in flight keep their arrival times.
   void Set(size_t from, size_t to, const LinkConditions& conditions);
   LinkCounts counts(size_t from, size_t to) const;
   uint64_t oversized() const { return oversized_; }  // frames larger than the MTU: an offload is on

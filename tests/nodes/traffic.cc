@@ -49,7 +49,8 @@ int Open(int type, const std::string& address, uint16_t port) {
   return fd;
 }
 
-// Random bytes, a chunk at a time, each another part of them: to make all anew would take longer than to send them.
+// Random bytes, in chunks that each take a different part of them: generating all of them would take longer than
+// sending them.
 class Stream {
  public:
   explicit Stream(uint64_t seed) : words_(2 * kChunkWords) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's steps: one call, fault or completion each. This file has the steps of segments, and those common to all.
+// The driver's steps: each is one call, fault or completion. This file has the steps on segments and the common ones.
 #include "tests/simulation/driver.h"
 
 #include <iterator>
@@ -7,7 +7,7 @@
 namespace ashlar::simulation {
 namespace {
 
-constexpr uint64_t kPosition = 5;  // at which segments are landed
+constexpr uint64_t kPosition = 5;  // position at which segments are landed
 
 }  // namespace
 
@@ -151,7 +151,7 @@ void Driver::Abandon() {
   reservations_.erase(reservation);
 }
 
-// Another process of an engine takes part in what one found, with the same shard or another one.
+// Another process of an engine attaches to what one found, with the same shard or another one.
 void Driver::Attach() {
   if (leases_.empty()) return;
   const Lease first = *Any(leases_);
@@ -174,7 +174,7 @@ void Driver::Attach() {
     CheckHit(text->first, found, std::nullopt);
     lease.texts.push_back(text->first);
   }
-  // An object that is gone keeps its place as long as any holder of the lease keeps the lease.
+  // An object that is gone keeps its space as long as any holder of the lease keeps the lease.
   if (match->lease == first.id) {
     lease.texts = first.texts;
     lease.asked = first.asked;
@@ -187,7 +187,7 @@ void Driver::Attach() {
   if (!held) leases_.push_back(std::move(lease));
 }
 
-// Its deadline ends it no more.
+// Its deadline no longer ends it.
 void Driver::Used(const LeaseId& id, bool composed) {
   for (Lease& lease : leases_) {
     if (lease.id != id) continue;
@@ -214,7 +214,7 @@ void Driver::LandText(Lease& lease) {
   if (!held.ok()) return Fail("a lease is gone that nobody ended");
   uint32_t index = 0;
   while (held->found[index].header == nullptr || !IsOf(*held->found[index].header, text)) {
-    if (++index == held->found.size()) return;  // dropped since: it is described as a miss
+    if (++index == held->found.size()) return;  // dropped since: it is reported as a miss
   }
   Used(lease.id, true);
   storage::LandTarget target = storage::TestTarget(*landing.pages, {{index, kPosition}});
@@ -297,7 +297,7 @@ void Driver::Die() {
   Open();
 }
 
-// Time passes before anybody looks what is overdue.
+// Time passes before overdue items are processed.
 void Driver::Advance() {
   world_.clock.Advance(static_cast<Nanos>(Draw(kDeadline / 2)));
 }
@@ -327,7 +327,7 @@ void Driver::Crash() {
   for (const auto& [tenant, key] : written_) names.emplace_back(tenant, key, TensorShard{});
   const auto on_disk = [this](const Name& name) {
     const auto& [tenant, key, shard] = name;
-    return std::ranges::count(cache().Where(tenant, key, shard), TierKind::kSsd) > 0;
+    return std::ranges::count(cache().upkeep().inventory().Where(tenant, key, shard), TierKind::kSsd) > 0;
   };
   std::erase_if(names, [&](const Name& name) { return !on_disk(name); });
   leases_.clear();
@@ -357,21 +357,21 @@ void Driver::Operate() {
   const Key& key = Plans().at(text).key;
   if (drains_ || Draw(16) == 0) {
     drains_ = !drains_;
-    return drains_ ? cache().StartDrain() : cache().EndDrain();
+    return drains_ ? cache().offers().StartDrain() : cache().offers().EndDrain();
   }
   switch (Draw(3)) {
     case 0:
       for (const Text& part : BundleOf(text)) operator_evicted_.insert(part);
-      cache().Evict(text.first, key);
+      cache().retention().Evict(text.first, key);
       break;
     case 1: {
       const Nanos until = world_.clock.Now() + static_cast<Nanos>(Draw(kDeadline));
-      if (!cache().Pin(text.first, key, until)) break;
+      if (!cache().retention().Pin(text.first, key, until)) break;
       for (const Text& part : BundleOf(text)) pins_[part] = until;
       break;
     }
     default:
-      cache().Unpin(text.first, key);
+      cache().retention().Unpin(text.first, key);
       for (const Text& part : BundleOf(text)) pins_.erase(part);
   }
 }
@@ -385,7 +385,7 @@ void Driver::Execute() {
   executor.Proceed(Draw(executor.pending()), drop);
 }
 
-// For some steps; or it answers again.
+// For some steps; or it responds again.
 void Driver::HangDisk() {
   if (!world_.io.hangs()) {
     Note(Fault::kHang);
@@ -400,15 +400,15 @@ void Driver::HangDisk() {
 void Driver::OutlastHang() {
   if (world_.io.pending() == 0) return;
   EndSlices();
-  world_.clock.Advance(storage::SsdTier::kDeadline);
-  for (int ticks = 0; ticks < 2; ++ticks) {  // the first one may come late
+  world_.clock.Advance(storage::SsdHealth::kDeadline);
+  for (int ticks = 0; ticks < 2; ++ticks) {  // the first one may be late
     for (storage::Slice whole; !cache().Tick(whole);) {
     }
   }
   ticks_ = ticked_in_parts_ = false;
   CheckDeadlines();
   while (world_.executor.pending() > 0) world_.executor.Proceed(0, false);
-  if (!world_.ssd->degraded()) Fail("a disk hangs, and its tier is not degraded");
+  if (!world_.ssd->health().degraded()) Fail("a disk hangs, and its tier is not degraded");
   if (!landings_.empty() || !compositions_.empty()) Fail("a landing or a composition waits for a disk that hangs");
 }
 

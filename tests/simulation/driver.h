@@ -45,7 +45,7 @@ inline constexpr uint64_t kConversations = 3;
 inline constexpr Nanos kDeadline = 60'000'000'000;
 inline constexpr double kTolerance = 1e-5;
 inline constexpr uint32_t kRegionPages = 32;
-inline constexpr size_t kMostCommits = 16;  // under way, of one session
+inline constexpr size_t kMostCommits = 16;  // in progress, of one session
 
 class Driver {
  public:
@@ -53,7 +53,7 @@ class Driver {
   Report Run(int operations);
 
  private:
-  // The parts that some seeds leave out, so that the others have more of the rest.
+  // Features that some seeds leave out, so that the others occur more often.
   struct Features {
     bool prompts = false, compositions = false, pages = false, slices = false;
   };
@@ -70,30 +70,30 @@ class Driver {
     Nanos reserved_at;
     bool publishing = false;
   };
-  // A prompt as it was asked for, and the prefix that it may be resumed behind.
+  // A prompt as requested, and the prefix from which it may resume.
   struct Asked {
     Tokens tokens;
     ConversationId conversation{};
-    Match match;  // its spans and pointers are good as long as the lease is
+    Match match;  // its spans and pointers are valid as long as the lease
   };
   struct Lease {
     SessionId session;
     LeaseId id;
     std::vector<Text> texts;        // the texts that it lists
     std::optional<Nanos> deadline;  // none: it was used
-    bool composed = false;          // segments, or what was composed, were landed from it
+    bool composed = false;          // segments, or composed states, were landed from it
     std::optional<Asked> asked;
   };
-  // A look-up under way.
+  // A lookup in progress.
   struct Searching {
-    Lease lease;  // as it will be if something is found
+    Lease lease;  // the lease to be granted if something is found
     std::vector<Text> texts;
-    std::vector<storage::Query> queries;  // of these
+    std::vector<storage::Query> queries;  // the queries
     std::optional<storage::PrefixText> prompt;
     Nanos begun = 0, needed_at = 0;
     uint64_t begun_at_step = 0;
-    bool drains = false;                      // the cache did when it began
-    std::unique_ptr<storage::Search> search;  // refers to what is above
+    bool drains = false;                      // whether the cache was draining when it began
+    std::unique_ptr<storage::Search> search;  // refers to the members above
   };
   struct Closing {
     SessionId session;
@@ -116,10 +116,10 @@ class Driver {
   };
   struct Commit {
     SessionId session;
-    bool refused = false;  // it must be: it is called exact, and is not
+    bool refused = false;  // must be refused: it is called exact, but is not
     bool spanning = false;
   };
-  // The pages that one tenant's engines share, as their daemon lends them.
+  // The pages that one tenant's engines share, as allocated by their daemon.
   struct Region {
     TestPages memory;
     std::shared_ptr<PagePool> pool;  // null: not declared
@@ -128,13 +128,13 @@ class Driver {
     SessionId session;
     TenantId tenant;
     std::vector<Text> texts;
-    float mark = 0;  // on each of its own pages
+    float mark = 0;  // value on each of its own pages
     uint64_t own = 0;
   };
-  struct Filling {  // of shared pages, by a landing
+  struct Filling {  // filling of shared pages by a landing
     TenantId tenant;
     LeaseId request;
-    size_t segment = 0;  // of the request
+    size_t segment = 0;  // index of the segment in the request
     Text text;
     std::vector<storage::PageId> pages;
   };
@@ -155,9 +155,9 @@ class Driver {
   SessionId AnySession() { return *Any(sessions_); }
   static TenantId TenantOf(SessionId session) { return 1 + session % 2; }
   static bool Rebuilds(SessionId session) { return session % 3 != 0; }  // states from spans
-  // Draws the time of computing a text, as its engine declares it; mostly it does not.
+  // Draws the time to compute a text, as declared by its engine; usually none.
   Nanos AnyRecompute() { return Draw(4) == 0 ? 1 + static_cast<Nanos>(Draw(kDeadline / 6)) : 0; }
-  // Draws the time at which a look-up's texts are needed: mostly now.
+  // Draws the time at which a lookup's texts are needed; usually now.
   Nanos AnyNeed() { return Draw(4) == 0 ? world_.clock.Now() + static_cast<Nanos>(Draw(kDeadline)) : 0; }
   Text AnyText(TenantId tenant) { return {tenant, 1 + Draw(kTexts)}; }
   ConversationId AnyConversation() {
@@ -212,7 +212,7 @@ class Driver {
   void Admit();
   void Extend();
   void Fill();
-  // False: it is not there.
+  // False: it is not stored.
   bool FillFromCache(const LeaseId& name, size_t segment, const Text& text, std::vector<storage::PageId> pages);
   void Filled(LandingId number, const std::vector<MissReason>& verdict);
   void EndRequest();
@@ -232,7 +232,7 @@ class Driver {
   void CheckDamage();
   void ConcludeUpkeep();
 
-  // Everybody's.
+  // The whole cache, and its disk.
   void Die();
   void Advance();
   void SetFaults();
@@ -243,8 +243,8 @@ class Driver {
   void HangDisk();
   void OutlastHang();
 
-  // The oracle (oracle.cc).
-  // `used`: it was found by a look-up, or offered again, at that time or later. None: that may not count.
+  // The oracle (oracle.cc). `used`: a lookup found it, or it was offered again, at that time or later. None: the use
+  // may not count.
   void CheckHit(const Text& text, const Found& found, std::optional<Nanos> used);
   void CheckNotErased(const Text& text, uint64_t begun_at_step);
   void CheckUse(const Text& text, std::optional<Nanos> used);
@@ -262,7 +262,7 @@ class Driver {
   void CheckLeases();
   void CheckRoom(TenantId tenant, uint64_t extents);
   uint64_t InFlight(TenantId tenant) const;
-  bool MayBegin(TenantId tenant) const;  // surely
+  bool MayBegin(TenantId tenant) const;  // true only if it certainly can
   void CheckTurns();
   void RunAll();
   void CheckWrittenAgain();
@@ -277,8 +277,8 @@ class Driver {
   Report report_;
   Features features_;
   std::vector<Operation> operations_;
-  uint64_t weight_ = 0;       // of all of them
-  std::set<Text> published_;  // ever
+  uint64_t weight_ = 0;       // total weight
+  std::set<Text> published_;  // since the start
   uint64_t publishes_ = 0;
   SessionId next_session_ = 1;
   LandingId next_landing_ = 1;
@@ -287,7 +287,7 @@ class Driver {
   std::map<SessionId, Nanos> progress_;  // the last publish of each session
   std::vector<Lease> leases_;
   std::list<Searching> searches_;
-  std::vector<SessionId> releasing_;  // that ended a lease whose objects are not all given back
+  std::vector<SessionId> releasing_;  // that ended a lease with objects still to be released
   std::vector<Closing> closing_;
   bool ticks_ = false, ticked_in_parts_ = false;
   std::map<LandingId, Landing> landings_;
@@ -297,27 +297,27 @@ class Driver {
   storage::SimulatedDisk::Counts seen_;
   uint64_t seen_refused_ = 0;
   std::set<Text> operator_evicted_;
-  std::set<Text> declined_;     // ever
-  std::map<Text, Nanos> pins_;  // until when
-  // When it was found, published or offered again last; and so that it surely counts.
+  std::set<Text> declined_;     // since the start
+  std::map<Text, Nanos> pins_;  // by text: until when
+  // Time of the last lookup, publish or offer; and the latest one that surely counts.
   std::map<Text, Nanos> used_, surely_used_;
   bool drains_ = false;
-  bool hung_ = false;  // the disk did, ever
+  bool hung_ = false;  // whether the disk ever hung
 
   std::map<TenantId, storage::OfferedPrefixes> offered_;
   std::map<TenantId, std::deque<Prompts::Offer>> talks_;  // the latest that were committed
   std::deque<std::pair<TenantId, Key>> written_;          // objects of the latest commits
-  std::set<std::pair<TenantId, Key>> pinned_prefixes_;    // by the operator
-  bool evicted_prefixes_ = false;                         // likewise, some
-  std::map<uint64_t, Commit> commits_;                    // under way
+  std::set<std::pair<TenantId, Key>> pinned_prefixes_;    // pinned by the operator
+  bool evicted_prefixes_ = false;                         // whether the operator evicted some
+  std::map<uint64_t, Commit> commits_;                    // in progress
   uint64_t next_commit_ = 1;
 
   std::shared_ptr<storage::Erasure> erasure_;  // null: none
-  TenantId erases_ = 0;                        // whom
+  TenantId erases_ = 0;                        // the erased tenant
   bool erased_is_gone_ = false;
-  std::set<TenantId> half_erased_;   // a crash came first, and objects may be overwritten in part
+  std::set<TenantId> half_erased_;   // a crash came first, and objects may be partly overwritten
   std::set<Text> republished_;       // since it began
-  std::map<Text, uint64_t> erased_;  // for good, and not published since: at which step
+  std::map<Text, uint64_t> erased_;  // erased permanently and not published since: at which step
 
   std::map<TenantId, Region> regions_;
   std::map<LeaseId, Request> requests_;

@@ -210,8 +210,8 @@ void Driver::EndRequestsOf(SessionId session) {
   std::erase_if(requests_, [session](const auto& item) { return item.second.session == session; });
 }
 
-// No page is two requests' own, or one's own and shared, or somebody's while an ended request still writes there; and
-// own pages hold what their request wrote.
+// No page is owned by two requests, or both owned and shared, or allocated while an ended request still writes to it.
+// Own pages hold what their request wrote.
 void Driver::CheckPages() {
   std::map<std::pair<TenantId, PageId>, std::string> owners;
   const auto own = [&](TenantId tenant, std::span<const PageId> pages, const std::string& owner) {
@@ -242,7 +242,7 @@ void Driver::CheckPages() {
   }
 }
 
-// Nobody holds anything any more: all pages are there.
+// Nothing is held any longer: all pages are free.
 void Driver::ConcludePages() {
   for (const auto& [tenant, region] : regions_) {
     if (region.pool == nullptr) continue;

@@ -6,12 +6,12 @@ namespace ashlar::simulation {
 namespace {
 
 constexpr size_t kTalks = 4, kWritten = 200;
-constexpr int32_t kOther = 9;  // a token of no text
+constexpr int32_t kOther = 9;  // a token that occurs in no text
 constexpr uint64_t kMostInside = 3;
 
 }  // namespace
 
-// Mostly one that some text begins with, and often one that was committed, or that parts from it inside its span.
+// Usually a prefix of some text, and often one that was committed, or that diverges inside its span.
 Driver::Asked Driver::AnyPrompt(SessionId session) {
   const TenantId tenant = TenantOf(session);
   const Prompts& prompts = Prompts::Of(tenant);
@@ -72,7 +72,7 @@ void Driver::LandedPrefix(const Landing& landing, const std::vector<MissReason>&
   Reach(prefix.own ? Event::kOwnLanded : Event::kPrefixLanded);
   const auto lease = std::ranges::find_if(
       leases_, [&](const Lease& each) { return each.id == landing.lease && each.session == landing.session; });
-  if (lease == leases_.end()) return;  // the bytes in place may be other objects' by now
+  if (lease == leases_.end()) return;  // other objects may have overwritten the bytes in place
   if (!prompts.TensorsAre(world_.top(), asked.match, asked.tokens))
     Fail("states in place are not the states committed");
   if (prefix.span_tokens > 0) Reach(Event::kSpanLanded);
@@ -83,7 +83,7 @@ void Driver::CommitText() {
   LeaseId name{};
   bool composed = false, vouched = true;
   Prompts::Offer offer{.conversation = AnyConversation()};
-  if (!leases_.empty() && Draw(2) == 0) {  // as an engine that goes on from what it matched
+  if (!leases_.empty() && Draw(2) == 0) {  // like an engine that continues from its match
     const Lease& lease = *Any(leases_);
     name = lease.id;
     if (Draw(8) > 0) session = lease.session;
@@ -108,7 +108,7 @@ void Driver::CommitText() {
   offer.others_states = world_.bug == Bug::kCommitsOtherStates && Draw(4) == 0;
   offer.shifts_span = world_.bug == Bug::kShiftsSpans;
   const bool has_conversation = offer.conversation != ConversationId{};
-  // Mostly an engine says what is so; what is called exact and is not must be found out.
+  // Usually an engine tells the truth. A text that is wrongly called exact must be detected.
   const bool says_composed = has_conversation && (composed ? Draw(4) > 0 : Draw(4) == 0);
   const auto make = [&](const Prompts::Offer& of) {
     storage::PrefixCommit commit = prompts.Commit(of, Rebuilds(session));
@@ -138,7 +138,7 @@ void Driver::CommitText() {
   });
 }
 
-// Under which keys the disk may have what is committed.
+// Records the keys under which the disk may have what is committed.
 void Driver::Remember(TenantId tenant, const storage::PrefixCommit& commit) {
   const auto add = [&](const PrefixKeys& keys) {
     for (const storage::PrefixCommit::Checkpoint& checkpoint : commit.checkpoints) {
@@ -175,19 +175,19 @@ void Driver::OperateOnPrefix() {
   const auto& [tenant, key] = *Any(written_);
   switch (Draw(3)) {
     case 0:
-      evicted_prefixes_ = true;  // before: landings that wait for it are told while it goes
-      cache().Evict(tenant, key);
+      evicted_prefixes_ = true;  // set before, because waiting landings are notified during the eviction
+      cache().retention().Evict(tenant, key);
       break;
     case 1:
-      if (cache().Pin(tenant, key, 0)) pinned_prefixes_.insert({tenant, key});
+      if (cache().retention().Pin(tenant, key, 0)) pinned_prefixes_.insert({tenant, key});
       break;
     default:
-      for (const auto& [whose, pinned] : pinned_prefixes_) cache().Unpin(whose, pinned);
+      for (const auto& [whose, pinned] : pinned_prefixes_) cache().retention().Unpin(whose, pinned);
       pinned_prefixes_.clear();
   }
 }
 
-// Checks a look-up's answer about a prefix, as far as it can be checked without the bytes.
+// Checks a lookup's answer about a prefix, as far as possible without the bytes.
 void Driver::CheckPrefix(const Lease& lease, const Match& match, size_t queries) {
   const storage::MatchedPrefix& prefix = match.prefix;
   Trace(prefix.depth);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Calls in slices: between two of them anything else may happen.
+// Calls in slices: any other step may happen between two of them.
 #include <iterator>
 
 #include "tests/simulation/driver.h"
@@ -49,7 +49,7 @@ void Driver::GoOnSearching(std::list<Searching>::iterator searching) {
 
 void Driver::Searched(Searching& searching, Match match) {
   const bool sliced = searching.begun_at_step != report_.step;
-  // The finds of a look-up that comes to nothing still count as used.
+  // The hits of a lookup that fails still count as used.
   for (const Text& text : searching.texts) {
     if (!sliced) break;
     for (const Text& part : BundleOf(text)) used_[part] = world_.clock.Now();
@@ -59,7 +59,7 @@ void Driver::Searched(Searching& searching, Match match) {
     const auto refused = [](const Found& found) { return found.reason == MissReason::kInvalidRequest; };
     if (match.lease != LeaseId{} || !std::ranges::all_of(match.found, refused))
       Fail("found for a session that is gone");
-    ticks_ = ticked_in_parts_ = true;  // what it held is given back by the next tick
+    ticks_ = ticked_in_parts_ = true;  // the next tick releases what it held
     return;
   }
   if (lease.asked) CheckPrefix(lease, match, searching.queries.size());
@@ -125,7 +125,7 @@ void Driver::Tick() {
   if (!std::exchange(ticked_in_parts_, false)) CheckExpired();
 }
 
-// One of the calls that are under way.
+// One of the calls in progress.
 void Driver::GoOn() {
   if (world_.bug == Bug::kDropsSlices) return;
   if (ticks_ && Draw(2) == 0) return Tick();
@@ -140,7 +140,7 @@ void Driver::GoOn() {
   }
 }
 
-// A tick that is under way has ended some of what is overdue.
+// A tick in progress has ended some overdue items.
 void Driver::NoteEnded() {
   const Nanos now = world_.clock.Now();
   std::erase_if(leases_, [&](const Lease& lease) {
@@ -153,12 +153,12 @@ void Driver::NoteEnded() {
   std::erase_if(pins_, [now](const auto& pin) { return pin.second <= now; });
 }
 
-// Returns whether something that has ended may still hold room.
+// Returns whether something that has ended may still hold space.
 bool Driver::SomethingEnds() const {
   return ticks_ || !searches_.empty() || !releasing_.empty() || !closing_.empty();
 }
 
-// All that is under way is gone on with, to its end.
+// Continues all calls in progress to their end.
 void Driver::EndSlices() {
   if (world_.bug == Bug::kDropsSlices) return;
   storage::Slice whole;
@@ -171,7 +171,7 @@ void Driver::EndSlices() {
     cache().CloseSession(closing.session, closing.drained, whole);
 }
 
-// As when the daemon is killed.
+// As if the daemon is killed.
 void Driver::DropSlices() {
   searches_.clear();
   releasing_.clear();

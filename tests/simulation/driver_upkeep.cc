@@ -13,7 +13,7 @@ constexpr int kRounds = 10'000;
 
 }  // namespace
 
-// Begins to erase a tenant, or goes on with that.
+// Begins to erase a tenant, or continues.
 void Driver::Erase() {
   if (erasure_ != nullptr) return GoOnErasure();
   if (Draw(4) != 0) return;
@@ -50,10 +50,10 @@ void Driver::GoOnErasure() {
 
 bool Driver::IsThere(const Text& text) {
   const ObjectHeader& plan = Plans().at(text);
-  return !cache().Where(text.first, plan.key, plan.shard).empty();
+  return !cache().upkeep().inventory().Where(text.first, plan.key, plan.shard).empty();
 }
 
-// What was acknowledged as erased does not come back, with a crash or without one.
+// What was acknowledged as erased does not return, with or without a crash.
 void Driver::CheckErased() {
   for (const auto& [text, step] : erased_) {
     if (IsThere(text)) return Fail("what was erased is there again");
@@ -82,7 +82,7 @@ void Driver::CheckDamage() {
   }
 }
 
-// The disk is well: what was begun ends.
+// The disk is healthy: started operations end.
 void Driver::ConcludeUpkeep() {
   storage::Scrubber& scrubber = cache().upkeep().scrubber();
   for (int round = 0; scrubber.report().running || erasure_ != nullptr; ++round) {

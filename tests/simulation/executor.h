@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An executor whose every order is the simulation's, and which keeps an account of the tenants that it lets wait.
+// An executor whose order of work the simulation decides, and which records how long tenants wait.
 #pragma once
 
 #include <cstddef>
@@ -15,11 +15,11 @@
 
 namespace ashlar::simulation {
 
-// Work begins in turn between tenants, as many pieces at a time as there are threads, and ends in any order.
+// Work begins in turns between tenants, as many pieces at a time as there are threads, and ends in any order.
 class SimulatedExecutor final : public storage::Executor {
  public:
-  // Without turns (a mistake of the simulator's) work begins in the order in which it came. The seed draws when work
-  // makes way though nobody waits.
+  // Without turns (a mistake of the simulator), work begins in the order of arrival. The seed draws when work yields
+  // although nothing else waits.
   SimulatedExecutor(bool takes_turns, uint64_t seed, const storage::Clock& clock)
       : takes_turns_(takes_turns), random_(seed), clock_(clock) {}
 
@@ -31,7 +31,7 @@ class SimulatedExecutor final : public storage::Executor {
     return others || random_() % 4 == 0;
   }
 
-  // While it hangs no work ends. HideHang (a mistake of the simulator's): nobody is told.
+  // While it hangs no work ends. With HideHang (a mistake of the simulator), this is not reported.
   void Hang(bool hangs);
   bool hangs() const { return hung_since_.has_value(); }
   void HideHang() { hides_hang_ = true; }
@@ -42,7 +42,7 @@ class SimulatedExecutor final : public storage::Executor {
   size_t pending() const { return waiting_.size() + running_.size(); }
   // Starts the next pieces on idle threads; then one of the running pieces, chosen by `draw`, does its work and ends.
   void Proceed(uint64_t draw, bool drop_completion);
-  void Erase();  // as when the process is killed
+  void Erase();  // as if the process is killed
 
   void set_capacity(size_t capacity) { capacity_ = capacity; }
   void set_threads(size_t threads) { threads_ = threads; }
@@ -66,9 +66,9 @@ class SimulatedExecutor final : public storage::Executor {
   size_t capacity_ = 64, threads_ = SIZE_MAX;
   storage::TurnQueue<Item> waiting_{1};
   std::vector<Item> running_;
-  std::vector<std::function<void()>> posted_;        // by the work that is being done
-  std::map<storage::TenantId, uint64_t> of_tenant_;  // waiting
-  std::map<storage::TenantId, uint64_t> passed_;     // others' that have begun since its latest one did
+  std::vector<std::function<void()>> posted_;        // posted by the work that is being done
+  std::map<storage::TenantId, uint64_t> of_tenant_;  // waiting pieces
+  std::map<storage::TenantId, uint64_t> passed_;     // others' pieces that have begun since its latest one did
   uint64_t refused_ = 0, most_passed_ = 0;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle: the promises, checked as each step shows them.
+// The oracle: checks the cache's promises after each step.
 #include <cstring>
 #include <tuple>
 
@@ -11,7 +11,7 @@ namespace {
 
 constexpr uint64_t kMostPassed = 2;  // pieces: one of the other tenant, and one of all
 
-// Of what a match holds of a prefix, as far as it is not among `seen`.
+// Extents of a match's prefix objects that are not among `seen`.
 uint64_t ExtentsOf(const Match& match, std::set<const ObjectHeader*>& seen) {
   uint64_t extents = 0;
   match.prefix.objects.ForEach([&](uint32_t object) {
@@ -23,12 +23,12 @@ uint64_t ExtentsOf(const Match& match, std::set<const ObjectHeader*>& seen) {
 
 }  // namespace
 
-// Promise 3: who is refused for want of room is refused because of what others hold.
+// Promise 3: a refusal for lack of space is due to what others hold.
 void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
-  if (SomethingEnds()) return;                               // it gives its room back in a moment
+  if (SomethingEnds()) return;                               // it releases its space in a moment
   if (cache().upkeep().scrubber().report().running) return;  // it holds a copy for a moment
   if (cache().stats().copies_under_way > 0 || cache().stats().landings > 0) return;  // they hold for a moment
-  if (world_.observer.memory_refusals > 0) return;  // the machine that simulates has no memory left itself
+  if (world_.observer.memory_refusals > 0) return;  // the simulating machine has no memory left itself
   const auto of_tenant = [tenant](const auto& item) { return TenantOf(item.second.session) == tenant; };
   if (!compositions_.empty() || std::ranges::any_of(commits_, of_tenant) || !pinned_prefixes_.empty()) return;
   std::set<Text> held;
@@ -48,7 +48,7 @@ void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
   for (const Reservation& reservation : reservations_) {
     if (reservation.text.first == tenant) used += Plans().at(reservation.text).Extents();
   }
-  // A text that was dropped under a lease and published again stands there twice: count it so.
+  // A text that was dropped under a lease and published again exists twice: count it twice.
   if (2 * used + extents <= world_.TopExtents()) Fail("room that nobody holds was refused");
 }
 
@@ -61,7 +61,7 @@ void Driver::CheckHit(const Text& text, const Found& found, std::optional<Nanos>
   if (used) CheckUse(text, used);
 }
 
-// A look-up that was begun before keeps what it had found by then, as leases do, and those who attach to them.
+// A lookup that began before keeps what it had found by then, as do leases, and sessions that attach to them.
 void Driver::CheckNotErased(const Text& text, uint64_t begun_at_step) {
   for (const Text& part : BundleOf(text)) {
     const auto erased = erased_.find(part);
@@ -69,7 +69,7 @@ void Driver::CheckNotErased(const Text& text, uint64_t begun_at_step) {
   }
 }
 
-// An offer of what is there already counts as a use of it, unless it could not be brought up.
+// An offer of an existing object counts as a use, unless the object could not be promoted.
 void Driver::CheckUse(const Text& text, std::optional<Nanos> used) {
   if (IsPast(used_, text) && !InUse(text)) Fail("found after its time to live");
   for (const Text& part : BundleOf(text)) {
@@ -78,14 +78,14 @@ void Driver::CheckUse(const Text& text, std::optional<Nanos> used) {
   }
 }
 
-// Unused for longer than its tenant lets it stay.
+// Unused for longer than its tenant's time to live.
 bool Driver::IsPast(const std::map<Text, Nanos>& used, const Text& text) const {
   const auto last = used.find(text);
   return text.first == kExpiringTenant && world_.sizes.ttl > 0 && last != used.end() &&
          world_.clock.Now() - last->second >= world_.sizes.ttl;
 }
 
-// Returns whether somebody may hold the text or a shard of it: then it does not expire.
+// Returns whether a session may hold the text or a shard of it: then it does not expire.
 bool Driver::InUse(const Text& text) {
   // A session or lease that has ended may hold anything until the last slice of its end.
   if (ticks_ || !releasing_.empty() || !closing_.empty()) return true;
@@ -100,7 +100,7 @@ bool Driver::InUse(const Text& text) {
          std::ranges::any_of(pins_, [&](const auto& pin) { return std::ranges::count(bundle, pin.first) > 0; });
 }
 
-// One that was dropped under its lease, and published again since, is another object.
+// An object that was dropped under its lease, and published again since, is a different object.
 bool Driver::Leased(const Text& text) {
   for (const Lease& lease : leases_) {
     const absl::StatusOr<Match> held = cache().Held(lease.session, lease.id);
@@ -166,10 +166,11 @@ bool Driver::SomethingIsOverdue() {
 
 bool Driver::IsThereTooLong(const Text& text) {
   const ObjectHeader& plan = Plans().at(text);
-  return IsPast(used_, text) && !cache().Where(text.first, plan.key, plan.shard).empty() && !InUse(text);
+  return IsPast(used_, text) && !cache().upkeep().inventory().Where(text.first, plan.key, plan.shard).empty() &&
+         !InUse(text);
 }
 
-// Behind a tick: what is overdue has ended, and nothing else.
+// After a tick, exactly the overdue items have ended.
 void Driver::CheckDeadlines() {
   const Nanos now = world_.clock.Now();
   std::erase_if(leases_, [&](const Lease& lease) {
@@ -244,7 +245,7 @@ void Driver::CheckBudgets() {
   }
 }
 
-// Promises 2 and 3: leased objects lie apart, in memory of their tenant's own, and say what they said.
+// Promises 2 and 3: leased objects are disjoint, in memory of their own tenant, and unchanged.
 void Driver::CheckLeases() {
   std::set<const storage::Slot*> slots;
   std::set<std::pair<uint32_t, uint32_t>> extents;
@@ -262,12 +263,12 @@ void Driver::CheckLeases() {
       }
       const ObjectHeader& header = *found.header;
       const storage::Query query{.kind = header.kind, .key = header.key, .shard = header.shard};
-      if (cache().Explain(TenantOf(lease.session), {&query, 1})[0].reason != MissReason::kNone) {
+      if (cache().explainer().Explain(TenantOf(lease.session), query).reason != MissReason::kNone) {
         return Fail("a leased object, or another shard of it, is gone");
       }
-      // A read that fails leaves rubbish in a copy that is on its way up.
+      // Only whole copies are checked: a failed read leaves wrong bytes in a copy that is being promoted.
       const std::vector<TierKind> whole =
-          cache().Where(TenantOf(lease.session), found.header->key, found.header->shard);
+          cache().upkeep().inventory().Where(TenantOf(lease.session), found.header->key, found.header->shard);
       if (whole.empty() || whole.front() != world_.top().kind() || Corrupted(TenantOf(lease.session))) continue;
       const ExtentRun& first = found.slot->runs.front();
       const std::string encoded = EncodeHeader(header);
@@ -289,7 +290,7 @@ bool Driver::MayBegin(TenantId tenant) const {
   return world_.executor.refused() == 0 && InFlight(tenant) < world_.sizes.in_flight;
 }
 
-// No tenant has more in flight than it may, nor waits for more than its share.
+// No tenant has more in flight than allowed, nor waits for more than its share.
 void Driver::CheckTurns() {
   for (const TenantId tenant : {1, 2}) {
     if (InFlight(tenant) > world_.sizes.in_flight) Fail("a tenant has more in flight than it may");
@@ -299,36 +300,36 @@ void Driver::CheckTurns() {
   }
 }
 
-constexpr int kMostWorkLeft = 10000;  // pieces, of what can be under way at once
+constexpr int kMostWorkLeft = 10000;  // pieces, of what can be in flight at once
 
 void Driver::RunAll() {
-  // Memory before the disk, as long as that takes: whoever only waits for the disk must not keep memory busy.
+  // Memory before the disk, as long as that takes: work that only waits for the disk must not keep memory busy.
   for (int work = 0; world_.executor.pending() + world_.io.pending() > 0; ++work) {
     if (work == kMostWorkLeft) return Fail("copies are made for ever, of what waits for the disk");
     (world_.executor.pending() > 0 ? world_.executor : world_.io).Proceed(0, false);
   }
 }
 
-// The disk has been well for a while, and ticks have passed: whatever it has room for is written.
+// The disk has been healthy for a while, and ticks have passed: everything that it has space for is written.
 void Driver::CheckWrittenAgain() {
-  if (world_.ssd->degraded()) return Fail("a disk that is well again is not written");
-  cache().StartDrain();
+  if (world_.ssd->health().degraded()) return Fail("a disk that is well again is not written");
+  cache().offers().StartDrain();
   RunAll();
   for (const auto& [text, plan] : Plans()) {
-    const std::vector<TierKind> where = cache().Where(text.first, plan.key, plan.shard);
+    const std::vector<TierKind> where = cache().upkeep().inventory().Where(text.first, plan.key, plan.shard);
     if (where.empty() || where.back() == TierKind::kSsd) continue;
     const storage::TierUsage usage = world_.ssd->Usage(text.first);
     if (usage.used_bytes + plan.Extents() * limits::kExtentBytes <= usage.capacity_bytes) {
       Fail("what a disk that is well has room for stays in memory alone");
     }
   }
-  cache().EndDrain();
+  cache().offers().EndDrain();
 }
 
-// Everything ends; then nothing is held, and everybody has all of his room.
+// Everything ends; then nothing is held, and every tenant has all of its space.
 void Driver::Conclude() {
   EndSlices();
-  cache().EndDrain();
+  cache().offers().EndDrain();
   world_.disk.set_faults({});
   world_.io.Hang(false);
   world_.executor.set_capacity(1024);
@@ -356,9 +357,9 @@ void Driver::Conclude() {
   ConcludePages();
   ConcludeUpkeep();
   CheckWrittenAgain();
-  for (const auto& [tenant, key] : pinned_prefixes_) cache().Unpin(tenant, key);
+  for (const auto& [tenant, key] : pinned_prefixes_) cache().retention().Unpin(tenant, key);
   for (const TenantId tenant : {1, 2}) {
-    for (uint64_t text = 1; text <= kTexts; ++text) cache().Unpin(tenant, Plans().at({tenant, text}).key);
+    for (uint64_t text = 1; text <= kTexts; ++text) cache().retention().Unpin(tenant, Plans().at({tenant, text}).key);
     const SessionId last = next_session_ + (TenantOf(next_session_) == tenant ? 0 : 1);
     cache().OpenSession(last, tenant);
     ObjectHeader all{.kind = ObjectKind::kSegment, .bytes = world_.TopExtents() * limits::kExtentBytes};

@@ -63,8 +63,8 @@ Prompts::Prompts(storage::TenantId tenant) : tenant_(tenant), rebuilding_(tenant
   };
   const Tokens begin = run(1, 90), middle = Join(begin, run(2, 210));
   Add(Join(Join(middle, run(3, 120)), run(4, 110)));  // two whole blocks
-  Add(Join(middle, run(5, 140)));                     // parts behind the first block
-  Add(Join(begin, run(6, 200)));                      // parts inside it
+  Add(Join(middle, run(5, 140)));                     // diverges after the first block
+  Add(Join(begin, run(6, 200)));                      // diverges inside it
   Add(Join(run(7, 130), run(8, 60)));                 // has none
 }
 

@@ -14,11 +14,11 @@
 
 namespace ashlar::simulation {
 
-inline constexpr uint64_t kSpanTokens = 128;  // that engines rebuild from, at most
+inline constexpr uint64_t kSpanTokens = 128;  // limit of the span from which engines rebuild
 
-// A few long texts of one tenant, which begin alike and part; a prompt is a prefix of one of them, perhaps with another
-// token behind it. Their numbers are computed once a process and never change: to compute them for every commit would
-// take longer than all the rest of a simulation.
+// A few long texts of one tenant that share prefixes; a prompt is a prefix of one of them, possibly with another token
+// after it. Their numbers are computed once per process and never change, because computing them for every commit would
+// take longer than the rest of a simulation.
 class Prompts {
  public:
   static const Prompts& Of(storage::TenantId tenant);
@@ -28,7 +28,7 @@ class Prompts {
   // Returns the depths at which its engine has states, rising; the last one is the text's end.
   const std::vector<uint64_t>& depths(size_t text) const { return texts_[text].depths; }
 
-  // A prompt as an engine asks for it that rebuilds states from spans, or cannot.
+  // A prompt as requested by an engine that can, or cannot, rebuild states from spans.
   storage::PrefixText Ask(storage::Tokens tokens, const ConversationId& conversation, bool rebuilds) const;
 
   // The first `end` tokens of a text.
@@ -38,14 +38,14 @@ class Prompts {
     std::vector<uint64_t> inside;  // depths of states before the end, rising; as the end, among its depths
     uint64_t span_begin = 0;       // among them; 0: no span
     ConversationId conversation{};
-    // The simulator's mistakes on purpose: the states are the next text's, the span begins a token later.
+    // The simulator's deliberate faults: the states are the next text's, the span begins a token later.
     bool others_states = false, shifts_span = false;
   };
   storage::PrefixCommit Commit(const Offer& offer, bool rebuilds) const;
 
-  // Returns whether the landed rows of a prompt's first tokens equal the computed ones, to the bit.
+  // Returns whether the landed rows of a prompt's first tokens equal the computed ones bit by bit.
   bool RowsAre(const storage::TestPages& pages, const storage::Tokens& prompt, uint64_t tokens) const;
-  // The same for a match's checkpoint in place, and for as much of its span as the match reaches.
+  // The same for a match's checkpoint in place, and for the matched part of its span.
   bool TensorsAre(const storage::Tier& top, const storage::Match& match, const storage::Tokens& prompt) const;
 
  private:
@@ -53,7 +53,7 @@ class Prompts {
   struct Text {
     storage::Tokens tokens;
     std::vector<uint64_t> depths;
-    States span;  // of everything behind the first token
+    States span;  // of everything after the first token
     std::vector<storage::PagedRows> rows;
     std::shared_ptr<const std::vector<int32_t>> page_table;
     std::shared_ptr<const void> keep;
@@ -67,7 +67,7 @@ class Prompts {
   const storage::PrefixEngine rebuilding_, plain_;
   std::vector<Text> texts_;
   std::map<storage::Tokens, States> states_;                       // by prefix
-  std::map<PartForm, std::map<uint32_t, size_t>> span_row_bytes_;  // by layer: of one token
+  std::map<PartForm, std::map<uint32_t, size_t>> span_row_bytes_;  // by layer: size of one token
 };
 
 }  // namespace ashlar::simulation

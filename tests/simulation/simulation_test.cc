@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many seeds, every bug, and that a seed is all that it takes to see a failure again.
+// Many seeds; every planted bug is detected; a seed reproduces its failure.
 #include "tests/simulation/simulation.h"
 
 #include <gtest/gtest.h>
@@ -26,8 +26,8 @@ namespace ashlar::simulation {
 namespace {
 
 constexpr int kOperations = 1000;
-constexpr uint64_t kNoted = 64;    // seeds, between two notes of how far a run in parts is
-constexpr uint64_t kEnough = 400;  // of them, to see everything
+constexpr uint64_t kNoted = 64;    // seeds between two progress notes of a run in parts
+constexpr uint64_t kEnough = 400;  // seeds that are enough to see every event
 
 uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
   const char* text = std::getenv(name);
@@ -39,7 +39,7 @@ std::string Again(uint64_t seed) {
   return "ASHLAR_SIMULATION_SEED=" + std::to_string(seed) + " ASHLAR_SIMULATION_SEEDS=1";
 }
 
-// A process that dies of a seed says of which.
+// A process that crashes prints its seed.
 thread_local char dying_words[128];
 
 void Die(int signal) {
@@ -55,14 +55,13 @@ Report SimulateAloud(uint64_t seed) {
   return report;
 }
 
-// Objects and pages are too large for malloc to keep them for the next one by itself; giving them back and taking them
-// anew costs a sixth of a run.
+// Objects and pages are too large for malloc to cache; freeing and allocating them again costs a sixth of a run.
 void KeepFreedMemory() {
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
   mallopt(M_TRIM_THRESHOLD, 512 << 20);
 }
 
-// Seeds [first + from, first + to), on all processors. Adds to what was reached before; says what broke a promise.
+// Seeds [first + from, first + to), on all CPUs. Adds to what was reached before, and returns the broken promises.
 std::vector<std::string> SimulateAll(uint64_t first, uint64_t from, uint64_t to, Progress& progress) {
   std::atomic<uint64_t> next{from};
   std::atomic<bool> failed{false};
@@ -91,12 +90,10 @@ std::vector<std::string> SimulateAll(uint64_t first, uint64_t from, uint64_t to,
   return failures.lines;
 }
 
-// The same seeds every time, unless the environment asks otherwise: a developer who changes the cache should see his
-// own mistakes, and look for others' with seeds of his own. The environment's variables:
-// ASHLAR_SIMULATION_SEED      the first seed
-// ASHLAR_SIMULATION_SEEDS     how many seeds there are in all
-// ASHLAR_SIMULATION_PROGRESS  a file that notes how many of them are done; the next run continues there
-// ASHLAR_SIMULATION_PART      with it: the number of seeds in this run
+// The same seeds every time, unless the environment says otherwise: developers should see their own mistakes, and look
+// for others with different seeds. The environment's variables: ASHLAR_SIMULATION_SEED      the first seed
+// ASHLAR_SIMULATION_SEEDS     how many seeds there are in all ASHLAR_SIMULATION_PROGRESS  a file that notes how many of
+// them are done; the next run continues there ASHLAR_SIMULATION_PART      with it: the number of seeds in this run
 TEST(Simulation, KeepsEveryPromiseForEverySeed) {
   const uint64_t first = FromEnvironment("ASHLAR_SIMULATION_SEED", 1);
   const uint64_t seeds = FromEnvironment("ASHLAR_SIMULATION_SEEDS", ASHLAR_SIMULATION_DEFAULT_SEEDS);
@@ -151,7 +148,7 @@ TEST(Simulation, ContinuesWhereItEnded) {
   EXPECT_FALSE(Load(file, other)) << "of another program";
 }
 
-TEST(Simulation, ASeedIsTheWholeStory) {
+TEST(Simulation, ASeedDeterminesTheRun) {
   for (uint64_t seed = 1; seed <= 5; ++seed) {
     EXPECT_EQ(Simulate(seed, kOperations).trace, Simulate(seed, kOperations).trace) << seed;
   }
@@ -199,8 +196,8 @@ std::vector<Bug> AllBugs() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Promises, InjectedBug, ::testing::ValuesIn(AllBugs()),
-                         [](const ::testing::TestParamInfo<Bug>& info) {
-                           return kBugNames[static_cast<size_t>(info.param)];
+                         [](const ::testing::TestParamInfo<Bug>& instance) {
+                           return kBugNames[static_cast<size_t>(instance.param)];
                          });
 
 }  // namespace

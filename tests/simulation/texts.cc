@@ -100,7 +100,8 @@ const std::vector<float>& StateBehind(uint32_t layer, const std::vector<Text>& t
     MutexLock lock(known.mutex);
     if (const auto found = known.states.find({layer, texts}); found != known.states.end()) return found->second;
   }
-  std::vector<float> behind = ComputeStateBehind(layer, texts);  // outside: other threads may need others
+  std::vector<float> behind =
+      ComputeStateBehind(layer, texts);  // declared outside, because other threads may need others
   MutexLock lock(known.mutex);
   return known.states.emplace(Name(layer, texts), std::move(behind)).first->second;
 }

@@ -50,7 +50,7 @@ void FaultyTier::Free(Slot slot) {
 }
 
 absl::Status FaultyFile::Write(uint64_t offset, std::span<const std::byte> source) {
-  // Behind the slab's header, where nothing else is written.
+  // After the slab's header, where nothing else is written.
   const bool probe = offset == kBlockBytes && source.size() == kBlockBytes;
   if (probe && bug_ == Bug::kRefusesProbes) return absl::UnavailableError("refused by mistake");
   return file_.Write(offset, source);
@@ -68,7 +68,7 @@ void FaultyTier::Empty() {
 TierUsage FaultyTier::Usage(TenantId tenant) const {
   TierUsage usage = memory_.Usage(tenant);
   if (bug_ != Bug::kIgnoresBudgets && bug_ != Bug::kCrossesTenants) {
-    usage.capacity_bytes /= 2;  // the other half is for those two alone
+    usage.capacity_bytes /= 2;  // the other half is only for those two
   }
   return usage;
 }
@@ -117,11 +117,11 @@ void World::Start() {
   options.objects.copy_transitions = &copy_transitions;
   options.objects.admission = static_cast<storage::AdmissionMode>(random() % 3);
   cache.emplace(std::move(options), tiers, *mover, executor, clock, &observer);
-  cache->SetTimeToLive(kExpiringTenant, bug == Bug::kExpiresEarly ? sizes.ttl / 2 : sizes.ttl);
+  cache->retention().SetTimeToLive(kExpiringTenant, bug == Bug::kExpiresEarly ? sizes.ttl / 2 : sizes.ttl);
   for (TenantId tenant = 1; tenant <= kTenants && bug != Bug::kIgnoresShares; ++tenant) {
-    cache->SetInFlight(tenant, {.calls = sizes.in_flight});
+    cache->SetBounds(tenant, {.in_flight = storage::InFlight::Bounds{.calls = sizes.in_flight}});
   }
-  cache->Adopt(*std::move(recovered));
+  cache->adoption().Adopt(*std::move(recovered));
   pools.emplace();
 }
 

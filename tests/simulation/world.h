@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// World: the surroundings of a simulated cache (tiers, disk, clock and executors), all in the simulation's hands.
+// World: the surroundings of a simulated cache (tiers, disk, clock and executors), which the simulation controls.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +24,10 @@
 
 namespace ashlar::simulation {
 
-// A memory tier that makes the bug's mistake now and then; without one it only passes calls on, and remembers what it
-// lent.
+// A memory tier that makes the bug's mistake sometimes. Without a bug it only forwards calls, and tracks allocations.
 class FaultyTier final : public storage::Tier {
  public:
-  // The budget is what the tier is held to; the memory behind it may have more, for bugs that need it.
+  // The tier must keep the budget. The memory behind it may be larger, for bugs that need it.
   FaultyTier(storage::MemoryTier& memory, Bug bug, std::mt19937_64& random)
       : memory_(memory), bug_(bug), random_(random) {}
 
@@ -39,8 +38,8 @@ class FaultyTier final : public storage::Tier {
   storage::TierUsage Usage() const override { return memory_.Usage(); }
   std::byte* Address(uint32_t arena, uint32_t extent) const override { return memory_.Address(arena, extent); }
 
-  // Takes everything back, as when the daemon dies: the next one has the same memory, for making it anew costs more
-  // than all the rest of a crash.
+  // Frees all allocations, as when the daemon dies: the next one uses the same memory, because creating it again costs
+  // more than the rest of a crash.
   void Empty();
 
  private:
@@ -54,7 +53,7 @@ class FaultyTier final : public storage::Tier {
   std::map<Extent, storage::TenantId> lent_;
 };
 
-// The simulated disk's file; under the bug it refuses what a degraded tier tries on it.
+// The simulated disk's file. Under the bug it refuses the probes of a degraded tier.
 class FaultyFile final : public storage::BlockFile {
  public:
   FaultyFile(storage::BlockFile& file, Bug bug) : file_(file), bug_(bug) {}
@@ -71,7 +70,7 @@ class FaultyFile final : public storage::BlockFile {
 
 struct Sizes {
   uint64_t hbm, dram, ssd;  // extents a tenant; no hbm tier when 0
-  size_t threads;           // of either executor
+  size_t threads;           // number of threads of either executor
   size_t in_flight;         // landings and compositions that a tenant may have in flight
   storage::Nanos ttl;       // how long objects of kExpiringTenant are kept unused; 0: until space is needed
 };
@@ -81,7 +80,7 @@ class World {
  public:
   World(uint64_t seed, const Sizes& sizes, Bug bug);
 
-  // Loses all but the bytes that survive on the disk, and starts a new daemon on it.
+  // Loses everything except the bytes that survive on the disk, and starts a new daemon on it.
   void CrashAndRestart();
 
   const Sizes sizes;

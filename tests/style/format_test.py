@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Plants one breach at a time into a small clean tree: `tools/format --check` must report that one, and tools/format fix
-what is only formatting.
+"""Adds one violation at a time to a small clean tree: `tools/format --check` must report it, and tools/format must fix
+pure formatting.
 
 usage: format_test.py SOURCE_ROOT
 """
@@ -36,7 +36,7 @@ FORMAT = {
     "client/imports.py": HASH + "import sys\nimport os\n\nprint(os.name, sys.argv)\n",
     "tools/program": "#!/usr/bin/env python3\n" + HASH + "print( 1 )\n",
 }
-# What a person has to fix: the file, its text, and what the report says.
+# Violations that a person has to fix: the file, its text, and the message.
 OTHER = [
     ("client/a.py", HASH + "import os\n", "F401"),
     ("client/a.py", HASH + "print(undefined)\n", "F821"),
@@ -94,7 +94,7 @@ class Format(unittest.TestCase):
                 if name not in CLEAN:
                     (self.root / name).unlink()
 
-    def test_a_build_is_left_alone(self):
+    def test_build_folders_are_not_changed(self):
         self.run_format()
         self.assertEqual((self.root / "build/a.cc").read_text(encoding="utf-8"), CLEAN["build/a.cc"])
 

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""tools/lint over a small checkout: it checks changed files alone, with the options of a build that compiles in groups.
+"""tools/lint over a small checkout: it checks only changed files, with the options of a build that compiles in groups.
 
 usage: lint_test.py SOURCE_ROOT
 """
@@ -59,7 +59,7 @@ class Lint(unittest.TestCase):
         with (self.root / "new.cc").open("a", encoding="utf-8") as file:
             file.write(text)
 
-    def test_changed_files_alone_are_checked(self):
+    def test_only_changed_files_are_checked(self):
         self.append("int One() { return 1; }\n")
         self.assertEqual(self.lint("--base", "HEAD"), (0, "1 files checked, 0 with findings\n"))
         self.append("double Third(int a) { return a / 3; }\n")
@@ -71,7 +71,7 @@ class Lint(unittest.TestCase):
         self.git("checkout", "-q", "-b", "branch")
         self.append("double Third(int a) { return a / 3; }\n")
         self.commit()
-        self.commit()  # HEAD~1 has the change too
+        self.commit()  # HEAD~1 already has the change
         self.assertEqual(self.lint()[0], 1)
         self.git("checkout", "-q", "main")
         self.commit()
@@ -92,6 +92,48 @@ class Lint(unittest.TestCase):
         self.assertEqual((code, "base: nonsense is no commit" in report), (2, True), report)
         code, report = self.lint("--build", self.root / "none")
         self.assertEqual((code, "is not configured" in report), (2, True), report)
+
+    def test_only_findings_in_changed_lines_count(self):
+        self.write("new.cc", (self.root / "old.cc").read_text(encoding="utf-8"))
+        self.commit()
+        self.append("int One() { return 1; }\n")
+        self.assertEqual(self.lint("--base", "HEAD", "--lines"), (0, "1 files checked, 0 with findings\n"))
+        self.append("double Third(int a) { return a / 3; }\n")
+        code, report = self.lint("--base", "HEAD", "--lines")
+        self.assertEqual((code, "new.cc:3" in report, "new.cc:1" in report), (1, True, False), report)
+        (self.root / "new.cc").rename(self.root / "old.cc")
+        self.git("add", "-A")
+        self.assertEqual(self.lint("--base", "HEAD", "--lines", self.root / "old.cc")[0], 1)
+
+    def newest(self):
+        done = subprocess.run(
+            [ROOT / "tests/style/lint_newest.py", ROOT, self.root / "build/release", self.root],
+            capture_output=True, text=True, check=False,
+        )  # fmt: skip
+        return done.returncode, done.stdout + done.stderr
+
+    def test_the_newest_three_files_are_checked(self):
+        for name in ("a.cc", "b.cc"):
+            self.write(name, CLEAN)
+            self.commit()
+        self.append("int One() { return 1; }\n")
+        self.commit()
+        self.write("page.md", "")
+        self.commit()
+        code, report = self.newest()
+        self.assertEqual((code, "1 files checked" in report), (0, True), report)
+        self.assertTrue("a.cc is skipped" in report and "b.cc is skipped" in report, report)
+        self.append("double Third(int a) { return a / 3; }\n")
+        self.assertEqual(self.newest()[0], 1)
+        for name in ("c.cc", "d.cc", "e.cc"):
+            self.write(name, CLEAN)
+            self.commit()
+        code, report = self.newest()
+        self.assertEqual((code, "0 files checked" in report), (0, True), report)
+
+    def test_without_history_nothing_is_checked(self):
+        code, report = self.newest()
+        self.assertEqual((code, "skipped: git knows no commit" in report), (77, True), report)
 
 
 if __name__ == "__main__":

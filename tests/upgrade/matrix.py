@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs every earlier release with this build in every pairing: engine with daemon, daemon with another's disk, daemon with
-daemon, and a node's daemon that is replaced under a running engine. A pairing works, or is refused by name where the versions in the sources say so. `tools/test --upgrade` calls it.
+"""Runs every earlier release with this build in every pairing: engine with daemon, daemon with another's disk, daemon
+with daemon, and a node's daemon that is replaced under a running engine. A pairing works, or is refused with its reason
+if the versions in the sources require that. `tools/test --upgrade` calls it.
 
 usage: matrix.py --bin FOLDER [--also COMMIT…] [--json FILE] [--jobs N]
 """
@@ -25,7 +26,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[2]
 KEPT = ROOT / "build/upgrade"
 PROGRAMS = ("ashlard", "integration_engine")
 PATIENCE = 30.0
-HIT = "none"  # the reason for a miss that an engine prints of a hit
+HIT = "none"  # the miss reason that an engine prints for a hit
 SEGMENTS, TOKENS, PROMPTS = 4, 60, 5
 VERSIONS = {
     "protocol": ("proto/limits.h", "kProtocolMin", "kProtocolMax"),
@@ -44,13 +45,13 @@ def git(*arguments):
 
 
 class Build:
-    """A release's programs, and the ranges of versions that its sources speak."""
+    """A release's programs, and the version ranges in its sources."""
 
     def __init__(self, name, commit, programs):
         self.name, self.programs = name, programs
         file = "tests/integration/engine_main.cc"
         source = git("show", f"{commit}:{file}") if commit else (ROOT / file).read_text(encoding="utf-8")
-        self.keeps = '"keep"' in (source or "")  # whether its engine can go on asking
+        self.keeps = '"keep"' in (source or "")  # whether its engine can keep asking
         self.ranges = {what: self._range(commit, *where) for what, where in VERSIONS.items()}
 
     @staticmethod
@@ -64,13 +65,13 @@ class Build:
 
 
 def common(first, second, what):
-    """Whether two builds have a version in common; None where one of them does not speak it at all."""
+    """Returns whether two builds have a version in common, or None if one of them does not have the protocol."""
     a, b = first.ranges[what], second.ranges[what]
     return None if a is None or b is None else a[0] <= b[1] and b[0] <= a[1]
 
 
 def build(name, commit, jobs):
-    """The release's programs, built once and kept; the worktree goes when it has served."""
+    """Builds the release's programs once and keeps them; the worktree is removed afterwards."""
     kept = KEPT / f"{name}-{commit[:12]}"
     if all((kept / program).exists() for program in PROGRAMS):
         return Build(name, commit, kept)
@@ -164,7 +165,8 @@ class Daemon:
 
 
 class Engine:
-    """A process of the release's own engine, which does one thing, says so, and lives until it is told to end."""
+    """A process of the release's own engine, which does one operation, prints the result, and lives until it is told to
+    end."""
 
     def __init__(self, build_, daemon, command, seed, *more):
         self._name, self._command = build_.name, command
@@ -198,7 +200,7 @@ class Engine:
         return written.decode().strip()
 
     def counts(self):
-        """Of an engine that keeps asking: a number by each word of its answer."""
+        """For an engine that keeps asking: a number per word of its answer."""
         self._process.stdin.write(b"\n")
         self._process.stdin.flush()
         line = self._read()
@@ -234,7 +236,7 @@ class Counts:
             engine.end()
 
     def find(self, build_, daemon, patience=0.0):
-        """Every object is found, and its tuples are what the engine would compute."""
+        """Checks that every object is found, and that its tuples equal the computed ones."""
         for seed in range(1, PROMPTS + 1):
             deadline = time.monotonic() + patience
             while True:
@@ -253,7 +255,7 @@ class Counts:
 
 
 def raw_hello(daemon, least, most):
-    """(code, message) of the daemon's answer to Hello with these versions, by bytes that any release writes."""
+    """(code, message) of the daemon's answer to Hello with these versions, in an encoding that every release uses."""
     hello = bytes([0x08, least, 0x10, most, 0x1A, 3]) + b"old"
     with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as session:
         session.settimeout(PATIENCE)
@@ -285,7 +287,7 @@ def engine_with_daemon(engine, of_daemon, folder, counts):
 
 
 def daemon_with_disk(writer, reader, folder, counts):
-    """The engine is the daemon's own release in both lives: what changes is the daemon."""
+    """The engine is of the daemon's own release in both runs; only the daemon changes."""
     first = Daemon(writer, f"{folder}/a", disk=f"{folder}/disk")
     try:
         first.wait_until_it_serves()
@@ -373,7 +375,8 @@ def daemon_with_daemon(holder, asker, folder, counts):
 
 
 def wait_until_it_lands(engine, more_than, counts):
-    """The engine's counts, once it has landed more. A failure is one of a request, and so is a text that is not what it was."""
+    """Returns the engine's counts, once it has landed more. A failure is a failed request, or a text that differs from
+    the published one."""
     deadline = time.monotonic() + PATIENCE
     while True:
         found = engine.counts()
@@ -388,8 +391,8 @@ def wait_until_it_lands(engine, more_than, counts):
 
 
 def daemon_replaced(before, after, folder, counts):
-    """A node's daemon drains, stops, and is followed by one of this build, while its engine goes on asking and another node of
-    the earlier release stays. What was acknowledged is found on both nodes."""
+    """A node's daemon drains, stops, and is replaced by one of this build, while its engine keeps asking and another
+    node of the earlier release stays. Acknowledged objects are found on both nodes."""
     with etcd(folder) as endpoint:
         here, there = in_cluster("a", endpoint), in_cluster("b", endpoint)
         node, stays = (
@@ -405,7 +408,7 @@ def daemon_replaced(before, after, folder, counts):
             first = wait_until_it_lands(engine, 20, counts)
             if node.stop() != 0:
                 raise Failed(f"the daemon {before.name} ended badly:\n{node.log()[-2000:]}")
-            time.sleep(1.0)  # the engine asks nobody, and computes
+            time.sleep(1.0)  # the engine has no daemon, and computes
             node = Daemon(after, f"{folder}/a", f"{folder}/disk", here)
             node.wait_until_it_serves()
             last = wait_until_it_lands(engine, first["landed"] + 20, counts)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""The file of releases names commits that are there.
+"""The commits that the file of releases names exist.
 
 usage: releases_test.py SOURCE_ROOT [ReleasesTest.test_NAME]
 """
@@ -31,7 +31,7 @@ def has_history():
 
 
 class ReleasesTest(unittest.TestCase):
-    def test_lines_are_a_name_and_a_commit(self):
+    def test_lines_have_a_name_and_a_commit(self):
         self.assertTrue(LINES)
         for line in LINES:
             self.assertRegex(line, r"^\d+\.\d+\.\d+ [0-9a-f]{40}$")

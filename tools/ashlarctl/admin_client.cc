@@ -25,7 +25,7 @@ struct AdminClient::Rpc {
     return status.ok() ? absl::OkStatus() : Explained(status);
   }
 
-  // The daemon's own refusals name a field; everything else gets the socket's path, and a reason.
+  // The daemon's own refusals name a field; to all other errors this adds the socket's path and a reason.
   absl::Status Explained(const grpc::Status& status) const {
     const auto code = static_cast<absl::StatusCode>(status.error_code());
     const std::string& message = status.error_message();

@@ -19,7 +19,7 @@ class AdminClient {
 
   const std::string& socket() const;  // path of the socket
 
-  // The daemon's answer, or its status. Where no daemon answers, the message names the socket and says why.
+  // The daemon's answer, or its status. If no daemon answers, the message names the socket and the reason.
 #define ASHLAR_CALL(name, request, reply) absl::Status name(const v1::request&, v1::reply*);
   ASHLAR_ADMIN_CALLS(ASHLAR_CALL)
 #undef ASHLAR_CALL

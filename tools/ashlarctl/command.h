@@ -16,10 +16,13 @@
 namespace ashlar::ctl {
 
 struct Arguments {
-  std::map<std::string, std::string> options;  // by name without dashes; a flag has the value "true"
+  // By name without dashes. A flag has the value "true"; "json" has its file, or an empty value.
+  std::map<std::string, std::string> options;
   std::vector<std::string> files;
 
   bool Has(const std::string& name) const { return options.contains(name); }
+  // The file of --json; empty: the standard output. nullopt: JSON is not asked for.
+  std::optional<std::string> JsonFile() const { return Has("json") ? std::optional(Get("json")) : std::nullopt; }
   std::string Get(const std::string& name) const { return Has(name) ? options.at(name) : ""; }
 };
 
@@ -34,31 +37,31 @@ struct Answer {
 
 struct Option {
   const char* name;                     // without dashes
-  const char* value = "";               // placeholder in help; empty: a flag
+  const char* value = "";               // placeholder in help; empty: a flag; in brackets: may be missing
   const char* help = "";                // one line
   std::vector<const char*> words = {};  // allowed values; empty: any
 };
 
-// One sub-command. Parser, --help, man page and completion are made of this (manual.h).
+// One sub-command. Parser, --help, man page and completion are generated from it (manual.h).
 struct Command {
   const char* name;
   const char* operands = "";  // placeholder of the operands in help, such as "TOKENS-FILE..."; empty: no operands
-  const char* summary = "";   // one line, with no full stop
+  const char* summary = "";   // one line, without a full stop
   const char* detail = "";    // sentences for the man page and for `COMMAND --help`
   std::vector<Option> options;
   // INVALID_ARGUMENT begins with the option's or the field's name.
   absl::StatusOr<Answer> (*run)(const Arguments& arguments, AdminClient& client) = nullptr;
-  std::vector<const char*> operand_words;  // all that an operand may be; empty: files
+  std::vector<const char*> operand_words;  // all values that an operand may have; empty: files
   bool offline = false;                    // does not ask the admin socket, and takes no --socket
 };
 
 // In the order of the help.
 const std::vector<Command>& Commands();
-// Taken by every command.
+// Options of every command.
 const std::vector<Option>& CommonOptions();
-// Taken by every command that is not offline.
+// An option of every command that is not offline.
 const Option& SocketOption();
-// All that a command takes.
+// All options of a command.
 std::vector<Option> OptionsOf(const Command& command);
 
 struct CommandLine {
@@ -67,7 +70,7 @@ struct CommandLine {
   std::optional<std::string> printed;  // help or version, to print instead of running a command
 };
 
-// INVALID_ARGUMENT names what the command does not take.
+// INVALID_ARGUMENT names the option or operand that the command does not take.
 absl::StatusOr<CommandLine> ParseCommandLine(std::vector<std::string> words);
 
 absl::StatusOr<Answer> Explain(const Arguments& arguments, AdminClient& client);
@@ -78,6 +81,7 @@ absl::StatusOr<Answer> Peers(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Pin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Unpin(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Evict(const Arguments& arguments, AdminClient& client);
+absl::StatusOr<Answer> Probe(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Warm(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Ls(const Arguments& arguments, AdminClient& client);
 absl::StatusOr<Answer> Erase(const Arguments& arguments, AdminClient& client);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ParseCommandLine, and the help: CLI11 over the table of commands.
+// ParseCommandLine and the help texts, by CLI11 from the table of commands.
 #include "tools/command_line/command_line.h"
 
 #include <algorithm>
@@ -15,14 +15,28 @@
 namespace ashlar::ctl {
 namespace {
 
-constexpr size_t kHelpColumns = 26;  // of the help
+constexpr size_t kHelpColumns = 26;    // columns of names in the help
+constexpr const char* kFlag = "true";  // CLI11's value of an option without one
+
+// Adds --json [FILE]. Before the command's name or operands, which its file could be taken for, only as --json=FILE.
+void AddJson(CLI::App& app, bool before_words, Arguments& arguments) {
+  const auto set = [&arguments](const std::string& file) { arguments.options["json"] = file == kFlag ? "" : file; };
+  const Option& option = CommonOptions().front();
+  CLI::Option* const added = app.add_option_function<std::string>("--json", set, option.help);
+  added->type_name(option.value)->take_last();
+  if (before_words) {
+    added->expected(0);
+  } else {
+    added->expected(0, 1);
+  }
+}
 
 void Add(CLI::App& app, const Option& option, Arguments& arguments) {
   const std::string name = option.name;
-  if (name == "help") return;  // CLI11's own
+  if (name == "help" || name == "json") return;  // options of CLI11, and of AddJson
   if (*option.value == '\0') {
     app.add_flag_function(
-        "--" + name, [&arguments, name](int64_t) { arguments.options[name] = "true"; }, option.help);
+        "--" + name, [&arguments, name](int64_t) { arguments.options[name] = kFlag; }, option.help);
     return;
   }
   CLI::Option* const added = app.add_option_function<std::string>(
@@ -45,6 +59,7 @@ void Add(CLI::App& app, const Command& command, Arguments& arguments) {
   CLI::App* const sub = app.add_subcommand(command.name, command.summary);
   sub->set_help_flag("--help,-h", CommonOptions().back().help);
   for (const Option& option : OptionsOf(command)) Add(*sub, option, arguments);
+  AddJson(*sub, /*before_words=*/*command.operands != '\0', arguments);
   if (*command.operands != '\0') {
     CLI::Option* const operands =
         sub->add_option(std::string(absl::StripSuffix(command.operands, "...")), arguments.files)->type_name("");
@@ -57,7 +72,7 @@ void Add(CLI::App& app, const Command& command, Arguments& arguments) {
   sub->footer(FooterOf(command));
 }
 
-// One parse. Options of the commands are also taken before the command's name, where all commands have them.
+// One parse. Options that all commands have are also accepted before the command's name.
 class Parser {
  public:
   Parser() : app_("Inspect and control a running ashlard.", "ashlarctl") {
@@ -65,7 +80,7 @@ class Parser {
     app_.set_help_flag("--help,-h", "print this help; for a command: ashlarctl COMMAND --help");
     app_.set_version_flag("--version", absl::StrCat("ashlarctl ", Version()), "print the version");
     Add(app_, SocketOption(), line_.arguments);
-    for (const Option& option : CommonOptions()) Add(app_, option, line_.arguments);
+    AddJson(app_, /*before_words=*/true, line_.arguments);
     for (const Command& command : Commands()) Add(app_, command, line_.arguments);
   }
 

@@ -29,6 +29,21 @@ std::vector<Command> CommandsOnObjects() {
        "Each file holds token ids. The first file is the prefix of the prompt. With --last, give no files: the "
        "command lists the latest misses.",
        TextOptions({{"last", "N", "list the latest N misses of each tenant", {}}}), Explain},
+      {"probe",
+       kTokens,
+       "estimate what this node would save of a prompt, and how busy it is",
+       "The files together are the prompt. With --segments, each file but the last is one of its segments. No lookup "
+       "is "
+       "counted. With --cluster, nodes that do not answer within 100 ms are left out; the cheapest is where the first "
+       "token is expected first.",
+       {kTenant,
+        {"namespace", "HEX", "namespace of the model, or a unique prefix of it", {}},
+        {"model-id", "NAME", "model_id of the model, instead of --namespace; neither is needed for a single model", {}},
+        {"segments", "", "each file but the last is a segment", {}},
+        {"cluster", "", "also ask the other nodes, and name the cheapest", {}},
+        {"binary", "", "the files hold little-endian int32 instead of decimal numbers", {}},
+        {"salt", "TEXT", "salt of the prompt", {}}},
+       Probe},
       {"pin", kTokens, "pin the objects of these texts",
        "A pinned object stays in at least one tier until the pin ends. A second pin replaces the first.",
        TextOptions({{"until", "TIME", "end of the pin in RFC 3339 format, such as 2030-12-31T23:59:59Z", {}},
@@ -223,8 +238,10 @@ const std::vector<Command>& Commands() {
 }
 
 const std::vector<Option>& CommonOptions() {
-  static const auto* const options = new std::vector<Option>{{"json", "", "print the answer as JSON", {}},
-                                                             {"help", "", "print the help of the command", {}}};
+  static constexpr const char* kJsonHelp =
+      "print the answer as JSON, or write it to FILE and print the text; with operands: --json=FILE";
+  static const auto* const options =
+      new std::vector<Option>{{"json", "[FILE]", kJsonHelp, {}}, {"help", "", "print the help of the command", {}}};
   return *options;
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Where the daemon's sockets are if no option names one.
+// The daemon's sockets if no option names them.
 #pragma once
 
 #include <string>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl doctor: which settings of this machine, and of the daemon that runs, hurt it, or why an engine does not use
-// the cache; each with its remedy.
+// ashlarctl doctor: finds harmful settings of this machine and of the running daemon, or why an engine does not use the
+// cache, with the remedy for each.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "proto/byte_size.h"
@@ -29,8 +29,8 @@ absl::Status ReadSize(const Arguments& arguments, const char* name, uint64_t* by
 }
 
 struct Subject {
-  absl::StatusOr<pid_t> daemon;  // 0: not visible from here; an error: why none is known
-  std::string configuration;     // whose: a file's name, "the daemon's"; empty: none is known
+  absl::StatusOr<pid_t> daemon;  // 0: not visible from here; an error: why it is unknown
+  std::string configuration;     // whose configuration: a file's name, or "the daemon's"; empty: none is known
   HostNeeds needs;
 };
 
@@ -73,7 +73,7 @@ absl::StatusOr<Subject> SubjectOf(const Arguments& arguments, AdminClient& clien
   return subject;
 }
 
-// Names the process whose limits were looked at, and where the sizes are from.
+// Names the process whose limits were checked, and the source of the sizes.
 std::string Heading(const Subject& subject) {
   std::string text = "limits and control group of ";
   if (!subject.daemon.ok()) {

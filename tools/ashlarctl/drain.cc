@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl drain, undrain: before a daemon is stopped.
+// ashlarctl drain, undrain: prepare a daemon's stop.
 #include <unistd.h>
 
 #include <chrono>
@@ -19,7 +19,7 @@ namespace {
 constexpr std::chrono::milliseconds kPoll{100};
 constexpr double kMaxSeconds = 366.0 * 24 * 3600;
 
-// Returns how long to wait; the daemon's own patience if the arguments do not say.
+// Returns how long to wait; by default the daemon's own patience.
 absl::StatusOr<double> Patience(const Arguments& arguments, double own) {
   if (!arguments.Has("seconds")) return own;
   double seconds = 0;

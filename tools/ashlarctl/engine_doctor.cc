@@ -153,7 +153,7 @@ const std::vector<EngineReason>& EngineReasons() {
       {"permission", "opening", "run the engine as a user that may open the daemon's sockets (group ashlar)"},
       {"refused", "opening", "read the daemon's log; often versions or tenants differ"},
       {"lost", "opening", "check the daemon; the connector reconnects by itself"},
-      {"unsupported", "off", "remove what is not supported (docs/limitations.md)"},
+      {"unsupported", "off", "remove the unsupported feature (docs/limitations.md)"},
       {"disagreement", "off", "give the scheduler and the workers the same model configuration"},
       {"error", "off", "report the exception in the engine's log with the engine's arguments"},
   };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Why an engine does not use the cache, by its own metrics.
+// Finds out why an engine does not use the cache, from its metrics.
 #pragma once
 
 #include <string>
@@ -22,7 +22,7 @@ const std::vector<EngineReason>& EngineReasons();
 // Bad: the engine does not use the cache.
 std::vector<Finding> JudgeEngine(const EngineMetrics& metrics);
 
-// Of the metrics at `url`. The errors begin with "--engine".
+// Checks the metrics at `url`. The errors begin with "--engine".
 absl::StatusOr<std::vector<Finding>> ExamineEngine(const std::string& url);
 
 }  // namespace ashlar::ctl

@@ -51,7 +51,7 @@ void ExpectWorst(const std::string& text, Verdict verdict, const std::string& ch
   EXPECT_THAT(worst.remedy, HasSubstr(remedy));
 }
 
-TEST(EngineDoctor, EngineThatHitsAndStoresIsFine) {
+TEST(EngineDoctor, AnEngineThatHitsAndStoresPasses) {
   const std::string text = absl::StrCat(kTypes, kServing, Counter("lookups", "hit", 3), Counter("lookups", "miss", 1),
                                         Counter("stores", "kept", 2),
                                         "vllm:ashlar_state{engine=\"0\",reason=\"lost\",state=\"opening\"} 0\n");
@@ -61,7 +61,7 @@ TEST(EngineDoctor, EngineThatHitsAndStoresIsFine) {
   EXPECT_EQ(findings[1].found, "hit 3, miss 1");
 }
 
-TEST(EngineDoctor, EachReasonIsNamedWithItsRemedy) {
+TEST(EngineDoctor, NamesEachReasonWithItsRemedy) {
   for (const EngineReason& each : EngineReasons()) {
     if (each.remedy[0] == '\0') continue;
     ExpectWorst(absl::StrCat(kTypes, "vllm:ashlar_state{engine=\"0\",reason=\"", each.reason, "\",state=\"", each.state,
@@ -73,7 +73,7 @@ TEST(EngineDoctor, EachReasonIsNamedWithItsRemedy) {
               "another release");
 }
 
-TEST(EngineDoctor, EachWayOfNotUsingTheCacheIsFound) {
+TEST(EngineDoctor, FindsEachReasonForAnUnusedCache) {
   ExpectWorst("process_cpu_seconds_total 3\n", Verdict::kBad, "engine", "no metrics of vLLM", "/metrics");
   ExpectWorst("vllm:num_requests_running{engine=\"0\"} 0\n", Verdict::kBad, "connector", "not loaded",
               "--kv-transfer-config");
@@ -98,7 +98,7 @@ TEST(EngineDoctor, EachWayOfNotUsingTheCacheIsFound) {
       Verdict::kNote, "loads", "2 failed and were recomputed", "log");
 }
 
-TEST(EngineDoctor, EachEngineOfAServerIsJudged) {
+TEST(EngineDoctor, ChecksEachEngineOfAServer) {
   const Finding worst = Worst(
       absl::StrCat(kTypes, kServing, "vllm:ashlar_state{engine=\"1\",reason=\"no_daemon\",state=\"opening\"} 1.0\n"));
   EXPECT_EQ(worst.found, "engine 1: opening (no_daemon); expected serving");
@@ -117,7 +117,7 @@ std::string Plain(std::string cell) {
 }
 
 // The connector logs the reasons, the page explains them, and this command prints them.
-TEST(EngineDoctor, ReasonsAreThoseOfTheConnectorAndThePage) {
+TEST(EngineDoctor, ReasonsMatchTheConnectorAndThePage) {
   using Table = std::map<std::string, std::pair<std::string, std::string>>;
   Table here, connector, page;
   for (const EngineReason& each : EngineReasons()) here[each.reason] = {each.state, each.remedy};

@@ -61,7 +61,7 @@ class Exchange {
   Exchange(const std::string& name, std::chrono::milliseconds timeout)
       : name_(name), deadline_(steady_clock::now() + timeout) {}
 
-  // One request to one address; the answer with its head.
+  // Sends one request to one address. Returns the answer with its header.
   absl::StatusOr<std::string> Run(const addrinfo& address, const std::string& request) const {
     const int fd = socket(address.ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
     if (fd < 0) return Failed(errno);
@@ -107,7 +107,7 @@ class Exchange {
   const steady_clock::time_point deadline_;
 };
 
-// The value of a label, from behind its opening quote; `rest` continues after the closing one.
+// Returns the value of a label, starting after its opening quote; `rest` continues after the closing one.
 std::string LabelValue(absl::string_view* rest) {
   std::string value;
   while (!rest->empty() && rest->front() != '"') {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The metrics that an engine exports of its use of the cache (docs/vllm.md).
+// The metrics that an engine exports of its use of the cache (docs/vllm-options.md).
 #pragma once
 
 #include <chrono>

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl explain, ashlarctl models: why it missed.
+// ashlarctl explain, ashlarctl models: reasons of misses.
 #include <cstdint>
 
 #include "absl/strings/numbers.h"

@@ -65,10 +65,10 @@ std::string TextHere(const v1::ExplainedText& text) {
   std::string said = absl::StrCat(Name(static_cast<ObjectKind>(text.kind())), " of ", text.tokens(), " tokens: ");
   const auto reason = static_cast<MissReason>(text.miss_reason());
   if (reason == MissReason::kNone) return absl::StrCat(said, PresenceText(text.present()));
-  // A hit when the other ranks have published, too.
+  // A hit as soon as the other ranks have published.
   const bool partial = text.has_present() && text.present().shards() < text.present().of_shards();
   if (partial && text.present().shards() > 0) return absl::StrCat(said, PresenceText(text.present()));
-  // An object that is gone gives its reason itself, unless the look-up missed for another reason.
+  // A deleted object gives its own reason, unless the lookup missed for another reason.
   const bool told = text.has_gone() && text.gone().reason() == text.miss_reason();
   if (!told) absl::StrAppend(&said, Words(ReasonName(text.miss_reason())));
   if (text.has_gone()) absl::StrAppend(&said, told ? "" : "; ", GoneText(text.gone()));

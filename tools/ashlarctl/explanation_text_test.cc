@@ -87,7 +87,7 @@ TEST(ExplanationText, NamesTheFieldThatDiffers) {
             "identity.lora: \"\" here, \"a\" there");
 }
 
-TEST(ExplanationText, ALookupThatWasTooBusyStillSaysWhatIsGone) {
+TEST(ExplanationText, ABusyLookupStillReportsEvictions) {
   v1::ExplainedText text = Text(MissReason::kBusy);
   EXPECT_EQ(ExplanationText(text), "segment of 512 tokens: busy");
   v1::Gone& gone = *text.mutable_gone();

@@ -14,7 +14,7 @@ namespace {
 
 constexpr std::array<absl::string_view, 6> kUnits = {"B", "KiB", "MiB", "GiB", "TiB", "PiB"};
 
-// The bytes of the character that `text` begins with; 0: it begins with none of UTF-8's.
+// Bytes of the first character of `text`; 0 if it is not valid UTF-8.
 size_t CharacterBytes(absl::string_view text) {
   const auto byte = [&](size_t i) { return static_cast<uint8_t>(text[i]); };
   const uint8_t lead = byte(0);
@@ -24,15 +24,15 @@ size_t CharacterBytes(absl::string_view text) {
     if ((byte(i) & 0xc0) != 0x80) return 0;
   }
   if (bytes < 3) return bytes;
-  // Longer forms of shorter characters, halves of surrogate pairs, and what lies beyond the last character.
+  // Overlong encodings, halves of surrogate pairs, and values past the last character.
   const uint8_t second = byte(1);
   const bool none = (lead == 0xe0 && second < 0xa0) || (lead == 0xed && second > 0x9f) ||
                     (lead == 0xf0 && second < 0x90) || (lead == 0xf4 && second > 0x8f);
   return none ? 0 : bytes;
 }
 
-// Characters that a terminal obeys or does not show, by which one name can pass for another: controls, format
-// characters (Unicode's Cf: directions, zero-width ones), separators of lines, fillers and selectors of variants.
+// Characters that a terminal interprets or does not show, so that one name can look like another: controls, format
+// characters (Unicode's Cf: directions, zero-width ones), line separators, fillers and variation selectors.
 bool IsHidden(uint32_t code) {
   static constexpr struct {
     uint32_t first, last;

@@ -6,7 +6,7 @@
 namespace ashlar::ctl {
 namespace {
 
-TEST(Printable, EscapesWhatATerminalWouldObey) {
+TEST(Printable, EscapesControlSequences) {
   EXPECT_EQ(Printable("vllm 0.9 – 模型 🙂 \xc3\xa9"), "vllm 0.9 – 模型 🙂 é");
   EXPECT_EQ(Printable("\x1b[2J\x1b]0;root\x07"), "\\x1b[2J\\x1b]0;root\\x07");
   EXPECT_EQ(Printable("a\nsession 9: tenant x\r\t\x7f"), "a\\x0asession 9: tenant x\\x0d\\x09\\x7f");
@@ -17,7 +17,7 @@ TEST(Printable, EscapesWhatATerminalWouldObey) {
   EXPECT_EQ(Printable(absl::string_view("a\0b", 3)), "a\\x00b");
 }
 
-TEST(Printable, EscapesWhatIsNoUtf8) {
+TEST(Printable, EscapesInvalidUtf8) {
   EXPECT_EQ(Printable("a\x9b"
                       "b"),
             "a\\x9bb");
@@ -28,7 +28,7 @@ TEST(Printable, EscapesWhatIsNoUtf8) {
   EXPECT_EQ(Printable("\xf4\x90\x80\x80"), "\\xf4\\x90\\x80\\x80");
 }
 
-TEST(Printable, EscapesWhatIsNotVisibleOrTurnsTheText) {
+TEST(Printable, EscapesInvisibleAndBidirectionalCharacters) {
   EXPECT_EQ(Printable("a\xe2\x80\xae"
                       "b"),
             "a\\xe2\\x80\\xaeb")

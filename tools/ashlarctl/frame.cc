@@ -20,7 +20,7 @@ constexpr size_t kNameColumns = 16;
 
 struct TenantRow {
   std::string name;
-  Tokens tokens;  // of the interval
+  Tokens tokens;  // tokens of the interval
   std::vector<TierSum> tiers;
 };
 

@@ -16,7 +16,7 @@ struct Screen {
 };
 
 // Shows the change between two answers, `seconds` apart, in at most screen.rows lines of at most screen.columns
-// characters. Tenants that asked most come first; those that find no room are counted in the last line.
+// characters. Tenants with most requests come first; the ones that do not fit are counted in the last line.
 std::string Frame(const v1::StatsReply& before, const v1::StatsReply& now, double seconds, const Screen& screen);
 nlohmann::json FrameJson(const v1::StatsReply& before, const v1::StatsReply& now, double seconds);
 

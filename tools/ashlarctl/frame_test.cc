@@ -67,7 +67,7 @@ TEST(Frame, FitsSixtyColumnsWithWideNamesAndHidesNoCharacter) {
   EXPECT_THAT(Frame(before, now, 2, {}), HasSubstr("a\\xe2\\x80\\xaeb"));
 }
 
-TEST(Frame, ShowsTheIntervalAndThoseWhoAskMostFirst) {
+TEST(Frame, ShowsTheIntervalWithTheBusiestTenantsFirst) {
   const std::string frame = Frame(Stats(3, 10, 10), Stats(3, 40, 20), 2, {.columns = 120, .rows = 24});
   // 30 × (1 + 2 + 3) tokens hit and 3 × 10 missed, in 2 seconds.
   EXPECT_THAT(frame, HasSubstr("hit 90  missed 15  hit rate 85.7 %"));
@@ -78,13 +78,13 @@ TEST(Frame, ShowsTheIntervalAndThoseWhoAskMostFirst) {
   EXPECT_THAT(Frame(Stats(9, 1, 1), Stats(9, 2, 2), 1, {.rows = 8}), HasSubstr("and 8 more"));
 }
 
-TEST(Frame, ADaemonThatWasRestartedBeginsAtZero) {
+TEST(Frame, ARestartedDaemonStartsAtZero) {
   const nlohmann::json frame = FrameJson(Stats(1, 1000, 10), Stats(1, 5, 5), 1);
   EXPECT_EQ(frame["tokens"]["asked_tokens"], 10);
   EXPECT_EQ(frame["tenants"][0]["tokens"]["hits"]["dram"], 5);
 }
 
-TEST(Summary, ANodeThatReachesNoPeerIsDegraded) {
+TEST(Summary, ANodeWithoutPeersIsDegraded) {
   v1::StatsReply stats = Stats(1, 1, 1);
   v1::ClusterStats& cluster = *stats.mutable_cluster();
   cluster.set_directory_connected(true);
@@ -101,7 +101,7 @@ TEST(Summary, ANodeThatReachesNoPeerIsDegraded) {
   EXPECT_STREQ(StateOf(stats), "degraded");
 }
 
-TEST(Summary, AStateIsTheWorstThatHolds) {
+TEST(Summary, TheStateIsTheWorstCondition) {
   v1::StatsReply stats = Stats(1, 1, 1);
   EXPECT_STREQ(StateOf(stats), "serving");
   stats.add_degraded()->set_reason("full");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl health: the question of a probe, asked where engines ask.
+// ashlarctl health: a health probe over the socket that engines use.
 #include <grpcpp/generic/generic_stub.h>
 #include <grpcpp/grpcpp.h>
 
@@ -39,7 +39,7 @@ absl::StatusOr<std::string> Check(const std::string& socket, const std::string& 
   call->Finish(&reply, &status, nullptr);
   void* tag = nullptr;
   bool done = false;
-  queue.Next(&tag, &done);  // not before the call's end, which has a deadline
+  queue.Next(&tag, &done);  // not before the end of the call, which has a deadline
   if (status.error_code() == grpc::StatusCode::NOT_FOUND) {
     return absl::InvalidArgumentError(absl::StrCat("--service: the daemon has no service \"", service, "\""));
   }

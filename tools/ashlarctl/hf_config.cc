@@ -20,7 +20,7 @@ namespace {
 
 using nlohmann::json;
 
-// Where models of text and images, or of speech, keep the configuration of their text model.
+// Where multimodal models keep the configuration of their text model.
 constexpr const char* kTextPlaces[] = {"text_config", "llm_config", "language_config", "language_model_config",
                                        "thinker_config.text_config"};
 
@@ -45,18 +45,18 @@ uint32_t HeadsOf(HfFields& fields) {
   return fields.Number("num_attention_heads");
 }
 
-// Fewer than the queries' heads, which each family says in its own way.
+// Fewer than the queries' heads. Each family has its own field for them.
 uint32_t KeyValueHeads(HfFields& fields, uint32_t heads) {
   if (fields.Has("num_key_value_heads")) return fields.Number("num_key_value_heads");
   if (fields.IsTrue("multi_query_attention")) return fields.Number("multi_query_group_num");  // ChatGLM
-  // Falcon: its older models have the number of their query heads in num_kv_heads, and one head.
+  // Falcon: older models have one key-value head, and num_kv_heads has the number of their query heads.
   const bool old = fields.IsTrue("multi_query") && !fields.IsTrue("new_decoder_architecture");
   fields.Accept("num_kv_heads");
   return old ? 1 : fields.NumberOr("num_kv_heads", heads);
 }
 
 uint32_t HeadDim(HfFields& fields, uint32_t heads) {
-  if (fields.Has("attention_head_dim")) {  // Zamba: wider than the heads that these describe
+  if (fields.Has("attention_head_dim")) {  // Zamba: wider than the heads that these fields describe
     for (const char* const name : {"head_dim", "kv_channels", "attention_hidden_size", "num_query_groups"}) {
       fields.Accept(name);
     }
@@ -82,7 +82,7 @@ AttentionLayer Attention(HfFields& fields, const Types& types) {
     layer.kv_heads = 1;
     layer.key_dim = fields.Number("kv_lora_rank");
     layer.value_dim = fields.Number("qk_rope_head_dim");
-    // Of what is computed from the latent, and not kept.
+    // Fields of what is computed from the latent, and not stored.
     for (const char* const name : {"num_attention_heads", "num_key_value_heads", "head_dim", "q_lora_rank",
                                    "qk_nope_head_dim", "qk_head_dim", "v_head_dim"}) {
       fields.Accept(name);
@@ -132,7 +132,7 @@ LinearLayer KdaLayer(uint32_t heads, uint32_t dim, uint32_t kernel, const Types&
   return layer;
 }
 
-// Kimi-Linear as published, and beside it the names by which Transformers saves the same numbers.
+// Kimi-Linear as published, and the names with which Transformers saves the same numbers.
 LinearLayer KimiKda(HfFields& fields, const Types& types) {
   HfFields own(fields.Object("linear_attn_config"), "linear_attn_config.");
   const uint32_t heads = own.Number("num_heads"), dim = own.Number("head_dim"),
@@ -162,7 +162,7 @@ LinearLayer LingKda(HfFields& fields, const Types& types) {
 
 LinearLayer Lightning(HfFields& fields, const Types& types) {
   const uint32_t heads = HeadsOf(fields), dim = HeadDim(fields, heads);
-  fields.Accept("block_size");  // of its kernel
+  fields.Accept("block_size");  // block size of its kernel
   return Linear(Family::kLightning, heads, heads, dim, dim, types.state);
 }
 
@@ -200,7 +200,7 @@ LinearLayer BambaMamba2(HfFields& fields, const Types& types) {
 }
 
 LinearLayer ZambaMamba2(HfFields& fields, const Types& types) {
-  // The shared blocks and their adapters are weights.
+  // Weights, not layers: the shared blocks and their adapters.
   for (const char* const weights :
        {"adapter_rank", "use_shared_attention_adapter", "num_mem_blocks", "use_mem_eff_path"}) {
     fields.Accept(weights);
@@ -208,14 +208,14 @@ LinearLayer ZambaMamba2(HfFields& fields, const Types& types) {
   return Mamba2(fields, kZamba, types);
 }
 
-// A layer of `count` numbers of state for each of `rows`, as heads of at most kMaxLinearHeadDim.
+// A layer with `count` numbers of state for each of `rows`, as heads of at most kMaxLinearHeadDim.
 LinearLayer Rows(Family family, uint32_t rows, uint32_t count, DType state) {
   uint32_t dim = std::min(rows, limits::kMaxLinearHeadDim);
   while (rows % dim != 0) --dim;
   return Linear(family, rows / dim, rows / dim, count, dim, state);
 }
 
-// Mamba, as Jamba has it: a state for each channel.
+// Mamba, as in Jamba: a state for each channel.
 LinearLayer Mamba1(HfFields& fields, const Types& types) {
   const uint64_t inner = uint64_t{fields.NumberOr("mamba_expand", 2)} * fields.Number("hidden_size");
   const uint64_t numbers = fields.Number("mamba_d_state");
@@ -230,7 +230,7 @@ LinearLayer Mamba1(HfFields& fields, const Types& types) {
   return layer;
 }
 
-// LFM2: of each channel the last inputs of a short convolution.
+// LFM2: for each channel, the last inputs of a short convolution.
 LinearLayer ShortConvolution(HfFields& fields, const Types& types) {
   const uint32_t kernel = fields.Number("conv_L_cache"), channels = fields.Number("hidden_size");
   if (kernel < 2) fields.Refuse("conv_L_cache", "a convolution of one token has no state; expected at least 2");
@@ -243,7 +243,7 @@ LinearLayer ShortConvolution(HfFields& fields, const Types& types) {
 
 using MakeLinear = LinearLayer (*)(HfFields&, const Types&);
 
-// How the family's recurrences are made; null: they are not understood.
+// How the family's recurrences are read; null: the family is unknown.
 MakeLinear LinearOf(HfFields& fields) {
   const std::string type = fields.Text("model_type");
   if (fields.Has("linear_num_value_heads")) return GatedDeltaNet;
@@ -258,7 +258,7 @@ MakeLinear LinearOf(HfFields& fields) {
   return nullptr;
 }
 
-// The object at a path of names with dots; null: there is none.
+// The object at a path of names separated by dots, or null.
 const json* At(const json& file, const std::string& path) {
   const json* object = &file;
   for (const std::string& name : std::vector<std::string>(absl::StrSplit(path, '.'))) {
@@ -272,7 +272,7 @@ std::string Searched() {
   return absl::StrCat("searched at the top level, ", absl::StrJoin(kTextPlaces, ", "));
 }
 
-// Where layers with windows would be named, and none is, the windows' sizes do nothing.
+// If layers with windows would be named, and none is, the sizes of windows have no effect.
 void AcceptWindows(HfFields& fields, const LayerKinds& kinds) {
   if (kinds.windows) {
     for (const char* const name : {"sliding_window", "sliding_window_pattern", "_sliding_window_pattern",

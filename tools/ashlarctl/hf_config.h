@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The layout of a model whose config.json (Hugging Face) is at hand: what its layers keep, before any engine runs.
+// Derives the layout of a model from its config.json (Hugging Face), before any engine runs.
 #pragma once
 
 #include <optional>
@@ -19,7 +19,7 @@ struct LayoutWishes {
 
 struct HfLayout {
   Layout layout;
-  // Layers whose state is the last inputs of a short convolution alone. They are among the layout's linear layers, as
+  // Layers whose state is only the last inputs of a short convolution. They are among the layout's linear layers, as
   // the adapters declare them, with the convolution's inputs as the state.
   std::vector<bool> convolution;  // one per layer of the layout
 };
@@ -27,9 +27,9 @@ struct HfLayout {
 // Families: attention with keys and values per head (Llama, Qwen, Mistral, Falcon, ...), multi-head latent attention
 // (DeepSeek, Kimi), Gated DeltaNet (Qwen3-Next, Qwen3.5, Olmo-Hybrid), KDA (Kimi-Linear, Ling 3), lightning attention
 // (MiniMax, Ring), Mamba-2 beside attention (Bamba, Granite 4, Nemotron-H, Zamba2, Falcon-H1), Mamba (Jamba), short
-// convolutions (LFM2). The text model is looked for in the file itself and where models of text and images keep it.
-// INVALID_ARGUMENT names the field that is missing, makes no sense, contradicts another one, or may change what a layer
-// keeps and is not understood: no layer is guessed to be attention.
+// convolutions (LFM2). The text model is searched in the file itself and in the fields of multimodal models.
+// INVALID_ARGUMENT names a field that is missing, invalid, contradicts another one, or is unknown and may change what a
+// layer stores: no layer is assumed to be attention.
 //
 // Sizes are the engine's; the numbers inside (decays, rotary frequencies) are placeholders, so the layout names no
 // namespace.

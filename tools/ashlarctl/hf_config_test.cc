@@ -44,7 +44,7 @@ size_t AttentionLayers(const Layout& layout) {
 }
 
 absl::StatusOr<Layout> Read(const json& config) {
-  // As a parser makes it: its numbers are unsigned.
+  // A parser's numbers are unsigned.
   const json parsed = json::parse(config.dump());
   absl::StatusOr<HfLayout> model = LayoutFromHfConfig(parsed, {.head = 4, .tail = 4});
   if (!model.ok()) return model.status();
@@ -139,7 +139,7 @@ std::string Refusal(const json& config) {
   return std::string(Read(config).status().message());
 }
 
-// Its groups of five layers end with attention, as the replayer's preset ring-mini has it.
+// Its groups of five layers end with attention, like the replayer's preset ring-mini.
 TEST(HfConfig, ReadsTheGroupsOfRing) {
   json ring = Attention(20);
   ring.update({{"model_type", "bailing_moe_linear"}, {"layer_group_size", 5}, {"group_norm_size", 4}});
@@ -210,7 +210,7 @@ TEST(HfConfig, RefusesUnknownAttention) {
   }
 }
 
-TEST(HfConfig, AFieldThatIsOffOrAccountedForIsNoReasonToRefuse) {
+TEST(HfConfig, AcceptsDisabledAndHandledFields) {
   const json more[] = {
       {{"sliding_window", nullptr}, {"num_kv_shared_layers", 0}, {"mamba_n_heads", nullptr}},
       {{"sliding_window", 32768}, {"use_sliding_window", false}},  // Qwen2.5
@@ -231,7 +231,7 @@ TEST(HfConfig, AFieldThatIsOffOrAccountedForIsNoReasonToRefuse) {
   EXPECT_THAT(Refusal(qwen), HasSubstr("conv_L_cache"));
 }
 
-TEST(HfConfig, NamesTheFamiliesThatAreNotKnown) {
+TEST(HfConfig, NamesUnknownFamilies) {
   for (const char* family : {"mamba2", "falcon_mamba", "rwkv6"}) {
     json config = Attention(4);
     config["model_type"] = family;
@@ -254,7 +254,7 @@ std::map<std::string, json> AnswersFor(const std::string& path) {
   return answers;
 }
 
-// The answer's figures, by the names that the file has for them.
+// The answer's figures, under the names that the file uses.
 void ExpectFigures(const json& derived, const json& answer) {
   static const std::map<std::string, const char*> names = {{"kv_bytes_per_token_16bit", "token_bytes"},
                                                            {"recurrent_state_bytes_fp32", "recurrent_state_bytes"},
@@ -288,8 +288,8 @@ TEST(HfConfig, EveryModelIsRightOrRefusedByField) {
   }
 }
 
-// The published configurations, where they are at hand: those that are accepted have the figures that were derived by
-// hand, and the others are refused by a field of theirs, or of what they lack.
+// The published configurations, if available: accepted ones have the figures that were derived by hand, and the others
+// are refused with the name of the unsupported or missing field.
 TEST(HfConfig, PublishedModelsAreRightOrRefusedByField) {
   const char* const given = std::getenv("ASHLAR_SHARED");
   const std::string path =
@@ -315,7 +315,7 @@ TEST(HfConfig, PublishedModelsAreRightOrRefusedByField) {
   EXPECT_GE(accepted, 34u);
 }
 
-TEST(HfConfig, FilesOfTheirOwnAreReadOrRefusedWithTheirName) {
+TEST(HfConfig, SeparateFilesAreReadOrRefusedByName) {
   const std::string folder = ::testing::TempDir() + "/";
   const std::string sound = folder + "sound.json", odd = folder + "odd.json", list = folder + "list.json";
   // Python writes numbers that JSON does not have.
@@ -341,7 +341,7 @@ TEST(HfConfig, FilesOfTheirOwnAreReadOrRefusedWithTheirName) {
   EXPECT_THAT(std::string(LayoutCosts({.files = {folder + "none"}}, client).status().message()), HasSubstr("none"));
 }
 
-TEST(HfConfig, StatesHaveTheTypeThatIsAskedForElseTheFiles) {
+TEST(HfConfig, StatesHaveTheRequestedTypeOrTheFiles) {
   json qwen = Qwen3Next();
   qwen["mamba_ssm_dtype"] = "bfloat16";
   EXPECT_EQ(std::get<LinearLayer>(Read(qwen)->layers[0]).state_dtype, DType::kBF16);

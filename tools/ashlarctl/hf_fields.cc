@@ -15,7 +15,7 @@ using nlohmann::json;
 
 constexpr size_t kMostShown = 64;
 
-// Parts of names of fields that may change what a layer keeps.
+// Parts of names of fields that may change what a layer stores.
 constexpr absl::string_view kMatters[] = {
     "attention", "attn",  "block",   "cache",   "cca",    "chunk",  "cla",    "compress",  "conv",
     "delta",     "gdn",   "global",  "gla",     "group",  "head",   "hybrid", "index",     "interval",
@@ -23,11 +23,11 @@ constexpr absl::string_view kMatters[] = {
     "lru",       "mamba", "mem",     "pattern", "period", "rank",   "recurr", "retention", "rwkv",
     "share",     "sink",  "sliding", "ssm",     "state",  "swa",    "value",  "window"};
 
-// Of a recurrence alone.
+// The ones of a recurrence.
 constexpr absl::string_view kRecurrence[] = {"conv",  "delta",  "gdn",  "kda", "linear", "lru",
                                              "mamba", "recurr", "rwkv", "ssm", "state",  "n_groups"};
 
-// Names that match the above and change nothing that is kept: '*' stands for any text at the begin or end.
+// Names that match the above but change nothing that is stored. '*' stands for any text at the begin or end.
 constexpr absl::string_view kHarmless[] = {
     // norms, biases, dropouts, activations, factors
     "*norm*", "*bias*", "*drop*", "*_act", "*activation*", "*_multiplier*", "*_alpha_factor", "*_beta_factor",
@@ -36,7 +36,7 @@ constexpr absl::string_view kHarmless[] = {
     "attn_output_gate", "use_attention_gate", "use_full_rank_gate", "use_logn_attn", "mla_*", "kda_lower_bound",
     "kda_safe_gate", "no_kda_lora", "linear_silu", "linear_a_log_*", "linear_dt_*", "linear_allow_neg_eigval",
     "linear_lower_bound",
-    // experts and MLPs, also those of later heads that predict more tokens
+    // experts and MLPs, also of later heads that predict more tokens
     "*expert*", "*moe*", "mlp_*", "n_group", "topk_group", "num_dense_layers", "first_k_dense_replace", "mtp_*",
     "num_nextn_predict_layers", "num_mtp_layers", "*intermediate_size", "block_ff*", "block_multiple_of",
     "block_auto_adjust_ff_dim", "block_dim", "block_mlp_*", "block_out_*", "block_use_*",

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Reading of a Hugging Face configuration field by field. Fields that nothing reads are known by name afterwards.
+// Reads a Hugging Face configuration field by field, and reports the fields that nothing has read.
 #pragma once
 
 #include <cstdint>
@@ -25,14 +25,14 @@ class HfFields {
   // A positive number of 32 bits. 1 after a refusal, so that it can be divided by.
   uint32_t Number(const std::string& name);
   uint32_t NumberOr(const std::string& name, uint32_t otherwise) { return Has(name) ? Number(name) : otherwise; }
-  // Likewise, or 0.
+  // The same, or 0.
   uint32_t NumberOrZero(const std::string& name);
   std::string Text(const std::string& name);  // empty: it is missing or no text
   std::vector<nlohmann::json> List(const std::string& name);
   bool IsTrue(const std::string& name);
   const nlohmann::json& Object(const std::string& name);  // an empty object if it is missing or null
 
-  // The field is known and does not matter here.
+  // The field is known and has no effect here.
   void Accept(const std::string& name) { read_.insert(name); }
   bool IsRead(const std::string& name) const { return read_.contains(name); }
   uint32_t Refuse(absl::string_view name, absl::string_view why);
@@ -48,9 +48,9 @@ class HfFields {
   absl::Status status_;
 };
 
-// Refuses the first field that was not read, is not off (null, false, 0, or empty) and by its name may change what a
-// layer keeps: windows, heads, states, layers of other kinds. Names that are known not to matter pass.
-// Without `recurrence_matters` (all layers are named, and none is a recurrence) fields of a recurrence pass, too.
+// Refuses the first field that was not read, is not off (null, false, 0, or empty) and whose name suggests that it
+// changes what a layer stores: windows, heads, states, layers of other kinds. Known harmless names pass. Without
+// `recurrence_matters` (all layers are named, and none is a recurrence) fields of a recurrence also pass.
 void RefuseUnread(HfFields& fields, bool recurrence_matters);
 
 }  // namespace ashlar::ctl

@@ -20,7 +20,7 @@ const char* NameOf(LayerKind kind) {
   return kNames[static_cast<size_t>(kind)];
 }
 
-// Families of which some layers are not attention: that no field says which is not taken for "none".
+// Families in which some layers are not attention: a missing list of those layers does not mean "none".
 bool IsHybrid(const std::string& model_type) {
   static constexpr const char* kFamilies[] = {"bailing_hybrid", "bailing_moe_linear",
                                               "bamba",          "falcon_h1",
@@ -47,7 +47,7 @@ std::optional<LayerKind> KindOfWord(const json& word, const std::string& model_t
   if (word == "linear_attention" || word == "mamba" || word == "mamba2") return LayerKind::kLinear;
   if (word == "conv") return LayerKind::kConvolution;
   if (word == "mlp" || word == "moe") return LayerKind::kNothing;
-  // Others call layers of other makes so.
+  // Other models use this word for layers of other kinds.
   if (word == "hybrid" && model_type == "zamba2") return LayerKind::kBoth;
   return std::nullopt;
 }
@@ -55,7 +55,8 @@ std::optional<LayerKind> KindOfWord(const json& word, const std::string& model_t
 Kinds ReadWords(HfFields& fields, const char* name, size_t layers) {
   Kinds kinds(layers, LayerKind::kAttention);
   const std::vector<json> words = fields.List(name);
-  if (words.size() != layers) fields.Refuse(name, absl::StrCat(words.size(), " entries for ", layers, " layers"));
+  if (words.size() != layers)
+    fields.Refuse(name, absl::StrCat(words.size(), " entries; expected one per layer, ", layers));
   for (size_t i = 0; i < std::min(words.size(), layers); ++i) {
     const std::optional<LayerKind> kind = KindOfWord(words[i], fields.Text("model_type"));
     if (words[i] == "sliding_attention" || words[i] == "chunked_attention") {
@@ -72,7 +73,8 @@ Kinds ReadWords(HfFields& fields, const char* name, size_t layers) {
 Kinds ReadAttentionFlags(HfFields& fields, const char* name, size_t layers) {
   Kinds kinds(layers, LayerKind::kAttention);
   const std::vector<json> flags = fields.List(name);
-  if (flags.size() != layers) fields.Refuse(name, absl::StrCat(flags.size(), " entries for ", layers, " layers"));
+  if (flags.size() != layers)
+    fields.Refuse(name, absl::StrCat(flags.size(), " entries; expected one per layer, ", layers));
   for (size_t i = 0; i < std::min(flags.size(), layers); ++i) {
     if (flags[i] != 0 && flags[i] != 1)
       fields.Refuse(name, absl::StrCat(ShownJson(flags[i]), " is invalid; expected 0 or 1"));
@@ -105,7 +107,7 @@ void SetListed(HfFields& fields, const char* name, uint64_t first, LayerKind kin
   }
 }
 
-// Kimi-Linear: both lists name layers counted from 1, and together all of them.
+// Kimi-Linear: both lists name layers counted from 1, and together name all of them.
 Kinds ReadKdaLayers(HfFields& fields, const char* name, size_t layers) {
   HfFields own(fields.Object(name), absl::StrCat(name, "."));
   Kinds linear(layers, LayerKind::kAttention), full(layers, LayerKind::kLinear);
@@ -120,7 +122,7 @@ Kinds ReadKdaLayers(HfFields& fields, const char* name, size_t layers) {
 }
 
 // A list of the layers of kind `listed`; all others are of kind `rest`. LFM2: attention among convolutions. Zamba2: a
-// shared attention block beside some of the Mamba-2 layers.
+// shared attention block with some of the Mamba-2 layers.
 template <LayerKind listed, LayerKind rest>
 Kinds ReadListed(HfFields& fields, const char* name, size_t layers) {
   Kinds kinds(layers, rest);
@@ -136,7 +138,7 @@ Kinds ReadInterval(HfFields& fields, const char* name, size_t layers) {
   return kinds;
 }
 
-// Ring and Ling: likewise, and what is left after the last whole group.
+// Ring and Ling: the same, and the layers after the last whole group.
 Kinds ReadGroups(HfFields& fields, const char* name, size_t layers) {
   Kinds kinds = ReadInterval(fields, name, layers);
   const size_t whole = layers / fields.Number(name) * fields.Number(name);
@@ -156,8 +158,8 @@ struct Source {
   const char* field;
   Kinds (*read)(HfFields& fields, const char* name, size_t layers);
   bool one_a_layer = false;    // its length is the number of layers
-  bool names_windows = false;  // it would name layers with windows
-  const char* only_of = "";    // families whose names begin so
+  bool names_windows = false;  // whether it would name layers with windows
+  const char* only_of = "";    // families whose names begin with this
 };
 
 constexpr Source kSources[] = {

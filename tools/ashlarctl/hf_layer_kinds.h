@@ -13,8 +13,8 @@ enum class LayerKind {
   kAttention,
   kLinear,       // a recurrence
   kBoth,         // attention and a recurrence
-  kConvolution,  // the last inputs of a short convolution alone
-  kNothing,      // keeps nothing of a token: an MLP
+  kConvolution,  // only the last inputs of a short convolution
+  kNothing,      // stores nothing per token: an MLP
 };
 
 struct LayerKinds {
@@ -25,8 +25,7 @@ struct LayerKinds {
   bool Any(LayerKind kind) const;
 };
 
-// Refuses a count that is missing, lists that are not one for each layer, words that are not understood, and fields
-// that contradict each other.
+// Refuses a missing count, lists without one entry per layer, unknown words, and fields that contradict each other.
 LayerKinds ReadLayerKinds(HfFields& fields);
 
 }  // namespace ashlar::ctl

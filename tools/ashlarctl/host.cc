@@ -45,7 +45,7 @@ std::optional<uint64_t> NumberIn(const fs::path& path) {
   return number;
 }
 
-// The bytes of "MemTotal:  123 kB", also behind "Node 0 ".
+// The bytes of "MemTotal:  123 kB", also after "Node 0 ".
 std::optional<uint64_t> MemTotal(const fs::path& path) {
   std::ifstream file(path);
   for (std::string line; std::getline(file, line);) {
@@ -85,7 +85,7 @@ bool MayLock(const fs::path& process) {
   return false;
 }
 
-// Whether the daemon has opened one, which it does when it starts. Not known to whom may not look into it.
+// Whether the daemon has opened one, as it does at startup. Unknown without permission to inspect it.
 std::optional<bool> HasUserfaultfd(const fs::path& process) {
   std::error_code error;
   bool any = false;
@@ -112,7 +112,7 @@ std::string Chosen(const std::string& line) {
 
 void LookAtMemory(const fs::path& process, HostFacts& facts) {
   facts.memory_bytes = MemTotal("/proc/meminfo");
-  // "max" is no number.
+  // "max" is not a number.
   const std::vector<std::string> group = absl::StrSplit(FirstLine(process / "cgroup"), absl::MaxSplits(':', 2));
   for (fs::path at = group.size() == 3 ? fs::path("/sys/fs/cgroup" + group[2]) : fs::path("/sys/fs/cgroup");
        at.string().rfind("/sys/fs/cgroup", 0) == 0 && at != "/"; at = at.parent_path()) {
@@ -168,7 +168,7 @@ std::string NameOf(long magic) {
 }
 
 uint64_t BytesBelow(const std::string& folder) {
-  constexpr uint64_t kBlock = 512;  // of st_blocks
+  constexpr uint64_t kBlock = 512;  // bytes per unit of st_blocks
   uint64_t bytes = 0;
   std::error_code error;
   for (fs::recursive_directory_iterator at(folder, fs::directory_options::skip_permission_denied, error), end;
@@ -192,7 +192,7 @@ void LookAtFolder(HostFacts& facts) {
   std::vector<char> name(file.c_str(), file.c_str() + file.size() + 1);
   const int fd = mkostemp(name.data(), O_DIRECT | O_CLOEXEC);
   if (fd < 0) {
-    // A file system without O_DIRECT says EINVAL, and may have made the file.
+    // A file system without O_DIRECT returns EINVAL, and may have created the file.
     const int error = errno;
     unlink(name.data());
     if (error != EINVAL) facts.folder_error = std::strerror(error);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The settings of a machine, and of a daemon's process, that decide how well it runs there: facts, and what to think of
-// them.
+// Settings of a machine, and of a daemon's process, that affect the daemon, and verdicts on them.
 #pragma once
 
 #include <sys/types.h>
@@ -16,9 +15,9 @@ namespace ashlar::ctl {
 
 // Facts about this machine and one process. Empty: not known here.
 struct HostFacts {
-  std::optional<uint64_t> memory_bytes;         // of the machine, or the limit of the process's control group if lower
-  bool memory_limited = false;                  // the control group's limit is lower
-  std::optional<uint64_t> locked_memory_limit;  // RLIMIT_MEMLOCK of the process, UINT64_MAX: none
+  std::optional<uint64_t> memory_bytes;  // memory of the machine, or the limit of the process's control group if lower
+  bool memory_limited = false;           // the control group's limit is lower
+  std::optional<uint64_t> locked_memory_limit;  // RLIMIT_MEMLOCK of the process; UINT64_MAX: none
   bool may_lock = false;                        // CAP_IPC_LOCK
   std::optional<uint64_t> open_files_limit;     // hard limit
   std::optional<bool> userfaultfd;              // a daemon: uses one; this process: may open one
@@ -38,7 +37,7 @@ struct HostFacts {
   uint64_t folder_own_bytes = 0;  // bytes of existing files in the folder
 };
 
-// The resources that a daemon of this machine shall have.
+// The resources that a daemon of this machine needs.
 struct HostNeeds {
   uint64_t dram_bytes = 0;  // 0: not specified
   uint64_t ssd_bytes = 0;
@@ -47,7 +46,7 @@ struct HostNeeds {
   bool fabric = false;     // cluster.expect_transport: rdma
   bool sandbox = false;    // sandbox: on
 };
-// Of a daemon's configuration. INVALID_ARGUMENT names the field that makes no sense.
+// Needs of a daemon with this configuration. INVALID_ARGUMENT names an invalid field.
 absl::StatusOr<HostNeeds> NeedsOf(const std::string& yaml);
 
 enum class Verdict : uint8_t { kFine, kNote, kBad };
@@ -56,11 +55,11 @@ struct Finding {
   Verdict verdict = Verdict::kFine;
   std::string check;   // "open files"
   std::string found;   // "the hard limit is 1024"
-  std::string remedy;  // empty where it is fine
+  std::string remedy;  // empty if it is fine
 };
 
-// `folder`: for the disk tier, or empty. A small file is written there and removed. `daemon`: whose limits, control
-// group and descriptors are looked at; 0: this process's own.
+// `folder`: for the disk tier, or empty. Writes a small file there and removes it. `daemon`: the process whose limits,
+// control group and descriptors are checked; 0: this process.
 HostFacts LookAtHost(const std::string& folder, pid_t daemon = 0);
 std::vector<Finding> Judge(const HostFacts& facts, const HostNeeds& needs);
 

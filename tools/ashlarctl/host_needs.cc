@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NeedsOf: what a daemon's configuration asks of its machine.
+// NeedsOf: what a daemon's configuration requires of its machine.
 #include <yaml-cpp/yaml.h>
 
 #include <cstdlib>
@@ -11,7 +11,8 @@
 namespace ashlar::ctl {
 namespace {
 
-// ${NAME} in the whole text, as the daemon takes it from its environment. One that is not set here stays, as $NAME.
+// Expands ${NAME} in the whole text, like the daemon does from its environment. A variable that is not set here stays,
+// as $NAME.
 std::string Expanded(const std::string& text) {
   std::string out;
   for (size_t at = 0; at < text.size();) {
@@ -25,7 +26,7 @@ std::string Expanded(const std::string& text) {
   return out;
 }
 
-// Empty: the file does not say.
+// Empty if the file does not have it.
 std::string Scalar(const YAML::Node& file, const char* section, const char* field) {
   const YAML::Node within = *section == '\0' ? file : file[section];
   if (!within || !within.IsMap()) return "";

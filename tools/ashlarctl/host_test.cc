@@ -44,7 +44,7 @@ const HostNeeds kNeeds = {.dram_bytes = 64 * kGiB,
                           .fabric = true,
                           .sandbox = true};
 
-TEST(Host, AGoodOneHasNothingToRemedy) {
+TEST(Host, AGoodHostNeedsNoRemedy) {
   for (const Finding& finding : Judge(GoodHost(), kNeeds)) {
     EXPECT_EQ(finding.verdict, Verdict::kFine) << finding.check << ": " << finding.found;
     EXPECT_EQ(finding.remedy, "");
@@ -94,7 +94,7 @@ TEST(Host, EachProblemIsFoundWithItsRemedyAndNoOther) {
   }
 }
 
-// 12 GiB beside dram are asked for where a control group has the process killed, and only there.
+// 12 GiB besides dram are required if a control group would kill the process, and only then.
 TEST(Host, AControlGroupsLimitLeavesSpaceBesideDram) {
   const auto of_memory = [](uint64_t bytes, bool limited, uint64_t dram) {
     HostFacts facts = GoodHost();
@@ -115,7 +115,7 @@ TEST(Host, AControlGroupsLimitLeavesSpaceBesideDram) {
   EXPECT_NE(tight.remedy.find("12.0 GiB for the daemon"), std::string::npos) << tight.remedy;
 }
 
-TEST(Host, ACapabilityIsAsGoodAsALimitForLocking) {
+TEST(Host, ACapabilityAllowsLockingWithoutALimit) {
   HostFacts facts = GoodHost();
   facts.locked_memory_limit = 0;
   facts.may_lock = true;
@@ -130,7 +130,7 @@ TEST(Host, ExistingSlabNeedsNoSpace) {
   for (const Finding& finding : Judge(facts, kNeeds)) EXPECT_EQ(finding.verdict, Verdict::kFine) << finding.found;
 }
 
-TEST(Host, AConfigurationSaysWhatIsNeeded) {
+TEST(Host, AConfigurationDeterminesTheNeeds) {
   setenv("ASHLAR_TEST_DISK", "data", 1);
   const auto needs = NeedsOf(
       "dram: {capacity_bytes: 48GiB, lock: true}\n"
@@ -151,7 +151,7 @@ TEST(Host, AConfigurationSaysWhatIsNeeded) {
   EXPECT_FALSE(NeedsOf("dram: {").ok());
 }
 
-TEST(Host, AnotherProcessIsLookedAtByItsOwnLimits) {
+TEST(Host, AnotherProcessIsCheckedByItsOwnLimits) {
   constexpr rlim_t kFiles = 200, kLocked = 12'288;
   const int descriptor = static_cast<int>(syscall(SYS_userfaultfd, O_CLOEXEC | UFFD_USER_MODE_ONLY));
   int ready[2];

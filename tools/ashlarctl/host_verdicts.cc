@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Judge: what a machine's settings mean for a daemon there.
+// Judge: whether a machine's settings suit its daemon.
 #include <numeric>
 
 #include "absl/strings/str_cat.h"
@@ -12,8 +12,8 @@ namespace {
 
 constexpr uint64_t kOpenFiles = 65'536;  // enough for 64 sessions of many tenants (daemon/open_files.h)
 constexpr uint64_t kMappings = 262'144;  // enough for arenas of 64 MiB of a large machine (daemon/mappings.h)
-constexpr double kMostOfMemory = 0.9;    // what is left is for engines, the page cache and the daemon's own
-// A control group's limit must leave so much beside dram (deploy/kustomize/README.md); hosted memory comes on top.
+constexpr double kMostOfMemory = 0.9;    // the rest is for engines, the page cache and the daemon itself
+// A control group's limit must leave this much besides dram (deploy/kustomize/README.md), plus hosted memory.
 constexpr uint64_t kBesideDram = uint64_t{12} << 30;
 
 Finding Fine(std::string check, std::string found) {

@@ -51,7 +51,7 @@ const FieldList kFoundFields = {{"texts[].file", "file name as given"},
                                 {"texts[].found", "true if the object was found"}};
 
 FieldList Under(const std::string& prefix, const FieldList& fields) {
-  // Kept for the program's life: there are few, and they are asked for again and again.
+  // Kept for the program's lifetime: there are few, and they are requested repeatedly.
   static auto* const names = new std::map<std::string, std::string>();
   FieldList below;
   for (const JsonField& field : fields) {
@@ -260,6 +260,23 @@ std::map<std::string, FieldList> Table() {
         {"peers[].held_here", "objects that this node holds for the peer"},
         {"peers[].held_here_bytes", "bytes of held_here"}}},
       {"health", {{"state", "serving, not_serving or unknown"}}},
+      {"probe",
+       {{"namespace", "namespace of the model"},
+        {"cheapest", "index in nodes of the node that is expected to have the first token first"},
+        {"nodes[].node", "name in the cluster; empty without one; this node is first"},
+        {"nodes[].prompt_tokens", ""},
+        {"nodes[].prefix_tokens", "tokens of the exact prefix that a lookup would resume from"},
+        {"nodes[].segment_tokens", "tokens of cached segments after it, without seams"},
+        {"nodes[].tiers[].tier", ""},
+        {"nodes[].tiers[].tokens", "of the tokens above, those whose nearest copy is in this tier"},
+        {"nodes[].fetch_seconds", "estimated time to load and land them; 0 if not known"},
+        {"nodes[].compute_seconds", "estimated time to compute the other tokens; 0 if not known"},
+        {"nodes[].wait_seconds", "estimated time until an engine has computed its earlier prompts"},
+        {"nodes[].queued_tokens", "tokens of these prompts, of all engines of the model"},
+        {"nodes[].tokens_per_second", "declared rate of prefill; 0 if unknown"},
+        {"nodes[].sessions", "sessions of engines that have opened the model"},
+        {"nodes[].landings", "landings in flight, of all tenants"},
+        {"nodes[].draining", ""}}},
       {"warm", {{"texts[].file", ""}, {"texts[].warm", "true if the text is in the cache"}}},
       {"drain", kDrainFields},
       {"undrain", kDrainFields},

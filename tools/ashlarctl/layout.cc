@@ -58,7 +58,7 @@ absl::StatusOr<Question> ReadQuestion(const Arguments& arguments) {
   return question;
 }
 
-// Returns the bytes of whole extents that an object takes.
+// Returns the bytes of the whole extents that an object takes.
 absl::StatusOr<uint64_t> StoredBytes(const absl::StatusOr<ObjectHeader>& plan) {
   if (!plan.ok()) return plan.status();
   return plan->Extents() * limits::kExtentBytes;
@@ -67,7 +67,7 @@ absl::StatusOr<uint64_t> StoredBytes(const absl::StatusOr<ObjectHeader>& plan) {
 struct Costs {
   uint64_t attention_layers = 0, linear_layers = 0, convolution_layers = 0;
   uint64_t token_bytes = 0;                                 // keys and values
-  uint64_t recurrent_state_bytes = 0, conv_tail_bytes = 0;  // of one prompt
+  uint64_t recurrent_state_bytes = 0, conv_tail_bytes = 0;  // bytes of one prompt
   uint64_t segment_bytes = 0, conversation_bytes = 0;
 };
 
@@ -142,7 +142,7 @@ std::string TextOf(const Costs& costs, const Question& question) {
   return text;
 }
 
-// Python writes numbers that JSON does not have, as in time_step_limit: null in their place.
+// Python writes numbers that JSON does not support, as in time_step_limit: replaces them by null.
 std::string WithoutInfinities(const std::string& text) {
   std::string out;
   bool quoted = false;
@@ -167,7 +167,7 @@ struct Model {
   json config;
 };
 
-// The models of a file: its configuration, or those of a list {"models": [{"model": NAME, "config": {...}}]}.
+// The models of a file: its configuration, or the ones of a list {"models": [{"model": NAME, "config": {...}}]}.
 absl::StatusOr<std::vector<Model>> ModelsOf(const std::string& path) {
   const absl::StatusOr<std::string> text = ReadFile(path);
   if (!text.ok()) return text.status();
@@ -194,7 +194,7 @@ absl::StatusOr<Costs> CostsOf(const Model& model, const Question& question) {
   return CostsOf(*layout, question);
 }
 
-// Of several models: those that are understood, and why the others are not.
+// For several models: the supported ones, and why the others are not supported.
 Answer AnswerForMany(const std::vector<Model>& models, const Question& question) {
   Answer answer{.json = {{"accepted", json::array()}, {"refused", json::array()}}};
   for (const Model& model : models) {

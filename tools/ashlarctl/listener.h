@@ -10,9 +10,9 @@
 
 namespace ashlar::ctl {
 
-// The process that listens on the socket; 0: one that is not visible from here, as in a container. The errors name the
-// path and say what to do. NOT_FOUND: there is no socket; UNAVAILABLE: nothing listens; PERMISSION_DENIED: not for this
-// user; INVALID_ARGUMENT: the path is of something else.
+// The process that listens on the socket; 0 if it is not visible from here, as in a container. The errors name the path
+// and the remedy. NOT_FOUND: there is no socket; UNAVAILABLE: nothing listens; PERMISSION_DENIED: not for this user;
+// INVALID_ARGUMENT: the path is not a socket.
 absl::StatusOr<pid_t> ListenerOf(const std::string& path);
 
 }  // namespace ashlar::ctl

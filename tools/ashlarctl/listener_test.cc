@@ -36,7 +36,7 @@ class ListenerTest : public ::testing::Test {
     return fd;
   }
 
-  // Of the probe and of a call: both must name the path and the same reason.
+  // Checks the probe and a call: both must name the path and the same reason.
   void Expect(const std::string& path, absl::StatusCode code, const std::string& why) {
     const absl::Status probed = ListenerOf(path).status();
     EXPECT_EQ(probed.code(), code) << probed;
@@ -51,7 +51,7 @@ class ListenerTest : public ::testing::Test {
   std::string folder_;
 };
 
-TEST_F(ListenerTest, NamesThePathAndWhatIsThere) {
+TEST_F(ListenerTest, NamesThePathAndItsKind) {
   Expect(folder_ + "/none.sock", absl::StatusCode::kNotFound, "the socket does not exist");
   const std::string plain = folder_ + "/plain";
   std::ofstream(plain) << "x";

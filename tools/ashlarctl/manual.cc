@@ -18,6 +18,10 @@ std::string Shown(const Option& option) {
   return absl::StrCat("--", option.name, *option.value == '\0' ? "" : " ", option.value);
 }
 
+bool MayBeMissing(const Option& option) {
+  return option.value[0] == '[';
+}
+
 std::string Synopsis(const Command& command) {
   return absl::StrCat(command.name, command.options.empty() ? "" : " [OPTION]...", *command.operands == '\0' ? "" : " ",
                       command.operands);
@@ -38,7 +42,7 @@ std::string Names(const std::vector<Option>& options) {
   return names;
 }
 
-// A hyphen that may be copied from the page, and no line that begins as a request.
+// A hyphen that can be copied from the page, and no line that begins like a request.
 std::string Troff(absl::string_view text) {
   return absl::StrReplaceAll(text, {{"\\", "\\e"}, {"-", "\\-"}, {"\n.", "\n\\&."}, {"\n'", "\n\\&'"}});
 }
@@ -90,8 +94,8 @@ std::string Quoted(absl::string_view text) {
 std::string ZshOption(const Option& option) {
   std::string spec = absl::StrCat("'--", option.name, "[", Quoted(option.help), "]");
   if (*option.value != '\0') {
-    absl::StrAppend(&spec, ":", option.value, ":",
-                    option.words.empty() ? "_files" : absl::StrCat("(", Words(option.words), ")"));
+    absl::StrAppend(&spec, MayBeMissing(option) ? "::" : ":", absl::StrReplaceAll(option.value, {{"[", ""}, {"]", ""}}),
+                    ":", option.words.empty() ? "_files" : absl::StrCat("(", Words(option.words), ")"));
   }
   return spec + "'";
 }
@@ -137,7 +141,7 @@ std::string FishScript() {
     const std::string within =
         absl::StrCat("complete -c ashlarctl -n '__fish_seen_subcommand_from ", command.name, "' ");
     for (const Option& option : OptionsOf(command)) {
-      absl::StrAppend(&script, within, "-l ", option.name, *option.value == '\0' ? "" : " -r");
+      absl::StrAppend(&script, within, "-l ", option.name, *option.value == '\0' || MayBeMissing(option) ? "" : " -r");
       if (!option.words.empty()) absl::StrAppend(&script, " -f -a '", Words(option.words), "'");
       absl::StrAppend(&script, " -d '", Quoted(option.help), "'\n");
     }

@@ -9,7 +9,7 @@
 
 namespace ashlar::ctl {
 
-std::string Usage();                       // all commands, a line each
+std::string Usage();                       // all commands, one per line
 std::string Help(const Command& command);  // help of one command and its options
 std::string ManualPage();                  // troff, for man(1)
 // `shell`: bash, zsh or fish.

@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <optional>
 #include <set>
 #include <string>
 #include <vector>
@@ -74,6 +75,31 @@ TEST(CommandLine, ArgumentsAreTakenInAnyOrderAndForm) {
     EXPECT_THAT(*help->printed, HasSubstr("--until TIME"));
   }
   EXPECT_THAT(*ParseCommandLine({"--version"})->printed, HasSubstr("ashlarctl "));
+}
+
+std::optional<std::string> JsonFileOf(const std::vector<std::string>& words) {
+  const auto line = ParseCommandLine(words);
+  EXPECT_TRUE(line.ok()) << line.status();
+  return line.ok() ? line->arguments.JsonFile() : std::nullopt;
+}
+
+TEST(CommandLine, JsonTakesAFileButNoOperand) {
+  EXPECT_EQ(JsonFileOf({"doctor"}), std::nullopt);
+  for (const std::vector<std::string>& words :
+       {std::vector<std::string>{"doctor", "--json"}, {"--json", "doctor"}, {"doctor", "--json", "--engine", "u"}}) {
+    EXPECT_EQ(JsonFileOf(words), "");
+  }
+  for (const std::vector<std::string>& words : {std::vector<std::string>{"doctor", "--engine", "u", "--json", "f"},
+                                                {"doctor", "--json", "f", "--engine", "u"},
+                                                {"doctor", "--json=f"},
+                                                {"--json=f", "doctor"},
+                                                {"layout", "config", "--json=f"}}) {
+    EXPECT_EQ(JsonFileOf(words), "f");
+  }
+  const auto layout = ParseCommandLine({"layout", "--json", "config"});
+  ASSERT_TRUE(layout.ok()) << layout.status();
+  EXPECT_EQ(layout->arguments.JsonFile(), "") << "a configuration is not overwritten";
+  EXPECT_EQ(layout->arguments.files, std::vector<std::string>{"config"});
 }
 
 }  // namespace

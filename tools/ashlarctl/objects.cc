@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl pin, unpin, evict: what an operator does with single objects.
+// ashlarctl pin, unpin, evict: operations on single objects.
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +13,7 @@ namespace {
 
 using nlohmann::json;
 
-// An object that is not in the cache is no failure: the answer says so, and the other files are done.
+// An object that is not in the cache is not a failure: the answer says so, and the other files are processed.
 Answer Done(const Arguments& arguments, const v1::ObjectsReply& reply, absl::string_view done) {
   Answer answer{.json = {{"texts", json::array()}}};
   for (int i = 0; i < reply.found_size(); ++i) {
@@ -24,7 +24,7 @@ Answer Done(const Arguments& arguments, const v1::ObjectsReply& reply, absl::str
   return answer;
 }
 
-// 0: for good.
+// 0: permanently.
 absl::StatusOr<double> PinSeconds(const Arguments& arguments) {
   if (arguments.Has("hard") == arguments.Has("until")) {
     return absl::InvalidArgumentError("--until: --until or --hard is required");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl peers: the other nodes of a cluster, as one of them sees them.
+// ashlarctl peers: the other nodes of a cluster, as one node sees them.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tools/ashlarctl/command.h"

@@ -19,7 +19,7 @@ struct Naming {
   const char *field, *kind;
 };
 
-// Fields of answers whose values name somebody or something, and the kind of alias that each value of them gets.
+// Fields of answers that contain names, and the kind of alias for each of their values.
 constexpr Naming kNaming[] = {
     {"tenant", "tenant"},
     {"model_id", "model_id"},
@@ -31,8 +31,8 @@ constexpr Naming kNaming[] = {
     {"transport_address", "address"},
 };
 
-// The same of the configuration, by the fields' paths. A tenant's own
-// name is tenants[].name, and cluster.name is the cluster's.
+// The same for the configuration, by the fields' paths. A tenant's own name is tenants[].name, and cluster.name is the
+// cluster's.
 constexpr Naming kNamingInYaml[] = {
     {"listen.metrics_address", "address"},
     {"events.zmq_address", "address"},
@@ -52,10 +52,10 @@ constexpr Naming kNamingInYaml[] = {
     {"cluster.tls.spiffe_prefix", "prefix"},
 };
 
-// Kinds whose names stand in other texts, too. They consist of letters, digits, '.', '_' and '-' (config.proto).
+// Kinds whose names also occur in other texts. They consist of letters, digits, '.', '_' and '-' (config.proto).
 constexpr const char* kWordKinds[] = {"node", "cluster", "tenant"};
 
-// Null: it names nothing.
+// Null if the field contains no name.
 const char* KindOf(std::span<const Naming> table, const std::string& field) {
   const auto found = std::ranges::find(table, field, &Naming::field);
   return found == table.end() ? nullptr : found->kind;
@@ -63,7 +63,7 @@ const char* KindOf(std::span<const Naming> table, const std::string& field) {
 
 }  // namespace
 
-// Writes a configuration anew, name by name.
+// Rewrites a configuration, name by name.
 class Redaction::Writer {
  public:
   explicit Writer(Redaction& redaction) : redaction_(redaction) {}
@@ -100,7 +100,7 @@ class Redaction::Writer {
 };
 
 void Redaction::Apply(json& value) {
-  // A name may stand in a text before the field that tells it is one.
+  // A name may occur in a text before the field that defines it.
   json first = value;
   Replace(first);
   Replace(value);

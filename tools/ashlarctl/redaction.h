@@ -12,11 +12,11 @@ namespace ashlar::ctl {
 
 class Redaction {
  public:
-  // The names of tenants, models, engines, users and nodes, in place. Names of nodes, clusters and tenants also where
-  // they are words of another text, as of a path. A field `yaml` is a configuration.
+  // Replaces the names of tenants, models, engines, users and nodes, in place. Replaces names of nodes, clusters and
+  // tenants also where they are words of other texts, such as paths. A field `yaml` is treated as a configuration.
   void Apply(nlohmann::json& value);
-  // A configuration: also addresses, and who the daemon is in etcd. Comments stay. A text that is no YAML is left out
-  // whole.
+  // Also replaces addresses and the daemon's etcd user in a configuration. Comments stay. A text that is not YAML is
+  // removed completely.
   std::string Yaml(const std::string& yaml);
 
  private:

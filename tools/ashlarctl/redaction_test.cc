@@ -10,7 +10,7 @@ namespace {
 using ::testing::HasSubstr;
 using ::testing::Not;
 
-// As ashlarctl config answers: lists are written in blocks.
+// As printed by ashlarctl config: lists are in block style.
 constexpr const char* kConfig = R"(listen:
   rpc_socket: "/run/ashlar/rpc.sock"
   metrics_address: "10.4.4.4:9464"
@@ -60,7 +60,7 @@ TEST(Redaction, NoNameOfAConfigurationStays) {
   }
 }
 
-TEST(Redaction, AnAliasIsTheSameEverywhere) {
+TEST(Redaction, UsesTheSameAliasEverywhere) {
   Redaction redaction;
   nlohmann::json answer = {{"tenants", {{{"tenant", "umbrella"}}, {{"tenant", "acme"}}}},
                            {"sessions", {{{"uid", 4712}}}}};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl stats, sessions, config: how the daemon is.
+// ashlarctl stats, sessions, config: the daemon's state.
 #include <cstdint>
 
 #include "absl/strings/str_cat.h"
@@ -13,7 +13,8 @@ namespace {
 
 using nlohmann::json;
 
-// Landings miss, too, and every segment that they miss was a hit before: rates are of what look-ups and landings asked.
+// Landings also miss, and every segment that they miss was a hit before: rates are relative to the requests of lookups
+// and landings.
 struct Asked {
   uint64_t segments = 0, tokens = 0;
   void Add(const google::protobuf::RepeatedPtrField<v1::Tally>& tallies) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl status: how a daemon is, on a few lines.
+// ashlarctl status: a summary of a daemon's state in a few lines.
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_format.h"
 #include "tools/ashlarctl/command.h"

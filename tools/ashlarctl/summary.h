@@ -24,7 +24,7 @@ struct Tokens {
 
   uint64_t hit() const;
   uint64_t asked() const;  // hit or missed
-  // The tokens since `before`; all of them where the daemon was started anew meanwhile.
+  // The tokens since `before`; all of them if the daemon restarted meanwhile.
   Tokens Since(const Tokens& before) const;
 };
 
@@ -35,16 +35,15 @@ std::vector<TierSum> TiersOf(const v1::TenantStats& tenant);
 
 // Returns the nodes of the cluster other than this one.
 uint64_t PeersOf(const v1::ClusterStats& cluster);
-// Returns why the cluster is of no use to this node: etcd is not reached, or none of the other nodes is connected.
-// Empty: it is of use, or the node has no cluster.
+// Returns why this node cannot use the cluster: etcd is not reachable, or no other node is connected. Empty if it can,
+// or if the node has no cluster.
 std::string ClusterFault(const v1::StatsReply& stats);
-// "serving", "draining", "not ready" if RDMA is expected but another protocol is in use, or "degraded" where a tier
-// takes no writes or ClusterFault is not empty.
+// "serving", "draining", "not ready" if RDMA is expected but another protocol is in use, or "degraded" if a tier takes
+// no writes or ClusterFault is not empty.
 const char* StateOf(const v1::StatsReply& stats);
 // "[####------]", `width` characters in all.
 std::string Bar(uint64_t part, uint64_t whole, size_t width);
-// The reasons of misses that cost most tokens, "never_seen 12.0 %, evicted 1.0 %": at most `most`, of all that was
-// asked.
+// The miss reasons that cost most tokens, "never_seen 12.0 %, evicted 1.0 %": at most `most`, relative to all requests.
 std::string WorstMisses(const Tokens& tokens, size_t most);
 
 nlohmann::json JsonOf(const Tokens& tokens);

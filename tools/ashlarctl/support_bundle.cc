@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl support-bundle: what somebody else needs to understand a daemon, in one file, without names of tenants,
-// models and users. It has no metrics and no log.
+// ashlarctl support-bundle: one file for diagnosis by others, without names of tenants, models and users, and without
+// metrics and logs.
 #include <fcntl.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -56,7 +56,7 @@ absl::StatusOr<Answer> SupportBundle(const Arguments& arguments, AdminClient& cl
   json bundle = {{"made_at", absl::FormatTime(absl::RFC3339_sec, absl::Now(), absl::UTCTimeZone())}};
   for (const Part& part : parts) {
     absl::StatusOr<Answer> answer = part.run(part.arguments, client);
-    if (!answer.ok()) {  // what can be had is worth having
+    if (!answer.ok()) {  // partial data is useful
       bundle[part.name] = {{"error", std::string(answer.status().message())}};
       continue;
     }

@@ -16,9 +16,9 @@
 namespace ashlar::ctl {
 namespace {
 
-constexpr size_t kLeastColumns = 20;  // a narrower terminal is not answered in words of a letter each
+constexpr size_t kLeastColumns = 20;  // on a narrower terminal, words would be split into single letters
 
-// Takes the first character off `text`, which is UTF-8; a stray byte is a character.
+// Removes the first character of `text`, which is UTF-8. A stray byte counts as a character.
 absl::string_view TakeCharacter(absl::string_view& text) {
   size_t bytes = 1;
   while (bytes < text.size() && (static_cast<unsigned char>(text[bytes]) & 0xC0) == 0x80) ++bytes;
@@ -36,7 +36,7 @@ size_t WidthOfCharacter(absl::string_view character) {
   return width < 0 ? 1 : static_cast<size_t>(width);
 }
 
-// The longest beginning that takes at most `columns`, in bytes.
+// The longest prefix that takes at most `columns`, in bytes.
 size_t BytesWithin(absl::string_view line, size_t columns) {
   absl::string_view rest = line;
   size_t width = 0;
@@ -56,7 +56,7 @@ void AppendWrapped(absl::string_view line, size_t columns, std::string* out) {
     const size_t room = first ? columns : columns - indent;
     if (WidthOf(line) <= room) break;
     const size_t fits = std::max<size_t>(BytesWithin(line, room), 1);
-    // A break at the space behind the last word that fits; a word longer than the line is broken anywhere.
+    // Breaks at the space after the last word that fits. A word longer than the line is broken anywhere.
     size_t end = line[fits] == ' ' ? fits : line.rfind(' ', fits);
     if (end == line.npos || line.find_first_not_of(' ') >= end) end = fits;
     absl::StrAppend(out, line.substr(0, end), "\n", std::string(indent, ' '));

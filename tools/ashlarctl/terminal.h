@@ -10,17 +10,17 @@
 
 namespace ashlar::ctl {
 
-// Columns that answers may take: those of the terminal that the standard output is, else of $COLUMNS. None: any number.
+// Columns of the terminal that is the standard output, or $COLUMNS. None: unlimited.
 std::optional<size_t> OutputColumns();
 
-// Columns that a line of UTF-8 without control characters takes. Wide characters (of East Asia, emoji) take two, and
-// combining ones none, where the locale is a UTF-8 one; else every character takes one.
+// Columns that a line of UTF-8 without control characters takes. In a UTF-8 locale, wide characters (East Asian ones,
+// emoji) take two, and combining ones none; otherwise every character takes one.
 size_t WidthOf(absl::string_view line);
 // The line's beginning that fits, with "…" for the rest.
 std::string Cut(absl::string_view line, size_t columns);
 // Exactly `columns` wide.
 std::string Padded(absl::string_view text, size_t columns);
-// Breaks longer lines at spaces. What follows a break is indented by two more than the line.
+// Breaks longer lines at spaces. Continuation lines are indented by two more than the line.
 std::string Wrapped(absl::string_view text, size_t columns);
 
 }  // namespace ashlar::ctl

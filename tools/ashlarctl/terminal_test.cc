@@ -25,7 +25,7 @@ TEST(Terminal, CountsColumnsAndNotCharacters) {
   EXPECT_EQ(Cut("x", 0), "");
 }
 
-TEST(Terminal, BreaksLinesAtSpacesAndLosesNoWord) {
+TEST(Terminal, BreaksLinesAtSpacesWithoutLosingWords) {
   const std::string text =
       "tenant a: 12 segments requested, regions of 3 MiB\n"
       "  hits from dram     93.1 % of segments, 95.0 % of tokens\n\n"
@@ -41,7 +41,7 @@ TEST(Terminal, BreaksLinesAtSpacesAndLosesNoWord) {
   EXPECT_EQ(Wrapped("short\nlines\n", 60), "short\nlines\n");
 }
 
-TEST(Terminal, TheWidthIsThatOfColumnsWhereTheOutputIsNoTerminal) {
+TEST(Terminal, WithoutATerminalTheWidthIsThatOfCOLUMNS) {
   setenv("COLUMNS", "60", 1);
   const bool terminal = isatty(STDOUT_FILENO) == 1;
   EXPECT_TRUE(terminal || OutputColumns() == 60u);

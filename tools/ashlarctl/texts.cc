@@ -6,10 +6,10 @@
 #include <utility>
 
 #include "absl/strings/ascii.h"
-#include "absl/strings/escaping.h"
 #include "absl/strings/match.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_join.h"
+#include "proto/hex.h"
 #include "proto/invalid.h"
 #include "proto/key.h"
 #include "tools/ashlarctl/format.h"
@@ -21,7 +21,7 @@ namespace {
 constexpr size_t kNamespaceDigits = 64;
 constexpr uint32_t kObjectsPerCall = 1000;
 
-// The namespaces of models that engines opened whose hexadecimal form begins with `hex`.
+// The namespaces, in hexadecimal beginning with `hex`, of models that engines opened.
 absl::StatusOr<std::set<std::string>> OpenedNamespaces(const std::string& tenant, const std::string& hex,
                                                        AdminClient& client) {
   v1::ModelsRequest request;
@@ -37,7 +37,7 @@ absl::StatusOr<std::set<std::string>> OpenedNamespaces(const std::string& tenant
   return found;
 }
 
-// Likewise of objects in the cache.
+// The same for objects in the cache.
 absl::StatusOr<std::set<std::string>> StoredNamespaces(const std::string& tenant, const std::string& hex,
                                                        AdminClient& client) {
   v1::ListRequest request;
@@ -77,7 +77,7 @@ absl::Status CheckModel(const Arguments& arguments, v1::Texts& texts) {
   return absl::OkStatus();
 }
 
-// The first file is the prompt's prefix, as the first segment of a match is; unless one kind is asked for.
+// The first file is the prompt's prefix, like the first segment of a match, unless one kind is requested.
 absl::StatusOr<ObjectKind> KindOf(const Arguments& arguments, size_t index) {
   const std::string kind = arguments.Has("kind") ? arguments.Get("kind") : "prompt";
   if (kind == "prompt") return index == 0 ? ObjectKind::kCheckpoint : ObjectKind::kSegment;
@@ -93,7 +93,7 @@ absl::StatusOr<std::string> NamespaceBytes(const Arguments& arguments, AdminClie
   const absl::StatusOr<std::string> sound = NamespaceDigits(arguments);
   if (!sound.ok()) return sound.status();
   const std::string& hex = *sound;
-  if (hex.size() == kNamespaceDigits) return absl::HexStringToBytes(hex);
+  if (hex.size() == kNamespaceDigits) return BytesOfHex(hex);
   absl::StatusOr<std::set<std::string>> found = OpenedNamespaces(arguments.Get("tenant"), hex, client);
   // Objects outlive the daemon that a model was opened in.
   if (found.ok() && found->empty()) found = StoredNamespaces(arguments.Get("tenant"), hex, client);

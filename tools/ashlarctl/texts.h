@@ -14,9 +14,8 @@ namespace ashlar::ctl {
 // option or the file.
 absl::StatusOr<v1::Texts> ReadTexts(const Arguments& arguments, AdminClient& client);
 
-// The 32 bytes of --namespace, of which any number of first digits may be given that tell it from those of the other
-// models that the daemon knows and of other objects. Without --namespace: empty. INVALID_ARGUMENT or NOT_FOUND names
-// it.
+// The 32 bytes of --namespace. The option may give only the first digits if they are unique among the models that the
+// daemon knows and the stored objects. Empty without --namespace. INVALID_ARGUMENT or NOT_FOUND names it.
 absl::StatusOr<std::string> NamespaceBytes(const Arguments& arguments, AdminClient& client);
 
 }  // namespace ashlar::ctl

@@ -19,7 +19,7 @@ absl::Status Bad(const std::string& path, absl::string_view why) {
   return absl::InvalidArgumentError(absl::StrCat(path, ": ", why));
 }
 
-// Takes a string behind its length off the front of `rest`.
+// Removes a string with its length from the front of `rest`.
 bool TakePrefixed(absl::string_view& rest, std::string& value) {
   uint32_t size = 0;
   if (rest.size() < sizeof size) return false;

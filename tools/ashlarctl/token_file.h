@@ -15,7 +15,7 @@ absl::StatusOr<std::string> ReadFile(const std::string& path);
 // array will do); or from the file as it is, int32 little endian, where `binary`. INVALID_ARGUMENT names the file.
 absl::StatusOr<std::string> ReadTokenFile(const std::string& path, bool binary);
 
-// An engine's declarations: the canonical encodings of its identity and of its layout, each behind its length (u32,
+// An engine's declarations: the canonical encodings of its identity and of its layout, each after its length (u32,
 // little endian).
 struct ModelFile {
   std::string identity;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl top: a live view, until it is interrupted.
+// ashlarctl top: a live view, until interrupted.
 #include <sys/ioctl.h>
 #include <unistd.h>
 
@@ -59,6 +59,7 @@ absl::StatusOr<Answer> Top(const Arguments& arguments, AdminClient& client) {
   const absl::StatusOr<Wishes> wishes = ReadWishes(arguments);
   if (!wishes.ok()) return wishes.status();
   const bool terminal = isatty(STDOUT_FILENO) == 1, as_json = arguments.Has("json");
+  const bool as_text = !as_json || !arguments.Get("json").empty();
   Answer answer{.json = {{"frames", json::array()}}};
   v1::StatsReply before;
   if (absl::Status status = client.Stats(v1::StatsRequest(), &before); !status.ok()) return status;
@@ -69,9 +70,8 @@ absl::StatusOr<Answer> Top(const Arguments& arguments, AdminClient& client) {
     if (absl::Status status = client.Stats(v1::StatsRequest(), &stats); !status.ok()) return status;
     const auto now = std::chrono::steady_clock::now();
     const double seconds = std::chrono::duration<double>(now - then).count();
-    if (as_json) {
-      answer.json["frames"].push_back(FrameJson(before, stats, seconds));
-    } else {
+    if (as_json) answer.json["frames"].push_back(FrameJson(before, stats, seconds));
+    if (as_text) {
       if (terminal) std::fputs("\033[H\033[J", stdout);
       std::fputs(Frame(before, stats, seconds, ThisScreen(arguments, terminal)).c_str(), stdout);
       if (absl::Status written = command_line::FlushOutput(); !written.ok()) return written;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl ls, erase, verify, reload: what an operator does with many objects, and with the configuration.
+// ashlarctl ls, erase, verify, reload: operations on many objects, and on the configuration.
 #include <unistd.h>
 
 #include <algorithm>
@@ -224,7 +224,7 @@ absl::StatusOr<v1::VerifyReply> AwaitVerified(AdminClient& client, v1::VerifyRep
     v1::GetVerifyRequest request;
     request.set_pass(pass);
     if (absl::Status status = client.GetVerify(request, &next); !status.ok()) return status;
-    if (next.pass() != pass) break;  // another operator has begun one
+    if (next.pass() != pass) break;  // another operator has started one
     reply = std::move(next);
   }
   if (terminal) std::fputs("\r\033[K", stderr);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl warm: has texts computed before anybody asks for them.
+// ashlarctl warm: has texts computed before they are requested.
 #include <algorithm>
 #include <cstdint>
 

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <chrono>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -10,66 +9,78 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/engine.h"
-#include "client/engine/prompt_run.h"
 #include "examples/testing/local_daemon.h"
+#include "proto/outcome.h"
 #include "tools/bench/value_store.h"
 
 namespace ashlar::bench {
 namespace {
 
-using std::chrono::seconds;
-
-// Keys and values of one attention layer as Qwen3-Next has them, not rotated: a token takes 2 KiB, and a value's pages
-// lie one behind the other, so that what is landed is what was stored, byte by byte.
+// Keys and values of one attention layer like Qwen3-Next's, not rotated: a token takes 2 KiB, and a value's pages are
+// consecutive, so that the landed bytes equal the stored ones.
 constexpr uint32_t kKvHeads = 2, kHeadDim = 256, kPageTokens = 16;
 constexpr uint64_t kHeadBytes = kHeadDim * 2, kRowBytes = kKvHeads * kHeadBytes, kTokenBytes = 2 * kRowBytes;
 constexpr uint64_t kPageBytes = kPageTokens * kTokenBytes;
 static_assert(kPageBytes == kValueGrain);
-constexpr uint64_t kFillerIds = 1u << 30;  // of values that nobody asks for
+constexpr uint64_t kFillerIds = 1u << 30;  // numbers of values that are never requested
 
-// Room for a ring of the smallest values, which take an extent of four times their size each, and for the batches that
-// come while the oldest are still held.
+// Space for a ring of the smallest values, each of which takes an extent of four times its size, and for the batches
+// that arrive while the oldest are still held.
 uint64_t CapacityOf(const StoreSizes& sizes) {
   return 4 * sizes.ring_bytes + 2 * sizes.batch_bytes + (256u << 20);
 }
 
-// A daemon, a session with it, and memory of pages: targets, and behind them what puts are copied into.
-class AshlarSession {
+// A daemon, and a cache of it whose memory holds the targets, followed by the space into which puts are copied. A put
+// does not look up (store_only), and reserves what is missing. The first put publishes the first segment of all
+// prompts, which lands in a spare page.
+class AshlarStore final : public ValueStore {
  public:
-  static absl::StatusOr<std::shared_ptr<AshlarSession>> Open(const StoreSizes& sizes, int threads);
+  static absl::StatusOr<std::unique_ptr<AshlarStore>> Open(const StoreSizes& sizes, int threads);
 
-  Model& model() { return engine::Access::Of(cache)->model; }
-  const Region& region() const { return engine::Access::Of(cache)->region; }
-  std::span<const std::byte> targets() const { return {region().data(), ring_bytes}; }
-  // The pages of `bytes` bytes of the region.
+  absl::Status Put(const Batch& batch, const std::byte* values) override;
+  absl::Status Get(const Batch& batch, uint64_t offset) override;
+  std::span<const std::byte> targets() const override { return {memory(), ring_bytes_}; }
+  pid_t server() const override { return daemon_->pid(); }
+
+ private:
+  AshlarStore(const StoreSizes& sizes, std::unique_ptr<tools::LocalDaemon> daemon);
+
+  std::byte* memory() const { return reinterpret_cast<std::byte*>(cache_.data()); }
+  // The pages of `bytes` bytes of the memory.
   std::span<const int32_t> Pages(uint64_t offset, uint64_t bytes) const {
-    return std::span(pages).subspan(offset / kPageBytes, bytes / kPageBytes);
+    return std::span(pages_).subspan(offset / kPageBytes, bytes / kPageBytes);
   }
   // The pages that the next put's value `i` is copied into.
   std::span<const int32_t> SourcePages(const Batch& batch, size_t i) const {
-    return Pages(ring_bytes + i * batch.value_bytes, batch.value_bytes);
+    return Pages(ring_bytes_ + i * batch.value_bytes, batch.value_bytes);
   }
-  void CopyIn(const Batch& batch, const std::byte* values) {
-    std::memcpy(region().data() + ring_bytes, values, batch.bytes());
-  }
+  engine::Status OpenCache();
+  absl::Status Begin(const Batch& batch, bool fill, std::span<const int32_t> page_table, engine::Request& request);
 
-  uint64_t ring_bytes = 0;
-  std::unique_ptr<tools::LocalDaemon> daemon;
-  engine::Cache cache;
-  std::vector<int32_t> pages;  // all of the region's, in order
-  int32_t spare[2] = {};       // the last ones, which hold no values
+  const uint64_t ring_bytes_;
+  const std::unique_ptr<tools::LocalDaemon> daemon_;
+  engine::Cache cache_;
+  std::vector<int32_t> pages_;  // all pages of the memory, in order
+  int32_t spare_[2] = {};       // the last pages, which hold no values
+  std::vector<int32_t> tokens_;
 };
 
-absl::StatusOr<std::shared_ptr<AshlarSession>> AshlarSession::Open(const StoreSizes& sizes, int threads) {
-  auto session = std::make_shared<AshlarSession>();
-  session->ring_bytes = sizes.ring_bytes;
+AshlarStore::AshlarStore(const StoreSizes& sizes, std::unique_ptr<tools::LocalDaemon> daemon)
+    : ring_bytes_(sizes.ring_bytes), daemon_(std::move(daemon)) {
+  pages_.resize((sizes.ring_bytes + sizes.batch_bytes) / kPageBytes + 2);
+  std::iota(pages_.begin(), pages_.end(), 0);
+  std::copy_n(pages_.end() - 2, 2, spare_);
+}
+
+absl::StatusOr<std::unique_ptr<AshlarStore>> AshlarStore::Open(const StoreSizes& sizes, int threads) {
   auto daemon = tools::LocalDaemon::Start({.dram_bytes = CapacityOf(sizes), .threads = static_cast<uint32_t>(threads)});
   if (!daemon.ok()) return daemon.status();
-  session->daemon = *std::move(daemon);
-  const uint64_t bytes = sizes.ring_bytes + sizes.batch_bytes + 2 * kPageBytes;
-  session->pages.resize(bytes / kPageBytes);
-  std::iota(session->pages.begin(), session->pages.end(), 0);
-  std::copy_n(session->pages.end() - 2, 2, session->spare);
+  std::unique_ptr<AshlarStore> store(new AshlarStore(sizes, *std::move(daemon)));
+  if (const engine::Status opened = store->OpenCache(); !opened.ok()) return absl::InternalError(opened.message);
+  return store;
+}
+
+engine::Status AshlarStore::OpenCache() {
   const engine::PagePlace place = {.value_offset = kPageTokens * kRowBytes,
                                    .page_stride = kPageBytes,
                                    .token_stride = kRowBytes,
@@ -81,8 +92,8 @@ absl::StatusOr<std::shared_ptr<AshlarSession>> AshlarSession::Open(const StoreSi
                             .value_dim = kHeadDim,
                             .dtype = DType::kF16};
   engine::OpenOptions options;
-  options.rpc_socket = session->daemon->client_options().rpc_socket.c_str();
-  options.session_socket = session->daemon->client_options().session_socket.c_str();
+  options.rpc_socket = daemon_->sockets().rpc_socket.c_str();
+  options.session_socket = daemon_->sockets().session_socket.c_str();
   options.model = {.model_id = "bench",
                    .weights_digest = "none",
                    .dtype = "fp16",
@@ -92,98 +103,19 @@ absl::StatusOr<std::shared_ptr<AshlarSession>> AshlarSession::Open(const StoreSi
                    .layer_count = 1};
   options.land_ms = 30'000;
   options.memory = {.kind = engine::MemoryKind::kHosted,
-                    .pages = static_cast<uint32_t>(session->pages.size()),
+                    .pages = static_cast<uint32_t>(pages_.size()),
                     .places = &place,
                     .place_count = 1,
-                    .bytes = bytes};
-  const engine::Status opened = engine::Cache::Open(options, &session->cache);
-  if (!opened.ok()) return absl::InternalError(opened.message);
-  return session;
+                    .bytes = pages_.size() * kPageBytes};
+  return engine::Cache::Open(options, &cache_);
 }
 
-// Appends the tokens that name a value: one token of its own, repeated. Lengths enter the key.
+// Appends the tokens that name a value: one unique token, repeated. Lengths are part of the key.
 void AppendTokens(const Batch& batch, size_t i, std::vector<int32_t>& tokens) {
   tokens.insert(tokens.end(), batch.value_bytes / kTokenBytes, static_cast<int32_t>(batch.first + i));
 }
 
-// By the calls of client/session.
-class ClientStore final : public ValueStore {
- public:
-  explicit ClientStore(std::shared_ptr<AshlarSession> session) : session_(std::move(session)) {}
-
-  absl::Status Put(const Batch& batch, const std::byte* values) override;
-  absl::Status Get(const Batch& batch, uint64_t offset) override;
-  std::span<const std::byte> targets() const override { return session_->targets(); }
-  pid_t server() const override { return session_->daemon->pid(); }
-
- private:
-  std::shared_ptr<AshlarSession> session_;
-};
-
-absl::Status ClientStore::Put(const Batch& batch, const std::byte* values) {
-  std::vector<int32_t> tokens;
-  for (size_t i = 0; i < batch.count; ++i) AppendTokens(batch, i, tokens);
-  const size_t length = batch.value_bytes / kTokenBytes;
-  std::vector<ObjectRun> runs;
-  for (size_t i = 0; i < batch.count; ++i) runs.push_back({.tokens = std::span(tokens).subspan(i * length, length)});
-  std::vector<Publication> objects;
-  for (const Reservation& reservation : session_->model().Reserve(runs)) {
-    if (!reservation.granted()) {
-      return absl::InternalError(absl::StrCat("reserve: ", std::string(Name(reservation.outcome))));
-    }
-    PublishParts parts;
-    parts.region = session_->region();
-    parts.page_table = session_->SourcePages(batch, objects.size());
-    objects.push_back({reservation, std::move(parts)});
-  }
-  session_->CopyIn(batch, values);
-  for (PublishOutcome outcome : session_->model().Publish(objects)) {
-    if (outcome != PublishOutcome::kPublished) {
-      return absl::InternalError(absl::StrCat("publish: ", std::string(Name(outcome))));
-    }
-  }
-  return absl::OkStatus();
-}
-
-absl::Status ClientStore::Get(const Batch& batch, uint64_t offset) {
-  // A first segment of one page that nobody published: values are segments, which stand behind it. Nothing lands there.
-  std::vector<int32_t> tokens(kPageTokens, 0);
-  std::vector<uint64_t> lengths(1, kPageTokens);
-  std::vector<int32_t> page_table(1, -1);
-  for (size_t i = 0; i < batch.count; ++i) {
-    AppendTokens(batch, i, tokens);
-    lengths.push_back(batch.value_bytes / kTokenBytes);
-  }
-  const std::span<const int32_t> pages = session_->Pages(offset, batch.bytes());
-  page_table.insert(page_table.end(), pages.begin(), pages.end());
-  auto [match, segments, landing] =
-      session_->model().LookupAndLand({.tokens = tokens, .segment_lengths = lengths}, page_table);
-  if (segments.size() != batch.count) return absl::NotFoundError("get: a value is missing");
-  for (MissReason reason : landing.Wait(seconds(30))) {
-    if (reason != MissReason::kNone) return absl::NotFoundError(absl::StrCat("get: ", std::string(Name(reason))));
-  }
-  return absl::OkStatus();
-}
-
-// By ashlar/engine.h: a put looks nothing up (store_only), and reserves what is not there. The first segment of all
-// prompts is published by the first put; it lands in a spare page.
-class EngineStore final : public ValueStore {
- public:
-  explicit EngineStore(std::shared_ptr<AshlarSession> session) : session_(std::move(session)) {}
-
-  absl::Status Put(const Batch& batch, const std::byte* values) override;
-  absl::Status Get(const Batch& batch, uint64_t offset) override;
-  std::span<const std::byte> targets() const override { return session_->targets(); }
-  pid_t server() const override { return session_->daemon->pid(); }
-
- private:
-  absl::Status Begin(const Batch& batch, bool fill, std::span<const int32_t> page_table, engine::Request& request);
-
-  std::shared_ptr<AshlarSession> session_;
-  std::vector<int32_t> tokens_;
-};
-
-absl::Status EngineStore::Begin(const Batch& batch, bool fill, std::span<const int32_t> page_table,
+absl::Status AshlarStore::Begin(const Batch& batch, bool fill, std::span<const int32_t> page_table,
                                 engine::Request& request) {
   tokens_.assign(kPageTokens, 1);
   std::vector<uint64_t> lengths(1, kPageTokens);
@@ -191,29 +123,29 @@ absl::Status EngineStore::Begin(const Batch& batch, bool fill, std::span<const i
     AppendTokens(batch, i, tokens_);
     lengths.push_back(batch.value_bytes / kTokenBytes);
   }
-  tokens_.push_back(0);  // computed in any case
+  tokens_.push_back(0);  // the last token is computed in any case
   engine::Prompt prompt = {tokens_.data(), tokens_.size(),    lengths.data(),
                            lengths.size(), page_table.data(), page_table.size()};
   prompt.fill = prompt.store_only = fill;
-  const engine::Status begun = session_->cache.Begin(&prompt, 1, &request);
+  const engine::Status begun = cache_.Begin(&prompt, 1, &request);
   return begun.ok() ? absl::OkStatus() : absl::InternalError(absl::StrCat("Begin: ", begun.message));
 }
 
-absl::Status EngineStore::Put(const Batch& batch, const std::byte* values) {
+absl::Status AshlarStore::Put(const Batch& batch, const std::byte* values) {
   engine::Request request;
   if (absl::Status status = Begin(batch, /*fill=*/true, {}, request); !status.ok()) return status;
   uint32_t count = 0;
   const engine::Run* const runs = request.missing(&count);
-  if (count < batch.count) return absl::InternalError("Begin: a value was there already");
+  if (count < batch.count) return absl::InternalError("Begin: a value was already cached");
   std::vector<uint32_t> missing(count);
   std::iota(missing.begin(), missing.end(), 0);
   std::vector<engine::ComputedRun> computed;
   for (uint32_t i = 0; i < count; ++i) {
-    const std::span<const int32_t> pages = runs[i].segment == 0 ? std::span<const int32_t>(session_->spare, 1)
-                                                                : session_->SourcePages(batch, runs[i].segment - 1);
+    const std::span<const int32_t> pages =
+        runs[i].segment == 0 ? std::span<const int32_t>(spare_, 1) : SourcePages(batch, runs[i].segment - 1);
     computed.push_back({.page_table = pages.data(), .page_count = pages.size()});
   }
-  session_->CopyIn(batch, values);
+  std::memcpy(memory() + ring_bytes_, values, batch.bytes());
   std::vector<uint8_t> outcomes(count);
   const engine::Status status = request.Publish(missing.data(), computed.data(), count, outcomes.data());
   if (!status.ok()) return absl::InternalError(absl::StrCat("Publish: ", status.message));
@@ -225,11 +157,11 @@ absl::Status EngineStore::Put(const Batch& batch, const std::byte* values) {
   return absl::OkStatus();
 }
 
-absl::Status EngineStore::Get(const Batch& batch, uint64_t offset) {
-  const std::span<const int32_t> pages = session_->Pages(offset, batch.bytes());
-  std::vector<int32_t> page_table(1, session_->spare[0]);
+absl::Status AshlarStore::Get(const Batch& batch, uint64_t offset) {
+  const std::span<const int32_t> pages = Pages(offset, batch.bytes());
+  std::vector<int32_t> page_table(1, spare_[0]);
   page_table.insert(page_table.end(), pages.begin(), pages.end());
-  page_table.push_back(session_->spare[1]);
+  page_table.push_back(spare_[1]);
   engine::Request request;
   if (absl::Status status = Begin(batch, /*fill=*/false, page_table, request); !status.ok()) return status;
   for (size_t i = 1; i <= batch.count; ++i) {
@@ -241,18 +173,17 @@ absl::Status EngineStore::Get(const Batch& batch, uint64_t offset) {
 
 }  // namespace
 
-absl::StatusOr<AshlarStores> OpenAshlarStores(const StoreSizes& sizes, int threads) {
-  auto session = AshlarSession::Open(sizes, threads);
-  if (!session.ok()) return session.status();
-  AshlarStores stores{std::make_unique<ClientStore>(*session), std::make_unique<EngineStore>(*session)};
-  // A daemon that has run for a while has all of its memory, and a put evicts.
+absl::StatusOr<std::unique_ptr<ValueStore>> OpenAshlarStore(const StoreSizes& sizes, int threads) {
+  auto store = AshlarStore::Open(sizes, threads);
+  if (!store.ok()) return store.status();
+  // A daemon that has run for a while has allocated all of its memory, and a put evicts.
   Batch filler{.first = kFillerIds, .count = 16, .value_bytes = sizes.batch_bytes / 16};
   for (uint64_t filled = 0; filled < CapacityOf(sizes); filled += filler.bytes(), filler.first += filler.count) {
-    if (absl::Status status = stores.by_client->Put(filler, stores.by_client->targets().data()); !status.ok()) {
+    if (absl::Status status = (*store)->Put(filler, (*store)->targets().data()); !status.ok()) {
       return status;
     }
   }
-  return stores;
+  return *std::move(store);
 }
 
 }  // namespace ashlar::bench

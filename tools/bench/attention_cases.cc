@@ -21,7 +21,7 @@ constexpr std::pair<Attend, const char*> kOperations[] = {
     {&kernels::Kernels::AttendUnrotated, "AttendUnrotated"},
     {&kernels::Kernels::AttendRotatedQuery, "AttendRotatedQuery"}};
 
-// Qwen3-Next's attention layers; latents as large models have them.
+// Attention layers of Qwen3-Next; latents as in large models.
 constexpr AttentionShape kGqa = {
     .query_heads = 16, .kv_heads = 2, .key_dim = 256, .value_dim = 256, .scale = 1.0f / 16};
 constexpr AttentionShape kMla = {
@@ -49,7 +49,7 @@ struct Context {
   }
 };
 
-// The context's pages and the queries behind it, at the end of what stands there.
+// The context's pages, and queries at the end of the context.
 class Prompt {
  public:
   explicit Prompt(const Context& context)

@@ -11,23 +11,22 @@ import drawing
 
 COLOURS = ["#1b6ca8", "#c0504d", "#4f9d5d", "#8064a2"]
 WIDTH, HEIGHT, LEFT, TOP, GAP = 880, 240, 80, 40, 14
-LETTER, LINE = 6.8, 13  # a letter's mean width, a line's height
+LETTER, LINE = 6.8, 13  # mean width of a letter, height of a line
 
 
 def wrapped(label, letters):
-    """The label's lines of so many letters. A number stays with its unit, and with what it is equal to."""
+    """Splits the label into lines of this many letters. A number stays with its unit, and with its equivalent."""
     kept = re.sub(r"(?<=\d) (?=[KMG]i?B\b)| (?==)|(?<==) ", "\u00a0", label)
     return textwrap.wrap(kept, letters, break_long_words=False)
 
 
 @dataclasses.dataclass
 class Bars:
-    """A picture's figures. A value is a number, or a pair of the lowest and the highest, or None where nothing was
-    measured."""
+    """A picture's figures. A value is a number, a pair of the lowest and the highest, or None if nothing was measured."""
 
     title: str
-    names: list  # of a group's bars
-    groups: list  # of (label, values)
+    names: list  # names of a group's bars
+    groups: list  # pairs (label, values)
     logarithmic: bool = False
     line: tuple | None = None  # a value across all groups, and its name
 
@@ -62,7 +61,7 @@ class Bars:
         return "\n".join([*lines, *self.legend(height), "</svg>"]) + "\n"
 
     def axis(self):
-        """The marks, and the function from a value to its height in the picture."""
+        """Returns the marks, and the function from a value to its height in the picture."""
         least, most = min(self.measured()), max(self.measured())
         if self.logarithmic:
             marks = [10.0**e for e in range(math.floor(math.log10(least / 1.5)), math.ceil(math.log10(most)) + 1)]
@@ -74,7 +73,7 @@ class Bars:
         return marks, lambda value: TOP + HEIGHT * (1 - (place(value) - low) / (high - low))
 
     def bars(self, left, width, values, y):
-        """One group's. Of a pair, the part between both is pale."""
+        """Draws one group's bars. For a pair, the part between both values is pale."""
         each = width / len(self.names)
         ground = TOP + HEIGHT if self.logarithmic else y(0)
         for k, value in enumerate(values):

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlar-bench: figures with the limit of the machine beside them, measured in the same run.
+// ashlar-bench: figures beside the machine's limit, measured in the same run.
 #pragma once
 
 #include <functional>
@@ -16,9 +16,9 @@ namespace ashlar::bench {
 
 struct Options {
   std::string json;     // file for the figures; empty: none
-  int repetitions = 9;  // medians are taken over these
+  int repetitions = 9;  // number of samples of a median
   int threads = 0;      // 0: all cores
-  int seconds = 0;      // neighbours: of each attack; traffic: of each phase; 0: its default
+  int seconds = 0;      // neighbours: seconds per attack; traffic: per phase; 0: the default
   std::string filter;   // kernels: only cases whose "op family dtype shape" contains this; neighbours: attacks
   bool quick = false;   // kernels, store, ssd, entries, prefix, neighbours: small
   std::string file;     // vectors: the file
@@ -47,16 +47,16 @@ absl::Status CheckVectorsFile(const Options& options, nlohmann::json& figures);
 double Seconds(const std::function<void()>& work);
 double Median(std::vector<double> values);
 
-// Rounds of a measurement take turns through this many sets of buffers, so that what one round moves has left the
-// caches by the time it is moved again: cached segments lie in memory, not in a core's cache.
+// Rounds of a measurement rotate through this many sets of buffers, so that data has left the caches by the time it is
+// moved again: cached segments are in memory, not in a core's cache.
 inline constexpr int kColdSets = 8;
 
 // The best std::memcpy into touched memory, cold, at 1 … workers.Size() threads.
 class MemcpyLimit {
  public:
   explicit MemcpyLimit(size_t bytes);
-  // Bytes per second of copies of `bytes`, each in slices that `threads` threads take in turn, one copy after another
-  // until `span` seconds have passed, at least one. Every copy uses the next set of buffers.
+  // Bytes per second of copies of `bytes`, each in slices distributed over `threads` threads. Copies are repeated until
+  // `span` seconds have passed, at least once. Every copy uses the next set of buffers.
   double Measure(int threads, double span, kernels::Workers& workers);
 
  private:
@@ -65,7 +65,7 @@ class MemcpyLimit {
   size_t round_ = 0;
 };
 
-// Describes the machine, for the figures' file.
+// Describes the machine for the file of figures.
 nlohmann::json Machine();
 
 }  // namespace ashlar::bench

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RocksDB with values in blob files, for comparison: what the SSD tier could have been built on.
+// RocksDB with values in blob files, an alternative to the SSD tier, for comparison.
 #include <rocksdb/db.h>
 #include <rocksdb/options.h>
 
@@ -29,7 +29,7 @@ class BlobDb final : public DiskEngine {
     options.create_if_missing = true;
     options.enable_blob_files = true;
     options.min_blob_size = 4096;
-    // Past the page cache, as for the other stores: a round fits in memory, and would be read from the cache.
+    // Bypasses the page cache, like the other stores: a round fits in memory, and would be read from the cache.
     options.use_direct_reads = true;
     options.use_direct_io_for_flush_and_compaction = true;
     options.max_background_jobs = 4;
@@ -42,7 +42,7 @@ class BlobDb final : public DiskEngine {
     return Write(all, 4);
   }
 
-  // Until the values lie in blob files: behind the log alone they still have to be written once more.
+  // Waits until the values are in blob files: values that are only in the log must still be written once more.
   absl::Status Write(const std::vector<uint32_t>& order, int depth) override {
     Reserve(depth);
     rocksdb::WriteOptions options;

@@ -13,8 +13,8 @@
 
 namespace ashlar::bench {
 
-// Numbers of either sign, at most `size`, different from place to place: drawing random ones would take longer than
-// what is measured.
+// Numbers of either sign, at most `size`, that differ from place to place: random ones would take longer than the
+// measured work.
 class Numbers {
  public:
   float Next(float size) {

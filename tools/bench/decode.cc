@@ -29,8 +29,8 @@ using kernels::DecodeBytes;
 
 constexpr int32_t kMostDrafts = 8, kDraftCounts[] = {2, 4, kMostDrafts};
 
-// Times of one step, a token through all layers, of its opponents, and of walks over all states. Rounds take turns, so
-// that a noisy neighbour slows all of them.
+// Times of one step (a token through all layers), of the alternatives, and of walks over all states. Rounds alternate,
+// so that a noisy neighbour slows all of them.
 struct Times {
   std::vector<double> buffered, by_decode, by_advance, read, update;
   // The faster of the two opponents.
@@ -43,7 +43,7 @@ struct Layout {
   int32_t layers;
 };
 
-// The limits of a step.
+// The limits of one step.
 struct Limits {
   double buffered = 0;   // seconds
   double recurrent = 0;  // seconds; 0: not known
@@ -70,7 +70,7 @@ class DecodeBench {
     return cases_;
   }
 
-  // The capacity that measured costs choose, and what they expect of it.
+  // The capacity chosen by measured costs, and the expected costs.
   nlohmann::json Choose() {
     const DecodeBatch::Options& batch = batch_.options();
     const kernels::DecodeCosts costs = kernels::MeasureDecoding(host_, *queue_,
@@ -117,7 +117,7 @@ class DecodeBench {
   double RoundedPart() const { return bytes_.rounded / bytes_.state; }
   double ReadPart() const { return bytes_.rounded > 0 ? RoundedPart() : 1; }
 
-  // Whole rounds of `capacity` tokens of which the last flushes.
+  // Whole rounds of `capacity` tokens; the last token of each round flushes.
   void Chunkwise(int32_t capacity) {
     Times times;
     for (int i = 0; i < repetitions_; ++i) {
@@ -139,7 +139,7 @@ class DecodeBench {
             .bytes_ratio = kernels::RecurrentBytes(bytes_) / kernels::ChunkwiseBytes(bytes_, capacity)});
   }
 
-  // Drafts behind `filled` slots; recurrently the state is read once, and every draft's is written.
+  // Drafts after `filled` slots. The recurrent way reads the state once, and writes every draft's state.
   void Verify(int32_t filled, int32_t drafts) {
     Times times;
     for (int i = 0; i < 2 * repetitions_; ++i) {
@@ -230,7 +230,7 @@ absl::Status Decode(const Options& options, nlohmann::json& figures) {
   figures["threads"] = threads;
   std::printf("%-16s %-6s %-6s %6s %6s %8s %6s %12s %6s %8s %10s %9s\n", "op of gdn", "state", "reads", "MiB", "buffer",
               "ms/step", "ratio", "recurrent ms", "ratio", "speedup", "of limits", "of bytes");
-  // 64 MiB of states lie in the last-level cache of large processors, half a gigabyte in none.
+  // 64 MiB of states fit in the last-level cache of large CPUs; half a gigabyte fits in none.
   constexpr Layout kLayouts[] = {{DType::kF32, std::nullopt, 8},
                                  {DType::kF32, DType::kF16, 16},
                                  {DType::kF32, std::nullopt, 1},

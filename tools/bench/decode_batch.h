@@ -11,8 +11,8 @@
 
 namespace ashlar::bench {
 
-// States and buffers of `layers` layers, which take turns so that none of them is in a cache when its turn comes. Every
-// slot of the buffers is filled from the start: how many count is said by each call.
+// States and buffers of `layers` layers, used in turns so that none of them is in a cache when its turn comes. Every
+// slot of the buffers is filled from the start; each call gives the number of slots that count.
 class DecodeBatch {
  public:
   struct Options {
@@ -20,9 +20,10 @@ class DecodeBatch {
     int32_t heads = 32, key_heads = 16, dim = 128;
     StateOrder order = StateOrder::kKeyFirst;
     DType state = DType::kF32, buffer = DType::kF16;
-    std::optional<DType> rounded;  // fp16 or bf16: a state's copy, which tokens read that do not flush
+    std::optional<DType>
+        rounded;  // fp16 or bf16: the type of a state's copy, which is read by tokens that do not flush
     int32_t requests = 32, layers = 8, slots = 64;
-    int32_t saved_states = 0;  // room for copies of one layer's states
+    int32_t saved_states = 0;  // space for copies of one layer's states
   };
   explicit DecodeBatch(const Options& options);
   DecodeBatch(const DecodeBatch&) = delete;
@@ -30,7 +31,7 @@ class DecodeBatch {
   const kernels::LinearShape& shape() const { return shape_; }
   const Options& options() const { return options_; }
 
-  // All layers' states, saved ones left out, in the order in which layers take their turns.
+  // All layers' states without saved ones, in the order in which layers are used.
   std::span<std::byte> States();
 
   // Decodes one token of every request in one layer. Recurrent decoding leaves rounded copies as they are.
@@ -39,11 +40,11 @@ class DecodeBatch {
   void Advance(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer);
   // `drafts` tokens of every request at once.
   void Verify(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t filled, int32_t drafts);
-  // The same one after another, each with a state of its own kept (copies, and the state itself for the last), request
-  // by request: by AdvanceSeam with checkpoints, or by copying and decoding recurrently.
+  // The same one after another, keeping each state separately (copies, and the state itself for the last), request by
+  // request: by AdvanceSeam with checkpoints, or by copying and decoding recurrently.
   void AdvanceSaving(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t drafts);
   void DecodeSaving(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t drafts);
-  // Every request's state behind `tokens` slots, in place.
+  // Every request's state after `tokens` slots, in place.
   void Rebuild(const kernels::Kernels& kernels, kernels::Queue& queue, int32_t layer, int32_t tokens);
 
  private:
@@ -57,7 +58,7 @@ class DecodeBatch {
   };
 
   kernels::StateView StateOf(Request& request) const;
-  // None where there is no copy.
+  // None if there is no copy.
   kernels::StateView RoundedOf(Request& request) const;
   kernels::BufferedRequest View(int32_t layer, int32_t request, int32_t filled, bool flush);
   std::vector<kernels::BufferedRequest>& Views(int32_t layer, int32_t filled, bool flush);

@@ -28,7 +28,7 @@ using refengine::Step;
 
 constexpr int32_t kPageTokens = 64, kPrompt = 64;
 
-// Linear layers as Qwen3-Next's, whose states together exceed most caches, in a model that is thin between them: the
+// Linear layers like Qwen3-Next's, whose states together exceed most caches, in a model that is thin between them: the
 // projections of a whole model would take most of a single sequence's token.
 ModelConfig ThinConfig(bool quick) {
   ModelConfig config;
@@ -64,7 +64,7 @@ class Loop {
     }
   }
   void Erase() { seconds_.clear(), layer_seconds_.clear(); }
-  // Means over whole rounds of a buffer, medians of which are taken: {token, layers}.
+  // Medians over whole rounds of a buffer of the means: {token, layers}.
   std::pair<double, double> Times(int32_t round) const {
     const auto of = [&](const std::vector<double>& times) {
       std::vector<double> means;
@@ -108,7 +108,7 @@ double ErrorOf(const std::vector<float>& a, const std::vector<float>& b) {
   return std::sqrt(difference / norm);
 }
 
-// Both loops take turns, a round of the buffer each.
+// Both loops alternate, one round of the buffer each.
 nlohmann::json Compare(const Options& options, const refengine::Model& model, const DecodeBuffering& way,
                        kernels::Workers& workers) {
   const int32_t round = std::max(way.capacity, 4);

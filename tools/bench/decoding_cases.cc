@@ -14,7 +14,7 @@ using kernels::DecodeBytes;
 using kernels::Kernels;
 using kernels::Queue;
 
-// Layers take turns: with fewer than these the states of one call would still lie in a cache at the next.
+// Layers are used in turns: with fewer, the states of one call would still be in a cache at the next call.
 constexpr int32_t kLayers = 8;
 constexpr int32_t kFilled = 9, kDrafts = 4;  // half of the best buffer
 
@@ -25,8 +25,8 @@ struct DecodeOp {
   const char* text;
   Call call;
   double states, slots;  // moved by a call, of one request
-  double tokens;         // of one request
-  double terms;          // multiply-adds for each number of its states
+  double tokens;         // tokens of one request
+  double terms;          // multiply-adds per number of its states
 };
 
 // Returns how often a state is read: a family that erases reads it for keys and for queries.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Threads that each take the next item of a list until none is left or one failed, and memory for what they move.
+// Threads that each take the next item of a list until no item is left or one fails, and memory for the data that they
+// move.
 #pragma once
 
 #include <atomic>

@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the figures of `ashlar-bench load --json FILE` as curves: draw_load.py FILE OUT.svg
 
-Over the rate of requests, one curve for each way of serving: time to first token (median and 99th percentile), and
-prompt tokens served. HYPIC's Fig. 11 has the same axes.
+By rate of requests, with one curve per way of serving: time to first token (median and 99th percentile), and prompt
+tokens served. HYPIC's Fig. 11 has the same axes.
 """
 
 import math
@@ -24,7 +24,7 @@ PANELS = [
 
 
 def marks(low, high, logarithmic):
-    """Round numbers on the axis."""
+    """Round numbers for the axis."""
     if logarithmic:
         return [m * 10**d for d in range(-3, 9) for m in (1, 2, 5) if low <= m * 10**d <= high]
     step = 10 ** math.floor(math.log10(high))

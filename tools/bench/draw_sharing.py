@@ -15,7 +15,7 @@ COLOURS = {20: "#1b6ca8", 100: "#c0504d", 1000: "#4f9d5d"}
 COPIES = "#555555"
 LOW, HIGH = 8, 11  # decades of bytes
 
-# Title, what stands on the axis, what is held.
+# Title, axis label, and the fixed parameter.
 COLUMNS = [("8 chunks a request", "requests", "chunks", 8), ("25 requests in flight", "chunks", "requests", 25)]
 # Title, shared in place, copied for every request.
 ROWS = [("pages and tuples", "bytes_in_use", "copied_bytes"), ("pages alone", "page_bytes_in_use", "copied_page_bytes")]
@@ -26,7 +26,7 @@ def y(value):
 
 
 def panel(cases, left, title, axis, figures):
-    """One panel's lines; `cases` have been chosen."""
+    """Draws one panel's lines; `cases` have been chosen."""
     values = sorted({case[axis] for case in cases})
     x = {value: left + i / (len(values) - 1) * WIDTH for i, value in enumerate(values)}
     yield f'<text x="{left}" y="{MARGIN - 14}" font-weight="bold">{title}</text>'

@@ -4,7 +4,7 @@
 
 usage: draw_tables.py --write | --check
 
-A picture is drawn from its page's own numbers, so the two cannot differ. The check also fails for a page without a
+A picture is drawn from its page's own numbers, so the two always agree. The check also fails for a page without a
 picture and for one without a command that repeats its figures.
 """
 
@@ -15,13 +15,13 @@ import sys
 from bars import Bars
 
 FOLDER = pathlib.Path(__file__).resolve().parents[2] / "docs/benchmarks"
-# Pages without a picture, and why.
+# Pages without a picture, with the reasons.
 WITHOUT = {"README": "a list of the pages"}
 
 
 def table(page, first_header):
-    """The rows, as lists of cells, of the page's table whose header begins with these cells. A picture names the cells
-    up to those that it draws, so that a new column does not pass for one of them."""
+    """Returns the rows, as lists of cells, of the page's table whose header begins with these cells. A picture names
+    the cells up to the drawn ones, so that a new column is not taken for one of them."""
     rows, inside = [], False
     for line in (FOLDER / page).read_text(encoding="utf-8").splitlines():
         cells = [cell.strip() for cell in line.strip().strip("|").split("|")] if line.startswith("|") else None
@@ -42,7 +42,8 @@ def number(text, place=0):
 
 
 def spread(text):
-    """A cell's number, or its lowest and highest where it has several, outside of brackets; None where it has none."""
+    """Returns a cell's number, or its lowest and highest number if it has several, ignoring brackets; None if it has
+    none."""
     found = [float(each) for each in re.findall(r"\d+(?:\.\d+)?", re.sub(r"\([^)]*\)", "", text).replace(",", ""))]
     return None if not found else found[0] if len(found) == 1 else (min(found), max(found))
 
@@ -265,7 +266,7 @@ PICTURES = {
 
 
 def lacking(name, text):
-    """Yields what a page lacks: a picture that it shows, and a command."""
+    """Yields what a page lacks: a picture that it shows, or a command."""
     pictures = [link for alt, link in re.findall(r"^!\[([^\]]*)\]\(([^)]+)\)", text, re.M) if alt.strip()]
     if name in WITHOUT:
         if pictures:

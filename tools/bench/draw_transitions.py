@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the figures of `ashlar-bench transitions --json FILE` as curves: draw_transitions.py FILE OUT.svg
 
-Over the segment's length: bytes kept and time of composition against dense storage, and the error of the composed
-state. One column for each family, one curve for each decay.
+By the segment's length: bytes stored and time of composition compared with dense storage, and the error of the composed
+state. One column per family, one curve per decay.
 """
 
 import math
@@ -29,16 +29,16 @@ def curves(cases, family, figure):
 
 
 def share(value):
-    """Where a ratio to dense stands on an axis from 0 to 1.2."""
+    """Position of a ratio to dense on an axis from 0 to 1.2."""
     return min(value, 1.2) / 1.2
 
 
 def decades(value):
-    """Where an error stands on a logarithmic axis from 1e-9 to 1e-3."""
+    """Position of an error on a logarithmic axis from 1e-9 to 1e-3."""
     return (max(math.log10(value), -9) + 9) / 6 if value > 0 else 0
 
 
-# Figure, what it is, its axis, and the axis's marks.
+# Figure, title, axis, and the axis's marks.
 ROWS = [
     ("bytes_ratio", "bytes of transitions, dense = 1", share, (0, 0.25, 0.5, 0.75, 1)),
     ("seconds_ratio", "time of composition, dense = 1", share, (0, 0.25, 0.5, 0.75, 1)),

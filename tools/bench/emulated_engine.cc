@@ -19,7 +19,7 @@ double MillisecondsSince(Watch::time_point start) {
   return std::chrono::duration<double, std::milli>(Watch::now() - start).count();
 }
 
-// One period of qwen3-next: three linear layers, then attention. An eighth of its linear heads, all of its keys and
+// One period of qwen3-next: three linear layers, then attention. An eighth of its linear heads, and all of its keys and
 // values.
 std::vector<engine::Layer> Layers(const std::vector<double>& frequencies) {
   engine::Layer linear{.kind = engine::LayerKind::kLinear};
@@ -56,7 +56,7 @@ EmulatedEngine::EmulatedEngine() : state_(kLinearHeads * kHeadDim * kHeadDim), t
   }
 }
 
-absl::Status EmulatedEngine::Open(const ClientOptions& daemon, uint64_t pages, double tokens_per_second) {
+absl::Status EmulatedEngine::Open(const tools::DaemonSockets& daemon, uint64_t pages, double tokens_per_second) {
   std::vector<double> frequencies;
   for (int i = 0; i < 32; ++i) frequencies.push_back(std::pow(1e7, -i / 32.0));
   const std::vector<engine::Layer> layers = Layers(frequencies);
@@ -79,7 +79,7 @@ absl::Status EmulatedEngine::Open(const ClientOptions& daemon, uint64_t pages, d
   if (!opened.ok()) return absl::InternalError(opened.message);
   seconds_a_token_ = tokens_per_second > 0 ? 1 / tokens_per_second : 0;
   for (uint64_t page = 0; page < pages; ++page) pages_.push_back(static_cast<int32_t>(page));
-  std::memset(cache_.data(), 0x3c, cache_.bytes());  // no page is touched for the first time while something counts
+  std::memset(cache_.data(), 0x3c, cache_.bytes());  // during measurements no page is touched for the first time
   return absl::OkStatus();
 }
 

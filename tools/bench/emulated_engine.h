@@ -14,13 +14,13 @@
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
 #include "ashlar/engine.h"
-#include "client/session/client.h"
+#include "examples/testing/local_daemon.h"
 
 namespace ashlar::bench {
 
 class EmulatedEngine {
  public:
-  // Of a prompt, unless a benchmark says otherwise; and of a segment 6 MiB are cached.
+  // Segments of a prompt, unless a benchmark says otherwise; 6 MiB of a segment are cached.
   static constexpr uint64_t kSegments = 11, kSegmentTokens = 2400, kQuestionTokens = 64;
   static constexpr uint32_t kPageTokens = 16;
   static constexpr uint32_t kLayers = 4;
@@ -31,9 +31,9 @@ class EmulatedEngine {
 
   EmulatedEngine();
 
-  // With room for so many pages. No rate is declared with 0: then every hit is taken, however long it takes.
-  absl::Status Open(const ClientOptions& daemon, uint64_t pages, double tokens_per_second = kTokensPerSecond);
-  // Computes and publishes what a request misses, from run `filled` on.
+  // With space for this many pages. A rate of 0 is not declared: then every hit is taken, however long it takes.
+  absl::Status Open(const tools::DaemonSockets& daemon, uint64_t pages, double tokens_per_second = kTokensPerSecond);
+  // Computes and publishes what a request misses, starting with run `filled`.
   absl::Status Fill(engine::Request& request, uint32_t& filled);
   // Serves others until told to stop.
   void Serve(const std::atomic<bool>& stop);
@@ -42,17 +42,17 @@ class EmulatedEngine {
     double ttft_ms = 0, combine_ms = 0;
     uint64_t elsewhere = 0, hits = 0;
   };
-  // A cold prompt, whose first token comes as soon as everything cached is in its place. Without `lengths` its segments
-  // have kSegmentTokens each.
+  // A cold prompt, whose first token is ready as soon as everything cached has landed. Without `lengths`, each segment
+  // has kSegmentTokens.
   absl::StatusOr<Times> Ask(std::span<const int32_t> tokens, bool parallel, std::span<const uint64_t> lengths = {});
 
   struct Landed {
     double landed_ms = 0;  // from the call until all hits have landed
     uint64_t hits = 0, bytes = 0;
     std::vector<uint64_t> tiers = std::vector<uint64_t>(5);  // hits, by TierKind
-    std::string missed;                                      // why the last miss was one; empty: there was none
+    std::string missed;                                      // reason of the last miss; empty: there was none
   };
-  // A prompt of which nothing that is missed is computed. `lengths` as above.
+  // Lands a prompt without computing missed segments. `lengths` as above.
   absl::StatusOr<Landed> Land(std::span<const int32_t> tokens, std::span<const uint64_t> lengths = {});
 
  private:

@@ -45,7 +45,7 @@ class NumberTier final : public storage::Tier {
   explicit NumberTier(uint32_t extents) : extents_(extents), bytes_(extents * kHeaderBytes) {
     headers_ = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     Require(headers_ != MAP_FAILED, "no memory for the headers");
-    std::memset(headers_, 1, bytes_);  // so that it is not counted as the cache's growth
+    std::memset(headers_, 1, bytes_);  // so that it does not count as the cache's growth
     for (uint32_t extent = extents; extent-- > 0;) free_.push_back(extent);
   }
   ~NumberTier() override { munmap(headers_, bytes_); }
@@ -84,7 +84,7 @@ class SteadyClock final : public storage::Clock {
   }
 };
 
-// Completes at once, on the calling thread.
+// Completes immediately, on the calling thread.
 class AtOnce final : public storage::Executor {
  public:
   bool Run(storage::TenantId, std::function<void()> work, std::function<void()> done) override {
@@ -126,7 +126,7 @@ uint64_t StatusBytes(const std::string& name) {
   return 0;
 }
 
-// Pushes what was used before out of the processor's caches.
+// Evicts earlier data from the CPU's caches.
 class Sweep {
  public:
   void operator()() { std::fill(memory_.begin(), memory_.end(), ++round_); }
@@ -136,7 +136,7 @@ class Sweep {
   uint8_t round_ = 0;
 };
 
-// One cache, always full: every new object takes the place of one that the policy gives up.
+// One cache, always full: every new object replaces one that the policy evicts.
 class FullCache {
  public:
   FullCache(uint32_t entries, storage::EvictionMode eviction)
@@ -148,7 +148,7 @@ class FullCache {
     cache_.CloseSession(kSession, [] {});
   }
 
-  // False: it is not there.
+  // False: it is not stored.
   bool Match(const storage::Query& query) {
     const storage::Match match = cache_.Lookup(kSession, {&query, 1});
     cache_.Release(kSession, match.lease);
@@ -156,7 +156,7 @@ class FullCache {
     return match.found[0].reason == MissReason::kNone;
   }
 
-  // As an engine does that computed what another one had published already.
+  // Like an engine that computes what another one has already published.
   void Touch(const ObjectHeader& plan) {
     Require(cache_.Reserve(kSession, plan).outcome == ReserveOutcome::kAlreadyPresent, "an object is not there");
     CheckUsed();
@@ -180,7 +180,7 @@ class FullCache {
   uint64_t capacity_bytes() const { return tier_.Usage().capacity_bytes; }
 
  private:
-  // The bytes that the tier has given out equal those of the cache's objects, and do not exceed the capacity.
+  // The bytes allocated in the tier equal those of the cache's objects, and do not exceed the capacity.
   void CheckUsed() {
     const storage::TierUsage usage = tier_.Usage();
     const storage::Cache::Stats stats = cache_.stats();
@@ -211,7 +211,7 @@ class Rounds {
     KeepWhatIsThere();
   }
 
-  // Every entry once by each operation, in a random order; then a tenth is evicted.
+  // Uses every entry once with each operation, in random order; then a tenth is evicted.
   Round Run() {
     std::shuffle(queries_.begin(), queries_.end(), random_);
     Round round;
@@ -255,7 +255,7 @@ class Rounds {
     for (size_t i = 0; i < entries_; ++i) table_.emplace(queries_[i].key, i);
   }
 
-  // A block of new objects; only the reserving counts.
+  // A block of new objects; only the reservation is timed.
   double EvictBlock() {
     std::vector<ObjectHeader> plans;
     for (size_t i = 0; i < kBlock; ++i) {
@@ -274,7 +274,7 @@ class Rounds {
   const uint32_t entries_;
   int32_t next_;  // the number of the next new object
   std::mt19937_64 random_;
-  std::vector<storage::Query> queries_;  // of what is in the cache
+  std::vector<storage::Query> queries_;  // queries of the cached objects
   absl::flat_hash_map<Key, uint64_t> table_;
   Sweep sweep_;
 };
@@ -305,10 +305,10 @@ void Measure(storage::EvictionMode eviction, const char* policy, const Options& 
   const uint32_t entries = options.quick ? 20'000 : 1'000'000;
   FullCache cache(entries, eviction);
   const uint64_t before = StatusBytes("VmRSS");
-  // A tenth more than there is room for: what is remembered of the evicted counts, too.
+  // A tenth more than there is space for, because ghosts of evicted objects count too.
   const int32_t published = static_cast<int32_t>(entries + entries / 10);
   for (int32_t number = 0; number < published; ++number) cache.Publish(cache.Reserve(PlanOf(QueryOf(number))));
-  // The process's peak: only of the first cache it is that cache's own.
+  // The peak of the process: it equals the cache's peak only for the first cache.
   if (!figures.contains("peak_rss_bytes")) {
     const uint64_t bytes_per_entry = (StatusBytes("VmRSS") - before) / entries, peak = StatusBytes("VmHWM");
     std::printf(

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The peak rate of the processor's multiply-add units, for its widest vectors.
+// The peak rate of the CPU's multiply-add units, for its widest vectors.
 #include <chrono>
 #include <numeric>
 #include <vector>
@@ -20,7 +20,7 @@ namespace HWY_NAMESPACE {
 
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Enough independent sums to hide a multiply-add's latency on two units, few enough for 16 registers.
+// Enough independent sums to hide the latency of a multiply-add on two units, few enough for 16 registers.
 constexpr size_t kSums = 12;
 
 // Runs `rounds` rounds of multiply-adds and returns their number of operations; `sink` keeps the result alive.
@@ -57,7 +57,7 @@ double MeasureFmaPeak(double span, kernels::Workers& workers) {
     double& sum = operations[static_cast<size_t>(thread)];
     float sink = 0;
     while (elapsed() < span) sum += HWY_DYNAMIC_DISPATCH(MultiplyAdd)(kRounds, &sink);
-    if (sink == 0) sum = 0;  // the sums tend to one; asking for it keeps them
+    if (sink == 0) sum = 0;  // the sums tend to one; testing this keeps the compiler from removing them
   });
   return std::accumulate(operations.begin(), operations.end(), 0.0) / elapsed();
 }

@@ -19,12 +19,12 @@ struct KernelCase {
   std::string shape;  // label with the sizes, such as "n 16, heads 1152, 128x128"
   double bytes = 0;   // bytes to read and write, each once
   double flops = 0;   // a multiplication and an addition count two
-  // Makes inputs and returns the timed function; inputs live as long as it. A case whose memory fits in the caches
-  // should take turns through several sets of inputs.
+  // Creates inputs and returns the timed function; inputs live as long as it. A case whose memory fits in the caches
+  // should rotate through several sets of inputs.
   std::function<std::function<void()>(const kernels::Kernels&, kernels::Queue&)> prepare;
 };
 
-// `quick`: smaller shapes, to see that everything runs; their ratios say nothing.
+// `quick`: smaller shapes, to check that everything runs; their ratios mean nothing.
 std::vector<KernelCase> LinearCases(bool quick);
 std::vector<KernelCase> RowsCases(bool quick);
 std::vector<KernelCase> AttentionCases(bool quick);

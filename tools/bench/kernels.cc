@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kCopyBytes = 48ull << 20;  // eight sets of it leave any cache
 
 // The machine's limits, measured between the repetitions of a case and over spans as long as these, from 10 ms to half
-// a second: a noisy neighbour slows both, and a core that the host takes away for some milliseconds is missed by both.
+// a second: a noisy neighbour slows both, and the loss of a core for some milliseconds affects both.
 class Limits {
  public:
   explicit Limits(kernels::Workers& workers)
@@ -85,7 +85,7 @@ absl::Status TimeKernels(const Options& options, nlohmann::json& figures) {
   const int threads = options.threads > 0 ? options.threads : static_cast<int>(std::thread::hardware_concurrency());
   kernels::ThreadPool pool(threads);
   Limits limits(pool);
-  // The reference is the truth, not a back end that anyone runs in earnest.
+  // The reference defines correctness; its speed does not matter.
   const kernels::Kernels& back_end = kernels::Host();
   const std::unique_ptr<kernels::Queue> queue = back_end.MakeQueue(&pool);
   figures["machine"] = Machine();

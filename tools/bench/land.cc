@@ -9,6 +9,7 @@
 #include <thread>
 
 #include "absl/strings/str_cat.h"
+#include "client/session/client.h"
 #include "examples/testing/local_daemon.h"
 #include "kernels/host/thread_pool.h"
 #include "tools/bench/bench.h"
@@ -76,8 +77,8 @@ class Engine {
     std::iota(shuffled.begin(), shuffled.end(), 0);
     std::shuffle(shuffled.begin(), shuffled.end(), std::mt19937(7));
     for (size_t i = 0; i < sets_.size(); ++i) {
-      const auto first = shuffled.begin() + static_cast<ptrdiff_t>(i * prompt_pages);
-      sets_[i].page_table.assign(first, first + static_cast<ptrdiff_t>(prompt_pages));
+      const auto page = shuffled.begin() + static_cast<ptrdiff_t>(i * prompt_pages);
+      sets_[i].page_table.assign(page, page + static_cast<ptrdiff_t>(prompt_pages));
     }
     return absl::OkStatus();
   }
@@ -85,7 +86,7 @@ class Engine {
   absl::Status PublishAll() {
     for (size_t i = 0; i < sets_.size(); ++i) {
       Set& set = sets_[i];
-      set.tokens.assign(kPageTokens, 0);  // a first segment that nobody published: the others stand behind position 0
+      set.tokens.assign(kPageTokens, 0);  // a first segment that was never published: the others come after position 0
       set.lengths.assign(1, kPageTokens);
       for (uint64_t s = 0; s < kSegments; ++s) {
         set.tokens.insert(set.tokens.end(), kSegmentTokens, static_cast<int32_t>(i * kSegments + s + 1));
@@ -131,7 +132,7 @@ class Engine {
     std::vector<uint64_t> lengths;
   };
 
-  // All segments but the first, each with whatever lies in the set's memory.
+  // All segments but the first, each with the current contents of the set's memory.
   absl::Status Publish(const Set& set) {
     std::vector<ObjectRun> runs;
     for (uint64_t s = 0; s < kSegments; ++s) {
@@ -172,7 +173,7 @@ class Engine {
   Model model_;
   Region region_;
   uint64_t pages_bytes_ = 0;
-  std::vector<Set> sets_;  // prompts with pages of their own
+  std::vector<Set> sets_;  // prompts with separate pages
 };
 
 absl::Status LandPages(Client& client, const Options& options, kernels::Workers& workers, nlohmann::json& cases) {
@@ -184,7 +185,8 @@ absl::Status LandPages(Client& client, const Options& options, kernels::Workers&
   MemcpyLimit memcpy_limit(kLandedBytes);
   std::vector<double> landings;
   std::vector<std::vector<double>> limits(static_cast<size_t>(workers.Size()));
-  // Landing and limit take turns, so that a noisy neighbour slows both. The first round over all sets touches memory.
+  // Landing and limit alternate, so that a noisy neighbour slows both. The first round over all sets touches the
+  // memory.
   for (int i = 0; i < kColdSets + options.repetitions; ++i) {
     const absl::StatusOr<double> rate = engine.LandOnce(i % kColdSets, matches[i % kColdSets]);
     if (!rate.ok()) return rate.status();
@@ -245,7 +247,8 @@ absl::Status Land(const Options& options, nlohmann::json& figures) {
   kernels::ThreadPool pool(threads);
   auto daemon = tools::LocalDaemon::Start({.dram_bytes = 3ull << 30, .threads = static_cast<uint32_t>(threads)});
   if (!daemon.ok()) return daemon.status();
-  auto client = Client::Connect((*daemon)->client_options());
+  const tools::DaemonSockets& sockets = (*daemon)->sockets();
+  auto client = Client::Connect({.rpc_socket = sockets.rpc_socket, .session_socket = sockets.session_socket});
   if (!client.ok()) return client.status();
   figures["machine"] = Machine();
   nlohmann::json& cases = figures["cases"] = nlohmann::json::array();

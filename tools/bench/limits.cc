@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The limits that figures are held against.
+// The limits of the machine that figures are compared with.
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -13,7 +13,7 @@
 namespace ashlar::bench {
 namespace {
 
-// Enough that no thread waits long for another that the host has stopped.
+// Enough threads that none waits long for another one that the host has stopped.
 constexpr size_t kSlicesPerThread = 16;
 
 }  // namespace

@@ -18,7 +18,7 @@ using kernels::testing::Name;
 
 constexpr std::array kDTypes = {DType::kF32, DType::kF16, DType::kBF16};
 
-// The layer of a case, and all memory that its arguments point to.
+// The layer of a case, and all memory to which its arguments point.
 class Layer {
  public:
   explicit Layer(const LinearShape& shape) : shape_(shape) {
@@ -50,7 +50,7 @@ class Layer {
     return 0;
   }
 
-  // A tuple whose transition shrinks what it acts on, so that a state composed again and again stays finite.
+  // A tuple whose transition is a contraction, so that a repeatedly composed state stays finite.
   void AddTuple(DType dtype, TransitionForm form, int32_t rank) {
     std::vector<kernels::HeadTuple>& heads = heads_.emplace_back();
     for (int32_t h = 0; h < shape_.heads; ++h) {
@@ -99,7 +99,7 @@ class Layer {
     in.g_stride = int64_t{shape_.heads} * GateWidth(shape_);
     in.beta_stride = int64_t{shape_.heads} * BetaWidth(shape_);
     in.q = floats(in.q_stride, 0, 0.1f);
-    in.k = floats(in.k_stride, 0, 0.15f);  // of norm 1 or so at 128 dimensions
+    in.k = floats(in.k_stride, 0, 0.15f);  // of norm about 1 at 128 dimensions
     in.v = floats(in.v_stride, 0, 1);
     in.g = floats(in.g_stride, -0.05f, 0.04f);
     in.beta = floats(in.beta_stride, 0.5f, 0.4f);
@@ -145,7 +145,7 @@ std::string Describe(const LinearShape& shape, const std::string& length) {
          std::to_string(shape.d_v) + (shape.order == StateOrder::kValueFirst ? ", v-first" : "");
 }
 
-// Operations of one token of one head on `columns` columns of [S | T]: what erases reads all rows, what writes all.
+// Operations of one token of one head on `columns` columns of [S | T]: erasing reads all rows, and writing writes all.
 double TokenFlops(const LinearShape& shape, int32_t columns) {
   return (Erases(shape.family) ? 4.0 : 2.0) * shape.d_k * columns;
 }

@@ -25,7 +25,7 @@ absl::Status Neighbours(const Options& options, nlohmann::json& figures);
 struct Command {
   const char* name;
   Run run;
-  std::vector<const char*> options;  // that it takes, beside --json
+  std::vector<const char*> options;  // its options besides --json
   const char* about;
 };
 
@@ -158,7 +158,7 @@ int RunRole(int argc, char** argv) {
   }
   if (role == "transfer-holder" && argc == 3) return ashlar::bench::RunTransferHolder(argv[2]);
   if (role == "transfer-asker" && argc == 6) return ashlar::bench::RunTransferAsker(argv[2], argv[3], argv[4], argv[5]);
-  return -1;  // none
+  return -1;  // not a role
 }
 
 }  // namespace

@@ -2,8 +2,8 @@
 // `ashlar-bench mirror`: eight daemons that mirror a million entries of a real etcd: memory, the time from scratch,
 // announcements a second, etcd's load; and a look-up of a prompt of 128 k tokens without and with a full mirror.
 //
-// No machine has memory for a million objects eight times over. So their holders are processes that have the daemons'
-// directory and nothing else; the daemons that are measured are whole.
+// No machine has memory for a million objects eight times over. So their holders are processes that have only the
+// daemons' directory; the measured daemons are complete.
 #include "tools/bench/mirror.h"
 
 #include <algorithm>
@@ -24,6 +24,7 @@
 #include "daemon/peer/directory/etcd_directory.h"
 #include "examples/testing/child_process.h"
 #include "examples/testing/local_nodes.h"
+#include "proto/hex.h"
 #include "proto/limits.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/processes.h"
@@ -34,9 +35,9 @@ namespace {
 using Watch = std::chrono::steady_clock;
 
 constexpr size_t kDaemons = 8;
-constexpr uint32_t kLeaseSeconds = 60;  // all of it shares a machine's cores
+constexpr uint32_t kLeaseSeconds = 60;  // all of it shares one machine's cores
 constexpr uint64_t kPromptTokens = 128 * 1024, kAskedSegment = 2048;
-// Odd, and the prompt's tokens are a power of two: checkpoints have depths of their own, anywhere in the prompt.
+// Odd, while the prompt's tokens are a power of two: checkpoints have distinct depths, anywhere in the prompt.
 constexpr uint64_t kDepthStride = 48271;
 constexpr int kPrompts = 8;
 
@@ -55,7 +56,7 @@ Digest Draw(std::mt19937_64& random) {
   return digest;
 }
 
-// Of ten entries seven are segments, one is a checkpoint, one a span behind it and one a block of a prefix.
+// Of ten entries, seven are segments, one is a checkpoint, one a span after it, and one a block of a prefix.
 daemon::Holding HoldingOf(uint64_t number) {
   daemon::Holding holding{.bytes = uint64_t{4} << 20};
   const uint64_t depth = 1 + number / 10 * kDepthStride % kPromptTokens;
@@ -83,10 +84,10 @@ struct Asker {
     layout.layers.push_back(AttentionLayer{.kv_heads = 2, .key_dim = 256, .value_dim = 256});
     return layout;
   }
-  absl::Status Open(const ClientOptions& daemon) {
-    ClientOptions options = daemon;
-    options.timeout = std::chrono::seconds(60);
-    auto connected = Client::Connect(options);
+  absl::Status Open(const tools::DaemonSockets& daemon) {
+    auto connected = Client::Connect({.rpc_socket = daemon.rpc_socket,
+                                      .session_socket = daemon.session_socket,
+                                      .timeout = std::chrono::seconds(60)});
     if (!connected.ok()) return connected.status();
     client = *std::move(connected);
     const Identity identity{
@@ -101,8 +102,8 @@ struct Asker {
   std::optional<Model> model;
 };
 
-// Milliseconds of look-ups that find nothing; of the same prompts each time, so that what the daemon learns of prompts
-// is the same in both phases.
+// Milliseconds of lookups that find nothing. The prompts are the same each time, so that the daemon learns the same
+// about prompts in both phases.
 std::vector<double> LookUp(Asker& asker, int rounds) {
   std::mt19937_64 random(5);
   std::vector<std::vector<int32_t>> prompts(kPrompts, std::vector<int32_t>(kPromptTokens));
@@ -135,7 +136,7 @@ uint64_t EntriesOf(const tools::LocalDaemon& daemon) {
 }
 
 absl::Status Late(const char* what) {
-  return absl::DeadlineExceededError(absl::StrCat(what, " took too long"));
+  return absl::DeadlineExceededError(absl::StrCat(what, " did not finish in time"));
 }
 
 struct Found {
@@ -144,7 +145,7 @@ struct Found {
   double node_cpu_s = 0;
 };
 
-// Has the holders announce, and waits until all daemons know all of it.
+// Makes the holders announce, and waits until all daemons know all of it.
 absl::Status Announce(tools::LocalNodes& nodes, std::vector<std::unique_ptr<tools::ChildProcess>>& holders,
                       uint64_t entries, Found& found) {
   const double etcd_before = ProcessorSeconds(nodes.etcd().pid());
@@ -167,14 +168,14 @@ absl::Status Announce(tools::LocalNodes& nodes, std::vector<std::unique_ptr<tool
   return absl::OkStatus();
 }
 
-// The last daemon starts anew, and knows nothing.
+// The last daemon restarts without any state.
 absl::Status FromScratch(tools::LocalNodes& nodes, uint64_t entries, Found& found) {
   const size_t last = nodes.size() - 1;
   if (absl::Status status = nodes.Restart(last); !status.ok()) return status;
   const double etcd_before = ProcessorSeconds(nodes.etcd().pid());
   Asker again;
   const Watch::time_point begin = Watch::now();
-  if (absl::Status status = again.Open(nodes.daemon(last).client_options()); !status.ok()) return status;
+  if (absl::Status status = again.Open(nodes.daemon(last).sockets()); !status.ok()) return status;
   if (!Until([&] { return EntriesOf(nodes.daemon(last)) >= entries; }, 600)) return Late("mirroring from scratch");
   found.scratch_s = Since(begin);
   found.etcd_reading_s = ProcessorSeconds(nodes.etcd().pid()) - etcd_before;
@@ -224,15 +225,15 @@ int RunMirrorHolder(const std::string& endpoint, const std::string& name, const 
   const uint64_t first = std::strtoull(first_text.c_str(), nullptr, 10);
   const uint64_t count = std::strtoull(count_text.c_str(), nullptr, 10);
   NamespaceId id;
-  const std::string bytes = absl::HexStringToBytes(ns);
+  const std::string bytes = BytesOfHex(ns);
   if (bytes.size() != id.bytes.size()) return 2;
   std::copy(bytes.begin(), bytes.end(), id.bytes.begin());
   const SteadyClock clock;
   daemon::EtcdDirectoryOptions options{.endpoints = {endpoint}};
   options.lease_seconds = kLeaseSeconds;
-  options.writes_per_second = options.cluster_writes_per_second = 1'000'000;  // etcd is to be the limit
+  options.writes_per_second = options.cluster_writes_per_second = 1'000'000;  // etcd must be the limit
   options.queued_writes = static_cast<uint32_t>(count);
-  // Nobody listens there: nothing that the daemons are asked for lies here.
+  // No server is there: the daemons are never asked for data here.
   daemon::EtcdDirectory directory(
       options, {.node = name, .control_address = "127.0.0.1:1", .transport_address = "127.0.0.1:1", .version = "bench"},
       {}, clock);
@@ -242,7 +243,7 @@ int RunMirrorHolder(const std::string& endpoint, const std::string& name, const 
   if (!std::getline(std::cin, line)) return 0;
   std::mt19937_64 random(std::hash<std::string>()(name));
   for (uint64_t i = 0; i < count; ++i) directory.Announce(id, Draw(random), HoldingOf(first + i), 1);
-  while (std::getline(std::cin, line)) {  // until whoever has started this ends
+  while (std::getline(std::cin, line)) {  // until the starting process ends
   }
   return 0;
 }
@@ -256,7 +257,7 @@ absl::Status Mirror(const Options& options, nlohmann::json& figures) {
   if (!nodes.ok()) return nodes.status();
   std::vector<Asker> askers(daemons);
   for (size_t node = 0; node < daemons; ++node) {
-    if (absl::Status status = askers[node].Open((*nodes)->daemon(node).client_options()); !status.ok()) return status;
+    if (absl::Status status = askers[node].Open((*nodes)->daemon(node).sockets()); !status.ok()) return status;
   }
   const NamespaceId ns = askers[0].model->ns();
   const std::string hex = absl::BytesToHexString({reinterpret_cast<const char*>(ns.bytes.data()), ns.bytes.size()});

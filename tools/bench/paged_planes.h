@@ -35,7 +35,7 @@ struct PlaneMemory {
   std::vector<float> scales;
 };
 
-// One layer's keys or values, [pages][kPageTokens][heads, dim], of a sequence whose pages lie in no order.
+// One layer's keys or values, [pages][kPageTokens][heads, dim], of a sequence whose pages are in random order.
 class PagedPlane {
  public:
   static constexpr int32_t kPageTokens = 16;

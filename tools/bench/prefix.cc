@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ashlar-bench prefix`: what the prefix tree and the planner over it cost. A prompt is walked against comparing its
-// tokens alone; requests and evictions among a million nodes, against a look-up in a hash table of as many.
+// `ashlar-bench prefix`: the cost of the prefix tree and its planner. Walking a prompt is compared with comparing its
+// tokens only; requests and evictions among a million nodes with lookups in a hash table of the same size.
 #include <malloc.h>
 
 #include <algorithm>
@@ -8,6 +8,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <memory>
 #include <random>
 #include <span>
@@ -48,7 +49,7 @@ struct WalkedSet {
   std::unique_ptr<Tree> tree;
 };
 
-// Nanoseconds of a walk, and of comparing the same tokens; sets in turn, so that none is in the processor's caches.
+// Nanoseconds of a walk, and of comparing the same tokens. Sets are used in turns, so that none is in the CPU's caches.
 void Walks(size_t edge, const Options& options, std::mt19937_64& random, nlohmann::json& figures) {
   std::vector<WalkedSet> sets(options.quick ? kWalkedSets / 4 : kWalkedSets);
   for (WalkedSet& set : sets) {
@@ -77,7 +78,7 @@ void Walks(size_t edge, const Options& options, std::mt19937_64& random, nlohman
       }));
       Require(passed == kPromptTokens / edge, "a node was not passed");
     }
-    if (turn % (2 * sets.size()) == 0) ++turn;  // sets that were compared are walked in the next round
+    if (turn % (2 * sets.size()) == 0) ++turn;  // sets that were compared are traversed in the next round
     walks.push_back(Median(walked) * 1e9);
     compares.push_back(Median(compared) * 1e9);
     ratios.push_back(walks.back() / compares.back());
@@ -109,7 +110,39 @@ class Requests {
   std::mt19937_64 random_;
 };
 
-// Pushes what was used before out of the processor's caches.
+// Prompts of about 8,000 tokens: documents of many lengths, each asked about twice. The second prompt shares any part
+// of the document, or all of it before another question, so that prompts diverge at thousands of different depths and
+// distances from the end.
+class LongRequests {
+ public:
+  explicit LongRequests(uint64_t seed) : random_(seed) {}
+  Tokens Next() {
+    if (random_() % 2 == 0 && !open_.empty()) {
+      const size_t which = random_() % open_.size();
+      std::swap(open_[which], open_.back());
+      Tokens tokens = std::move(open_.back());
+      open_.pop_back();
+      if (random_() % 2 == 0) tokens.resize(1 + random_() % tokens.size());
+      Append(tokens, 8 + random_() % 200);
+      return tokens;
+    }
+    Tokens document;
+    Append(document, 2000 + random_() % 12'000);
+    if (open_.size() < kOpen) open_.push_back(document);
+    Append(document, 8 + random_() % 200);
+    return document;
+  }
+
+ private:
+  static constexpr size_t kOpen = 256;  // documents that are asked about once more
+  void Append(Tokens& tokens, size_t count) {
+    for (size_t i = 0; i < count; ++i) tokens.push_back(static_cast<int32_t>(random_() % 150'000));
+  }
+  std::mt19937_64 random_;
+  std::vector<Tokens> open_;
+};
+
+// Evicts earlier data from the CPU's caches.
 void Sweep() {
   static std::vector<uint8_t> memory(size_t{256} << 20);
   static uint8_t round = 0;
@@ -140,8 +173,8 @@ struct Round {
   double hash_lookup = 0, lookup = 0, commit = 0, admit = 0, evict = 0;
 };
 
-// Times the store's admission of a checkpoint, with and without an eviction: it draws some checkpoints, prices them,
-// and gives one up.
+// Times the store's admission of a checkpoint, with and without an eviction: it samples some checkpoints, prices them,
+// and evicts one.
 void TimeEvictions(size_t entries, std::mt19937_64& random, Round& round) {
   Tree tree;
   storage::ReuseModel reuse;
@@ -178,6 +211,51 @@ void TimeEvictions(size_t entries, std::mt19937_64& random, Round& round) {
 size_t Heap() {
   const struct mallinfo2 info = mallinfo2();
   return info.uordblks + info.hblkhd;
+}
+
+nlohmann::json Spread(const char* operation, std::vector<double> micros) {
+  std::ranges::sort(micros);
+  double sum = 0;
+  for (const double each : micros) sum += each;
+  const double mean = sum / static_cast<double>(micros.size());
+  const double p50 = micros[micros.size() / 2], p99 = micros[micros.size() * 99 / 100], longest = micros.back();
+  std::printf("%8s %10.1f %10.1f %10.1f %10.1f\n", operation, mean, p50, p99, longest);
+  return {{"op", operation}, {"mean_us", mean}, {"p50_us", p50}, {"p99_us", p99}, {"longest_us", longest}};
+}
+
+double CpuSeconds() {
+  timespec now{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
+}
+
+// Times single requests with long prompts, in CPU time so that other processes do not count, once the planner has seen
+// thousands of different overlaps.
+void LongPrompts(storage::PrefixPlanner& planner, const Options& options, std::mt19937_64& random,
+                 nlohmann::json& figures) {
+  LongRequests requests(random());
+  const size_t known = options.quick ? 2000 : 16'000, timed = options.quick ? 500 : 4000;
+  std::vector<double> lookups, commits;
+  uint64_t tokens = 0;
+  for (size_t i = 0; i < known + timed; ++i) {
+    const Tokens prompt = requests.Next();
+    storage::PrefixPlanner::Match match;
+    const double begin = CpuSeconds();
+    match = planner.Lookup(prompt);
+    const double found = CpuSeconds();
+    const std::vector<uint64_t> captured = match.checkpoint_at;
+    planner.Commit(std::move(match), prompt, prompt.size(), captured);
+    const double end = CpuSeconds();
+    if (i < known) continue;
+    lookups.push_back((found - begin) * 1e6);
+    commits.push_back((end - found) * 1e6);
+    tokens += prompt.size();
+  }
+  std::printf("prompts of %llu tokens, among %zu nodes, after %zu such prompts, µs:\n%8s %10s %10s %10s %10s\n",
+              static_cast<unsigned long long>(tokens / timed), planner.nodes(), known, "op", "mean", "p50", "p99",
+              "longest");
+  figures["long_prompts"] = {{"nodes", planner.nodes()}, {"prompt_tokens", tokens / timed}, {"requests_before", known}};
+  figures["long_prompts"]["cases"] = {Spread("lookup", lookups), Spread("commit", commits)};
 }
 
 void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlohmann::json& figures) {
@@ -249,6 +327,7 @@ void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlo
     if (operation == &Round::evict) figures["cases"].back()["bar"] = kEvictBar;
     std::printf("%8s %10.0f %10.0f %8.1f\n", name, Median(times), Median(hashes), Median(ratios));
   }
+  LongPrompts(planner, options, random, figures);
 }
 
 }  // namespace

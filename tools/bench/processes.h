@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Facts of processes that benchmarks start: memory, processor time, metrics; and on which cores they run.
+// Facts of processes that benchmarks start: memory, CPU time, metrics, and the cores on which they run.
 #pragma once
 
 #include <sched.h>
@@ -43,14 +43,14 @@ inline double ProcessorSeconds(pid_t pid) {
          static_cast<double>(::sysconf(_SC_CLK_TCK));
 }
 
-// A metric without labels, or `name{labels}` as the daemon writes it; −1: there is none.
+// The value of a metric without labels, or of `name{labels}` as the daemon writes it; −1 if there is none.
 inline double MetricOf(uint16_t port, const std::string& name) {
   const absl::StatusOr<std::string> text = neighbours::ReadMetrics(port, std::chrono::seconds(10));
   const size_t at = text.ok() ? text->find(absl::StrCat("\n", name, " ")) : std::string::npos;
   return at == std::string::npos ? -1 : std::strtod(text->c_str() + at + name.size() + 2, nullptr);
 }
 
-// One half of the cores, for one of two machines that a benchmark plays on one. With a single core: that one.
+// One half of the cores, for one of two machines that a benchmark emulates on one. With a single core: that core.
 inline cpu_set_t Half(bool second) {
   const int cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   const int first = cores / 2;
@@ -61,7 +61,7 @@ inline cpu_set_t Half(bool second) {
   }
   return set;
 }
-// Of a process all threads that there are, and those that they make; of 0 the calling thread.
+// Moves all current and future threads of a process; 0: the calling thread.
 inline void RunOn(pid_t pid, const cpu_set_t& cores) {
   if (pid == 0) {
     sched_setaffinity(0, sizeof cores, &cores);

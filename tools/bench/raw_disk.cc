@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The disk's own rate: one file past the page cache, a thread for every value under way, no index.
+// The disk's own rate: one file without the page cache, one thread per value in flight, no index.
 #include <numeric>
 
 #include "kernels/mutex.h"
@@ -10,7 +10,7 @@
 namespace ashlar::bench {
 namespace {
 
-// Syncs that writers share as the tier's commits do: one at a time, and who comes meanwhile waits for the next.
+// Syncs shared by writers like the tier's commits: one at a time, and later writers wait for the next one.
 class SharedSync {
  public:
   explicit SharedSync(storage::BlockFile& file) : file_(file) {}
@@ -58,7 +58,7 @@ class RawDisk final : public DiskEngine {
     return Write(all, 4);
   }
 
-  // Into the half that holds nothing, as a store does that keeps the old value until the new one is durable.
+  // Writes into the unused half, like a store that keeps the old value until the new one is durable.
   absl::Status Write(const std::vector<uint32_t>& order, int depth) override {
     half_ = 1 - half_;
     Reserve(depth);

@@ -22,7 +22,7 @@ struct Request {
   Command command;
   uint64_t offset, bytes;
 };
-constexpr uint64_t kChunk = 256 * 1024;  // of one system call
+constexpr uint64_t kChunk = 256 * 1024;  // bytes of one system call
 
 bool SendAll(int socket, const void* data, uint64_t bytes) {
   for (const char* at = static_cast<const char*>(data); bytes > 0;) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// TCP streams without anything above them: the limit that transfers between daemons are held to.
+// Plain TCP streams: the limit that transfers between daemons are compared with.
 #pragma once
 
 #include <cstdint>
@@ -8,7 +8,7 @@
 
 namespace ashlar::bench {
 
-// Serves until the process ends: threads of its own, one a connection. Returns the port; 0: none can be had.
+// Serves until the process ends, with one thread per connection. Returns the port; 0: none is available.
 uint16_t ServeRawStreams(const std::string& host);
 
 class RawStreams {
@@ -19,10 +19,9 @@ class RawStreams {
   RawStreams& operator=(const RawStreams&) = delete;
 
   bool connected() const { return connected_; }
-  // Seconds for `count` values of `bytes`, fetched from the server; each stream moves one at a time,
-  // and its next one when that has come whole.
+  // Seconds for `count` values of `bytes`, fetched from the server. Each stream transfers one value at a time.
   double Move(uint64_t bytes, int count);
-  // Processor seconds that the server's process has used.
+  // CPU seconds that the server's process has used.
   double ServerSeconds();
 
  private:
@@ -33,10 +32,10 @@ class RawStreams {
   bool connected_ = true;
 };
 
-// As much memory lies behind transfers on each side, so that they come from memory, not from a core's cache.
+// Memory used for transfers on each side, large enough that they come from memory and not from a core's cache.
 inline constexpr uint64_t kTransferMemory = uint64_t{128} << 20;
 
-// Processor seconds of this process.
+// CPU seconds of this process.
 double ProcessSeconds();
 
 }  // namespace ashlar::bench

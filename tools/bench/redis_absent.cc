@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Stands for redis_store.cc where hiredis was not found.
+// Replaces redis_store.cc where hiredis was not found.
 #include "tools/bench/value_store.h"
 
 namespace ashlar::bench {

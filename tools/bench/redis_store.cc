@@ -48,7 +48,7 @@ class RedisStore final : public ValueStore {
     return absl::StrCat("value:", (batch.first + i) % (targets_->bytes().size() / batch.value_bytes));
   }
   absl::Status Broken() const { return absl::UnavailableError(absl::StrCat("redis: ", context_->errstr)); }
-  // The next reply of what was pipelined; null: see Broken.
+  // The next reply of a pipeline; null: see Broken.
   Reply Next() {
     void* reply = nullptr;
     return Reply(redisGetReply(context_.get(), &reply) == REDIS_OK ? static_cast<redisReply*>(reply) : nullptr);
@@ -62,7 +62,7 @@ class RedisStore final : public ValueStore {
 
 RedisStore::~RedisStore() {
   if (pid_ > 0) {
-    kill(pid_, SIGKILL);  // it keeps nothing
+    kill(pid_, SIGKILL);  // it has no data to save
     waitpid(pid_, nullptr, 0);
   }
   std::error_code error;
@@ -93,7 +93,7 @@ absl::Status RedisStore::Spawn() {
   const pid_t parent = getpid();
   pid_ = fork();
   if (pid_ == 0) {
-    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a killed tool leaves no server behind
+    prctl(PR_SET_PDEATHSIG, SIGKILL);  // a killed tool leaves no server running
     if (getppid() != parent) _exit(127);
     dup2(null, STDOUT_FILENO);
     dup2(null, STDERR_FILENO);
@@ -111,7 +111,7 @@ absl::Status RedisStore::Spawn() {
 absl::Status RedisStore::Connect() {
   context_.reset(redisConnectUnix((folder_ + "/redis.sock").c_str()));
   if (context_ == nullptr || context_->err != 0) return absl::UnavailableError("redis: cannot connect");
-  context_->reader->maxbuf = 0;  // keeps its buffer from reply to reply, which is faster
+  context_->reader->maxbuf = 0;  // keeps its buffer between replies, which is faster
   return absl::OkStatus();
 }
 
@@ -140,7 +140,7 @@ absl::Status RedisStore::Get(const Batch& batch, uint64_t offset) {
     const Reply reply = Next();
     if (reply == nullptr) return Broken();
     if (reply->type != REDIS_REPLY_STRING || reply->len != batch.value_bytes) {
-      found = false;  // the replies behind it are read all the same
+      found = false;  // the replies after it are still read
       continue;
     }
     std::memcpy(targets_->bytes().data() + offset + i * batch.value_bytes, reply->str, batch.value_bytes);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ashlar-bench remote`: from the look-up of a prompt until all of it is landed, where another node has it, against the
-// same from the node's own memory and disk, and against computing it. Computing is emulated, all else is real.
+// `ashlar-bench remote`: from the lookup of a prompt until all of it is landed from another node, against landing from
+// the node's own memory and disk, and against computing. Computing is emulated; everything else is real.
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
@@ -62,13 +62,13 @@ absl::Status LandFrom(EmulatedEngine& engine, const std::vector<int32_t>& prompt
   return absl::OkStatus();
 }
 
-// Another node publishes each prompt; the first landing here is remote, the second one is not.
+// Another node publishes each prompt; the first landing here is remote, and the second one is local.
 absl::Status RemoteAndOwn(const std::vector<std::vector<int32_t>>& prompts, Case& remote, Case& own) {
   const auto nodes = tools::LocalNodes::Start(2, {.dram_bytes = kDram, .threads = 1, .metrics = true});
   if (!nodes.ok()) return nodes.status();
   EmulatedEngine holder, asker;
-  absl::Status status = holder.Open((*nodes)->daemon(1).client_options(), EmulatedEngine::kPromptPages, 0);
-  if (status.ok()) status = asker.Open((*nodes)->daemon(0).client_options(), EmulatedEngine::kPromptPages, 0);
+  absl::Status status = holder.Open((*nodes)->daemon(1).sockets(), EmulatedEngine::kPromptPages, 0);
+  if (status.ok()) status = asker.Open((*nodes)->daemon(0).sockets(), EmulatedEngine::kPromptPages, 0);
   double told = 0;
   for (size_t i = 0; i < prompts.size() && status.ok(); ++i) {
     if (const auto published = holder.Ask(prompts[i], false); !published.ok()) return published.status();
@@ -78,12 +78,12 @@ absl::Status RemoteAndOwn(const std::vector<std::vector<int32_t>>& prompts, Case
     status = LandFrom(asker, prompts[i], TierKind::kRemote, remote);
     if (status.ok()) status = LandFrom(asker, prompts[i], TierKind::kDram, own);
   }
-  // The first one makes the connection, and measures nothing else.
+  // The first one makes the connection, and is not measured.
   if (remote.milliseconds.size() > 1) remote.milliseconds.erase(remote.milliseconds.begin());
   return status;
 }
 
-// A daemon that has started again has its disk alone.
+// A restarted daemon has only its disk.
 absl::Status Disk(const std::vector<std::vector<int32_t>>& prompts, const std::string& dir, Case& disk) {
   const Folder folder(dir);
   tools::LocalDaemonOptions options{
@@ -93,7 +93,7 @@ absl::Status Disk(const std::vector<std::vector<int32_t>>& prompts, const std::s
     const auto daemon = tools::LocalDaemon::Start(options);
     if (!daemon.ok()) return daemon.status();
     EmulatedEngine engine;
-    absl::Status status = engine.Open((*daemon)->client_options(), EmulatedEngine::kPromptPages, 0);
+    absl::Status status = engine.Open((*daemon)->sockets(), EmulatedEngine::kPromptPages, 0);
     if (!status.ok()) return status;
     for (const auto& prompt : prompts) {
       if (const auto published = engine.Ask(prompt, false); !published.ok()) return published.status();
@@ -106,7 +106,7 @@ absl::Status Disk(const std::vector<std::vector<int32_t>>& prompts, const std::s
   const auto daemon = tools::LocalDaemon::Start(options);
   if (!daemon.ok()) return daemon.status();
   EmulatedEngine engine;
-  absl::Status status = engine.Open((*daemon)->client_options(), EmulatedEngine::kPromptPages, 0);
+  absl::Status status = engine.Open((*daemon)->sockets(), EmulatedEngine::kPromptPages, 0);
   for (size_t i = 0; i < prompts.size() && status.ok(); ++i) {
     status = LandFrom(engine, prompts[i], TierKind::kSsd, disk);
   }
@@ -117,7 +117,7 @@ absl::Status Compute(Prompts& prompts, uint64_t tokens, Case& computed) {
   const auto daemon = tools::LocalDaemon::Start({.dram_bytes = kDram, .threads = 1});
   if (!daemon.ok()) return daemon.status();
   EmulatedEngine engine;
-  absl::Status status = engine.Open((*daemon)->client_options(), EmulatedEngine::kPromptPages);
+  absl::Status status = engine.Open((*daemon)->sockets(), EmulatedEngine::kPromptPages);
   if (!status.ok()) return status;
   const auto times = engine.Ask(prompts.Next(tokens), false);
   if (times.ok()) computed.milliseconds.push_back(times->ttft_ms);

@@ -35,8 +35,8 @@ uint64_t Sum(const Lengths& lengths) {
   return std::accumulate(lengths.begin(), lengths.end(), uint64_t{0});
 }
 
-// Evenly spaced from the shortest to the longest, and then one from either end in turn, so that neither the first nor
-// the last ones are all long.
+// Evenly spaced from the shortest to the longest, taken from both ends alternately, so that neither the first nor the
+// last ones are all long.
 Lengths Mixed(size_t count) {
   Lengths lengths;
   for (size_t i = 0; i < count; ++i) {
@@ -51,7 +51,7 @@ struct Bound {
   uint64_t last = 0;  // tokens of the segment that ends last
 };
 
-// Longest first, each to the worker that has least.
+// Longest first, each to the least loaded worker.
 Bound LongestFirst(Lengths lengths, size_t workers) {
   std::sort(lengths.begin(), lengths.end(), std::greater<>());
   std::vector<Bound> shares(workers);
@@ -64,7 +64,7 @@ Bound LongestFirst(Lengths lengths, size_t workers) {
   return *std::max_element(shares.begin(), shares.end(), less);
 }
 
-// Engines that offer prefill, on the nodes behind the first one, for as long as this lives.
+// Engines that offer prefill, on all nodes except the first, while this lives.
 class Helpers {
  public:
   ~Helpers() {
@@ -75,11 +75,11 @@ class Helpers {
     for (size_t node = 1; node <= count; ++node) {
       engines_.push_back(std::make_unique<EmulatedEngine>());
       const absl::Status status =
-          engines_.back()->Open(nodes.daemon(node).client_options(), EmulatedEngine::PagesOf(kLongest));
+          engines_.back()->Open(nodes.daemon(node).sockets(), EmulatedEngine::PagesOf(kLongest));
       if (!status.ok()) return status;
     }
     for (const auto& engine : engines_) threads_.emplace_back([this, &engine = *engine] { engine.Serve(stop_); });
-    // The asker's node remembers for a second that the others had none.
+    // The requester's node remembers for a second that the others had none.
     if (count > 0) std::this_thread::sleep_for(std::chrono::milliseconds(1500));
     return absl::OkStatus();
   }
@@ -92,12 +92,12 @@ class Helpers {
 
 struct Bench {
   const tools::LocalNodes& nodes;
-  EmulatedEngine asker, reader, holder;  // of the first node; likewise, and takes every hit; of the second
+  EmulatedEngine asker, reader, holder;  // of the first node; also there, taking every hit; of the second node
   Prompts prompts;
   int repetitions = 1;
 };
 
-// From the look-up until a segment that the second node has is landed on the first one.
+// From the lookup until a segment of the second node has landed on the first one.
 absl::Status MeasureTransfer(Bench& bench, uint64_t tokens, double& milliseconds) {
   std::vector<double> times;
   const Lengths one = {tokens};
@@ -106,7 +106,7 @@ absl::Status MeasureTransfer(Bench& bench, uint64_t tokens, double& milliseconds
     if (const auto published = bench.holder.Ask(prompt, false, one); !published.ok()) return published.status();
     absl::StatusOr<EmulatedEngine::Landed> landed;
     bool came = false;
-    // Until the first node has heard of it.
+    // Until the first node has learned of it.
     for (int tries = 0; tries < 250 && !came; ++tries) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
       landed = bench.reader.Land(prompt, one);
@@ -124,7 +124,7 @@ absl::Status Measure(Bench& bench, const Lengths& lengths, size_t workers, nlohm
   std::vector<double> ttft, combine;
   uint64_t elsewhere = 0, hits = 0;
   const uint64_t tokens = Sum(lengths) + EmulatedEngine::kQuestionTokens;
-  // The first one measures rates; a single worker's are not asked for.
+  // The first one measures rates, which are not needed for a single worker.
   for (int i = workers > 1 ? -1 : 0; i < bench.repetitions; ++i) {
     const auto times = bench.asker.Ask(bench.prompts.Next(tokens), workers > 1, lengths);
     if (!times.ok()) return times.status();
@@ -135,7 +135,7 @@ absl::Status Measure(Bench& bench, const Lengths& lengths, size_t workers, nlohm
     hits += times->hits;
   }
   const Bound bound = LongestFirst(lengths, workers);
-  double transfer = 0;  // of a single worker nothing is transferred
+  double transfer = 0;  // with a single worker nothing is transferred
   if (workers > 1) {
     if (absl::Status status = MeasureTransfer(bench, bound.last, transfer); !status.ok()) return status;
   }
@@ -179,7 +179,7 @@ absl::Status Router(const Options& options, nlohmann::json& figures) {
   if (!nodes.ok()) return nodes.status();
   Bench bench{.nodes = **nodes, .asker = {}, .reader = {}, .holder = {}, .prompts = Prompts()};
   bench.repetitions = options.quick ? 1 : std::min(options.repetitions, 3);
-  const ClientOptions first = (*nodes)->daemon(0).client_options(), second = (*nodes)->daemon(1).client_options();
+  const tools::DaemonSockets first = (*nodes)->daemon(0).sockets(), second = (*nodes)->daemon(1).sockets();
   const uint64_t pages = EmulatedEngine::PagesOf(std::max(Sum(equal), Sum(mixed)) + EmulatedEngine::kQuestionTokens);
   const uint64_t one = EmulatedEngine::PagesOf(kLongest + EmulatedEngine::kQuestionTokens);
   absl::Status status = bench.asker.Open(first, pages);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Landing and turning: a segment's keys and values on their way into an engine's pages.
+// Landing and rotating: copies a segment's keys and values into an engine's pages.
 #include <cmath>
 #include <memory>
 #include <vector>
@@ -12,8 +12,8 @@ namespace ashlar::bench {
 namespace {
 
 constexpr int32_t kHeads = 2, kDim = 256, kRotaryDim = 64;  // Qwen3-Next's
-constexpr int64_t kStart = 20'000;                          // where the segment is landed
-constexpr size_t kColdBytes = 400ull << 20;                 // sets of inputs together: more than the caches hold
+constexpr int64_t kStart = 20'000;                          // position at which the segment is landed
+constexpr size_t kColdBytes = 400ull << 20;  // total size of the sets of inputs: more than the caches hold
 
 struct Segment {
   int64_t tokens;
@@ -35,7 +35,7 @@ std::vector<double> Frequencies() {
   return frequencies;
 }
 
-// One layer's stored keys or values, and the pages that they land in.
+// One layer's stored keys or values, and the pages into which they land.
 struct LayerPlane {
   LayerPlane(const Segment& segment, Numbers& numbers)
       : format(segment.format),
@@ -60,7 +60,7 @@ struct LayerPlane {
   std::vector<uint64_t> checksums;
 };
 
-// Keys are turned, values copied, both hashed.
+// Keys are rotated, values copied, and both hashed.
 KernelCase LandCase(const Segment& segment) {
   const double bytes = 4 * segment.PlaneBytes();  // two planes, read and written
   KernelCase result{

@@ -12,7 +12,7 @@ namespace ashlar::bench {
 
 class SharedMemory {
  public:
-  // An error where the kernel refuses it.
+  // Returns an error if the kernel refuses it.
   static absl::StatusOr<std::unique_ptr<SharedMemory>> Make(size_t bytes);
   ~SharedMemory();
   SharedMemory(const SharedMemory&) = delete;

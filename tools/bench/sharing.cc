@@ -2,8 +2,8 @@
 // `ashlar-bench sharing`: what requests that share segments in place hold, against copies for each (MEPIC §4.3, §4.4).
 //
 // The page pools are those of the daemon (storage/sharing/page_pools.h), with the sizes of Qwen3-Next: pages are
-// counted, not touched. A stream of requests runs through them; each has a prefix, chunks that it retrieves, and a text
-// that it decodes meanwhile.
+// counted, not accessed. A stream of requests uses them; each has a prefix, retrieved chunks, and a text that it
+// decodes meanwhile.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -25,7 +25,7 @@ using storage::PagePool;
 
 constexpr uint32_t kPageTokens = 16;
 constexpr uint64_t kPrefixTokens = 64, kChunkTokens = 512, kQueryTokens = 48, kDecodedTokens = 64;
-constexpr uint64_t kFinished = 400;  // requests that a case measures, once as many are in flight as it says
+constexpr uint64_t kFinished = 400;  // requests that a case measures, once its number of requests is in flight
 constexpr storage::SessionId kSession = 1;
 constexpr storage::TenantId kTenant = 0;
 
@@ -48,10 +48,10 @@ uint64_t PagesOf(uint64_t tokens) {
 }
 
 struct Sizes {
-  uint64_t token = 0;         // keys and values of one
-  uint64_t page = 0;          // of all attention layers
-  uint64_t chunk_tuple = 0;   // all dense
-  uint64_t prefix_state = 0;  // no transitions
+  uint64_t token = 0;         // bytes of a token's keys and values
+  uint64_t page = 0;          // bytes of a page of all attention layers
+  uint64_t chunk_tuple = 0;   // bytes of a chunk's tuples, with dense transitions
+  uint64_t prefix_state = 0;  // bytes of a prefix's states, without transitions
 };
 
 absl::StatusOr<Sizes> SizesOf(const Layout& layout) {
@@ -79,7 +79,7 @@ absl::StatusOr<Sizes> SizesOf(const Layout& layout) {
   return sizes;
 }
 
-// Chunks of one request: different ones, as a retrieval gives them, each drawn with weight 1 / rank.
+// Chunks of one request: distinct ones, as from a retrieval, each drawn with weight 1 / rank.
 class Retrieval {
  public:
   Retrieval(uint64_t catalogue, uint64_t seed) : random_(seed) {
@@ -106,12 +106,12 @@ struct Case {
 
 // Sums over the moments at which it was looked.
 struct Sum {
-  double in_use = 0;              // shared in place: pages and tuples, each segment's once
-  double pages_in_use = 0;        // of these, pages
-  double needed = 0;              // distinct segments in flight, to the token, and the requests' own pages
-  double copied = 0;              // every request with pages and tuples of its own
-  double copied_pages = 0;        // of these, pages
-  double copied_tuples_once = 0;  // every request with pages of its own, tuples once
+  double in_use = 0;              // shared in place: pages and tuples, each segment's counted once
+  double pages_in_use = 0;        // the pages of these
+  double needed = 0;              // distinct segments in flight, counted by token, and the requests' own pages
+  double copied = 0;              // every request with its own pages and tuples
+  double copied_pages = 0;        // the pages of these
+  double copied_tuples_once = 0;  // every request with its own pages, but tuples counted once
   double worst = 0;               // in_use / needed
   uint64_t moments = 0;
 };
@@ -180,7 +180,7 @@ class Stream {
     return absl::OkStatus();
   }
 
-  // Every request gets so far that each is through when its turn to end comes.
+  // Every request advances so that it finishes when it is its turn to end.
   absl::Status Decode() {
     for (Request& request : running_) {
       request.decoded =
@@ -275,7 +275,7 @@ absl::Status Sharing(const Options& options, nlohmann::json& figures) {
         std::printf("%9lu %8lu %6lu | %6.2f GB %6.2f GB | %8.4f | %15.2f %7.2f %12.2f\n", catalogue, requests, chunks,
                     sum.in_use / moments / kGigabyte, sum.copied / moments / kGigabyte, sum.worst,
                     sum.copied / sum.in_use, sum.copied_pages / sum.pages_in_use, sum.copied_tuples_once / sum.in_use);
-        if (sum.worst > 1.1) return absl::InternalError("more than 1.1 of what is needed was in use");
+        if (sum.worst > 1.1) return absl::InternalError("the memory in use exceeded 1.1 times the memory needed");
       }
     }
   }

@@ -26,7 +26,7 @@ struct Op {
 constexpr Op kOps[] = {
     {"seq_write", true, false}, {"rand_write", true, true}, {"seq_read", false, false}, {"rand_read", false, true}};
 
-// A folder of its own, beside this program unless told otherwise: /tmp may be memory.
+// A separate folder, by default next to this program, because /tmp may be memory.
 absl::StatusOr<std::string> MakeFolder(const std::string& parent) {
   std::error_code error;
   std::string name = parent;
@@ -41,7 +41,7 @@ class Comparison {
   Comparison(DiskEngine& engine, DiskEngine& raw, const Options& options)
       : engine_(engine), raw_(raw), repetitions_(options.repetitions) {}
 
-  // Engine and disk take turns, so that whoever else uses the disk slows both.
+  // Engine and disk alternate, so that other users of the disk slow both.
   absl::Status Run(const Op& op, size_t values, uint64_t value_bytes, int depth, nlohmann::json& cases) {
     std::vector<double> rates, limits;
     for (int i = 0; i < repetitions_; ++i) {
@@ -87,7 +87,7 @@ absl::Status RunCases(const Options& options, const std::string& folder, nlohman
   std::printf("%-12s %12s %6s %10s %12s %8s\n", "op", "value bytes", "depth", "GB/s", "disk GB/s", "ratio");
   for (const uint64_t value_bytes : {kMiB / 4, kMiB, 4 * kMiB, 16 * kMiB}) {
     const size_t values = round_bytes / value_bytes;
-    // Twice: every block of either file has been written once before it is measured.
+    // Twice: every block of either file is written once before it is measured.
     for (int i = 0; i < 2; ++i) {
       for (DiskEngine* disk : {raw->get(), engine->get()}) {
         if (absl::Status status = disk->Fill(values, value_bytes); !status.ok()) return status;
@@ -106,7 +106,7 @@ absl::Status RunCases(const Options& options, const std::string& folder, nlohman
 
 absl::Status Ssd(const Options& options, nlohmann::json& figures) {
   if (!options.engine.empty() && options.engine != "tier" && options.engine != "blobdb") {
-    return absl::InvalidArgumentError("--engine: tier or blobdb");
+    return absl::InvalidArgumentError("--engine: unknown; expected tier or blobdb");
   }
   absl::StatusOr<std::string> folder = MakeFolder(options.dir);
   if (!folder.ok()) return folder.status();

@@ -26,7 +26,7 @@ constexpr uint64_t kKiB = 1024, kMiB = kKiB * 1024;
 struct Samples {
   std::vector<double> calls;  // seconds of each
   std::vector<double> rates;  // bytes per second of each round
-  double cpu_seconds = 0;     // of client and server
+  double cpu_seconds = 0;     // CPU seconds of client and server
   double bytes = 0;
   double round_seconds = 0, round_bytes = 0;  // so far
 
@@ -56,12 +56,11 @@ struct Case {
   uint64_t slots = 0;     // values in the ring; whole batches
   uint64_t next = 0;      // the number of the next new value; whole batches
   uint64_t got = 0;       // batches so far
-  uint64_t first_id = 0;  // of the case
-  size_t turn = 0;        // rounds so far
+  uint64_t first_id = 0;  // first id of the case
 };
 
-// Value `id` is what lies in slot id % slots of the source ring, and begins with its number. The latest ring of values
-// is in the stores. Rings are so large that what one round moves has left the caches when it is moved again.
+// Value `id` is the contents of slot id % slots of the source ring, and begins with its number. The latest ring of
+// values is in the stores. Rings are so large that data has left the caches when it is moved again.
 class StoreBench {
  public:
   StoreBench(const Options& options, int threads) : options_(options), pool_(threads) {}
@@ -74,10 +73,10 @@ class StoreBench {
     std::unique_ptr<ValueStore> store;
     Samples gets, puts;
   };
-  static constexpr size_t kClient = 0, kEngine = 1, kRedis = 2;
+  static constexpr size_t kAshlar = 0, kRedis = 1;
 
   Batch NewValues(Case& at, size_t count);
-  // Of values that are in the stores, half a ring away from the newest.
+  // Values that are in the stores, half a ring older than the newest.
   static Batch OldValues(Case& at);
   std::byte* Source(const Case& at, const Batch& batch) const {
     return source_->bytes().data() + batch.first % at.slots * at.value_bytes;
@@ -96,9 +95,8 @@ class StoreBench {
   uint64_t round_bytes_ = 0;
   uint64_t next_id_ = 1;
   std::unique_ptr<SharedMemory> source_, copied_;
-  // Ashlar by its client and by its engine API, who share their values; and Redis where wanted.
-  std::vector<Contender> contenders_;
-  std::vector<Samples> copies_;  // by 1 … threads
+  std::vector<Contender> contenders_;  // Ashlar; and Redis if requested
+  std::vector<Samples> copies_;        // by 1 … threads
 };
 
 absl::Status StoreBench::Prepare() {
@@ -115,10 +113,9 @@ absl::Status StoreBench::Prepare() {
     number = number * 6364136223846793005u + 1442695040888963407u;
     std::memcpy(source_->bytes().data() + at, &number, sizeof number);
   }
-  auto ashlar = OpenAshlarStores(sizes_, pool_.Size());
+  auto ashlar = OpenAshlarStore(sizes_, pool_.Size());
   if (!ashlar.ok()) return ashlar.status();
-  contenders_.push_back({.store = std::move(ashlar->by_client)});
-  contenders_.push_back({.store = std::move(ashlar->by_engine)});
+  contenders_.push_back({.store = *std::move(ashlar)});
   if (options_.compare == "redis") {
     auto redis = OpenRedisStore(sizes_);
     if (!redis.ok()) return redis.status();
@@ -148,9 +145,8 @@ absl::Status StoreBench::Fill(Case& at) {
   const size_t count = std::min<size_t>(16, sizes_.batch_bytes / at.value_bytes);
   while (at.next < at.first_id + at.slots) {
     const Batch batch = NewValues(at, count);
-    for (size_t i = 0; i < contenders_.size(); ++i) {
-      if (i == kEngine) continue;
-      if (absl::Status status = contenders_[i].store->Put(batch, Source(at, batch)); !status.ok()) return status;
+    for (Contender& contender : contenders_) {
+      if (absl::Status status = contender.store->Put(batch, Source(at, batch)); !status.ok()) return status;
     }
   }
   return absl::OkStatus();
@@ -179,7 +175,7 @@ absl::Status StoreBench::Get(const Case& at, const std::vector<Batch>& batches, 
   if (!status.ok() || !compare) return status;
   for (const Batch& batch : batches) {
     if (std::memcmp(store.targets().data() + offset(batch), Source(at, batch), batch.bytes()) != 0) {
-      return absl::DataLossError(absl::StrCat("values of ", at.value_bytes, " bytes come back changed"));
+      return absl::DataLossError(absl::StrCat("values of ", at.value_bytes, " bytes were read back wrong"));
     }
   }
   return absl::OkStatus();
@@ -201,31 +197,20 @@ void StoreBench::Copy(const Case& at, const std::vector<Batch>& batches) {
   }
 }
 
-// All stores take turns, so that a noisy neighbour slows all; the two ways to Ashlar do so call by call, since a value
-// is put by one of them. The warm-up's values are compared byte by byte.
+// The stores take turns, so that a noisy neighbour slows all of them. The warm-up's values are compared byte by byte.
 absl::Status StoreBench::Round(Case& at, bool warm) {
   const size_t calls = std::clamp<size_t>(round_bytes_ / (at.batch * at.value_bytes), 2, 64);
   std::vector<Batch> fresh, old;
   for (size_t i = 0; i < calls; ++i) fresh.push_back(NewValues(at, at.batch));
   for (size_t i = 0; i < calls; ++i) old.push_back(OldValues(at));
-  const auto put = [&](size_t contender, const std::vector<Batch>& batches) {
-    ValueStore& store = *contenders_[contender].store;
-    return Call(batches, store.server(), contenders_[contender].puts,
-                [&](const Batch& batch) { return store.Put(batch, Source(at, batch)); });
-  };
-  const auto whose = [&](size_t call) { return (call + at.turn) % 2 == 0 ? kClient : kEngine; };
-  for (size_t i = 0; i < calls; ++i) {
-    if (absl::Status status = put(whose(i), {fresh[i]}); !status.ok()) return status;
+  for (Contender& contender : contenders_) {
+    const absl::Status status = Call(fresh, contender.store->server(), contender.puts, [&](const Batch& batch) {
+      return contender.store->Put(batch, Source(at, batch));
+    });
+    if (!status.ok()) return status;
   }
-  if (contenders_.size() > kRedis) {
-    if (absl::Status status = put(kRedis, fresh); !status.ok()) return status;
-  }
-  for (size_t i = 0; i < calls; ++i) {
-    if (absl::Status status = Get(at, {old[i]}, contenders_[whose(i)], warm); !status.ok()) return status;
-  }
-  ++at.turn;
-  if (contenders_.size() > kRedis) {
-    if (absl::Status status = Get(at, old, contenders_[kRedis], warm); !status.ok()) return status;
+  for (Contender& contender : contenders_) {
+    if (absl::Status status = Get(at, old, contender, warm); !status.ok()) return status;
   }
   Copy(at, old);
   for (Contender& contender : contenders_) {
@@ -249,31 +234,27 @@ nlohmann::json StoreBench::Figures(const Case& at, bool get) const {
   };
   double limit = 0;
   for (const Samples& copy : copies_) limit = std::max(limit, copy.Rate());
-  const Samples &client = samples(contenders_[kClient]), &engine = samples(contenders_[kEngine]);
-  const double rate = client.Rate();
-  nlohmann::json out = figures(client);
+  const Samples& ashlar = samples(contenders_[kAshlar]);
+  nlohmann::json out = figures(ashlar);
   out.update({{"op", get ? "get" : "put"},
               {"value_bytes", at.value_bytes},
               {"batch", at.batch},
-              {"calls", client.calls.size()},
+              {"calls", ashlar.calls.size()},
               {"memcpy_gb_per_s", limit / 1e9},
-              {"ratio_memcpy", rate / limit},
-              {"engine", figures(engine)},
-              {"ratio_engine", engine.Quantile(0.5) / client.Quantile(0.5)}});
+              {"ratio_memcpy", ashlar.Rate() / limit}});
   if (contenders_.size() > kRedis) {
     const Samples& redis = samples(contenders_[kRedis]);
     out["redis"] = figures(redis);
-    out["ratio_redis"] = rate / redis.Rate();
+    out["ratio_redis"] = ashlar.Rate() / redis.Rate();
   }
   return out;
 }
 
 void Print(const nlohmann::json& figures) {
   const auto number = [&](const char* name) { return figures.at(name).get<double>(); };
-  std::printf("%-4s %9.0f %6.0f %10.0f %7.2f %10.0f %10.0f %8.2f %8.2f %8.2f",
-              figures.at("op").get<std::string>().c_str(), number("value_bytes") / kKiB, number("batch"),
-              number("ops_per_s"), number("gb_per_s"), number("p50_us"), number("p99_us"), number("cpu_s_per_gb"),
-              number("ratio_memcpy"), number("ratio_engine"));
+  std::printf("%-4s %9.0f %6.0f %10.0f %7.2f %10.0f %10.0f %8.2f %8.2f", figures.at("op").get<std::string>().c_str(),
+              number("value_bytes") / kKiB, number("batch"), number("ops_per_s"), number("gb_per_s"), number("p50_us"),
+              number("p99_us"), number("cpu_s_per_gb"), number("ratio_memcpy"));
   figures.contains("ratio_redis") ? std::printf(" %8.2f\n", number("ratio_redis")) : std::printf("\n");
   std::fflush(stdout);
 }
@@ -301,15 +282,15 @@ absl::Status StoreBench::Measure(uint64_t value_bytes, size_t batch, nlohmann::j
 
 absl::Status Store(const Options& options, nlohmann::json& figures) {
   if (!options.compare.empty() && options.compare != "redis") {
-    return absl::InvalidArgumentError(absl::StrCat("--compare ", options.compare, ": only redis"));
+    return absl::InvalidArgumentError(absl::StrCat("--compare: ", options.compare, " is unknown; expected redis"));
   }
   StoreBench bench(options,
                    options.threads > 0 ? options.threads : static_cast<int>(std::thread::hardware_concurrency()));
   if (absl::Status status = bench.Prepare(); !status.ok()) return status;
   figures["machine"] = Machine();
   nlohmann::json& cases = figures["cases"] = nlohmann::json::array();
-  std::printf("%-4s %9s %6s %10s %7s %10s %10s %8s %8s %8s %8s\n", "op", "KiB", "batch", "ops/s", "GB/s", "p50 µs",
-              "p99 µs", "CPU s/GB", "/memcpy", "engine", options.compare.empty() ? "" : "/redis");
+  std::printf("%-4s %9s %6s %10s %7s %10s %10s %8s %8s %8s\n", "op", "KiB", "batch", "ops/s", "GB/s", "p50 µs",
+              "p99 µs", "CPU s/GB", "/memcpy", options.compare.empty() ? "" : "/redis");
   for (uint64_t value_bytes : {64 * kKiB, 256 * kKiB, kMiB, 4 * kMiB, 16 * kMiB}) {
     if (options.quick && value_bytes > kMiB) break;
     for (size_t batch : {1, 16}) {

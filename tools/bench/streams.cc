@@ -10,15 +10,16 @@
 namespace ashlar::bench {
 namespace {
 
-constexpr size_t kLineWords = 8;                                          // of a cache line, which moves as a whole
-constexpr size_t kBlockWords = (64 << 10) / sizeof(uint64_t), kWays = 4;  // parts of a block that are walked abreast
+constexpr size_t kLineWords = 8;  // words of a cache line, which is transferred as a whole
+constexpr size_t kBlockWords = (64 << 10) / sizeof(uint64_t),
+                 kWays = 4;  // words of the parts of a block that are walked in parallel
 constexpr int64_t kRunsPerWorker = 8;
 
-// Nobody but this file knows that it stays zero.
+// No other file knows that it stays zero.
 std::atomic<uint64_t> zero{0};
 
-// Calls touch(word) for one word of every cache line of a block. Four pages abreast: prefetchers of processors stop at
-// the end of a page of 4 KiB, and on a single one a core does not reach its bandwidth.
+// Calls touch(word) for one word of every cache line of a block. Walks four pages in parallel: CPU prefetchers stop at
+// the end of a page of 4 KiB, and a core does not reach its bandwidth on a single one.
 template <typename Word, typename Touch>
 void ForEachLine(Word* block, const Touch& touch) {
   constexpr size_t kWay = kBlockWords / kWays;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ReadStream, UpdateStream: the rate at which this machine's cores walk through memory that no cache holds. They are
-// the limits of kernels that read states, and of kernels that read and write them.
+// ReadStream, UpdateStream: the rate at which this machine's cores pass over memory that no cache holds. They are the
+// limits of kernels that read states, and of kernels that read and write them.
 #pragma once
 
 #include <cstddef>
@@ -10,8 +10,8 @@
 
 namespace ashlar::bench {
 
-// Seconds of one walk over `memory` by all workers, in blocks of a state's size (64 KiB; the rest is left out). Read
-// reads every byte. Update reads and writes every byte, and leaves it as it was.
+// Seconds of one walk over `memory` by all workers, in blocks of a state's size (64 KiB; the rest is skipped). Read
+// reads every byte. Update reads and rewrites every byte unchanged.
 double ReadStream(std::span<const std::byte> memory, kernels::Workers& workers);
 double UpdateStream(std::span<std::byte> memory, kernels::Workers& workers);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The SSD tier as the cache drives it: one thread that owns it, and threads that read and write.
+// The SSD tier as the cache drives it: one thread owns it, and other threads read and write.
 #include <cstring>
 #include <deque>
 #include <numeric>
@@ -159,7 +159,7 @@ class TierEngine final : public DiskEngine {
   }
 
  private:
-  // Keeps `depth` values under way until all are done, and erasures too.
+  // Keeps `depth` values in flight until all are done, including erasures.
   absl::Status Move(const std::vector<uint32_t>& order, int depth,
                     const std::function<bool(uint32_t number, std::byte* buffer)>& start) {
     while (buffers_.size() < static_cast<size_t>(depth)) buffers_.emplace_back(extents_ * kExtent);
@@ -168,7 +168,7 @@ class TierEngine final : public DiskEngine {
     status_ = absl::OkStatus();
     size_t next = 0;
     while (status_.ok() && next < order.size()) {
-      // Refused: its turn comes again after the next completion.
+      // Refused: it is retried after the next completion.
       while (!free_.empty() && next < order.size() && start(order[next], free_.back())) {
         ++next;
         free_.pop_back();
@@ -188,7 +188,7 @@ class TierEngine final : public DiskEngine {
   std::unique_ptr<storage::BlockFile> file_;
   std::unique_ptr<storage::RecordStore> records_;
   std::unique_ptr<storage::SsdTier> tier_;
-  DiskThreads io_;  // ends before what its work refers to
+  DiskThreads io_;  // destroyed before the objects that its work refers to
   uint64_t extents_ = 0;
   std::vector<storage::Slot> slots_;  // by value
   std::vector<PageBuffer> buffers_;

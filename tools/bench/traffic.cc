@@ -24,8 +24,8 @@ using Watch = std::chrono::steady_clock;
 
 constexpr uint64_t kMiB = uint64_t{1} << 20;
 constexpr size_t kEngines = 16, kLocal = 8;            // prompts of a segment each: about 50 MiB
-constexpr size_t kFarPrompts = 12, kFarSegments = 11;  // 66 MiB each, more than what the reader has memory for
-constexpr double kLandingsPerSecond = 48;              // of all engines together
+constexpr size_t kFarPrompts = 12, kFarSegments = 11;  // 66 MiB each, more than the reader has memory for
+constexpr double kLandingsPerSecond = 48;              // sum of all engines
 constexpr uint64_t kOneSegment = EmulatedEngine::kSegmentTokens + EmulatedEngine::kQuestionTokens;
 
 std::vector<std::vector<int32_t>> Draw(Prompts& prompts, size_t count, uint64_t tokens) {
@@ -36,7 +36,7 @@ std::vector<std::vector<int32_t>> Draw(Prompts& prompts, size_t count, uint64_t 
 
 absl::Status PublishAll(const tools::LocalDaemon& daemon, const std::vector<std::vector<int32_t>>& prompts) {
   EmulatedEngine engine;
-  absl::Status status = engine.Open(daemon.client_options(), EmulatedEngine::kPromptPages, 0);
+  absl::Status status = engine.Open(daemon.sockets(), EmulatedEngine::kPromptPages, 0);
   if (!status.ok()) return status;
   for (const auto& prompt : prompts) {
     if (const auto asked = engine.Ask(prompt, false); !asked.ok()) return asked.status();
@@ -48,7 +48,7 @@ struct Counts {
   std::atomic<uint64_t> remote_bytes{0}, errors{0};
 };
 
-// An engine that lands prompts of its node's own memory, at random times. What it misses it computes and publishes, in
+// An engine that lands prompts of its node's own memory, at random times. It "computes" and publishes what it misses in
 // no time.
 class LocalEngine {
  public:
@@ -58,7 +58,7 @@ class LocalEngine {
     stop_ = true;
     thread_.join();
   }
-  // Since it was asked last.
+  // Landings since the previous call of Take.
   struct Landings {
     std::vector<double> milliseconds;
     uint64_t misses = 0;
@@ -73,7 +73,7 @@ class LocalEngine {
   void Run(const tools::LocalDaemon& daemon) {
     RunOn(0, Half(false));
     EmulatedEngine engine;
-    if (!engine.Open(daemon.client_options(), EmulatedEngine::kSegmentPages + 8, 0).ok()) return;
+    if (!engine.Open(daemon.sockets(), EmulatedEngine::kSegmentPages + 8, 0).ok()) return;
     ready_ = true;
     std::exponential_distribution<double> pause(kLandingsPerSecond / kEngines);
     Watch::time_point next = Watch::now();
@@ -100,7 +100,7 @@ class LocalEngine {
   std::thread thread_;
 };
 
-// An engine that reads what another node has, round and round, without a pause.
+// An engine that reads another node's objects, round and round, without a pause.
 class FarReader {
  public:
   FarReader(const tools::LocalDaemon& daemon, bool second_half, const std::vector<std::vector<int32_t>>& prompts,
@@ -115,7 +115,7 @@ class FarReader {
   void Run(const tools::LocalDaemon& daemon, bool second_half) {
     RunOn(0, Half(second_half));
     EmulatedEngine engine;
-    if (!engine.Open(daemon.client_options(), EmulatedEngine::kPromptPages, 0).ok()) return;
+    if (!engine.Open(daemon.sockets(), EmulatedEngine::kPromptPages, 0).ok()) return;
     for (size_t i = 0; !stop_; i = (i + 1) % prompts_.size()) {
       const auto landed = engine.Land(prompts_[i]);
       if (!landed.ok()) ++counts_.errors;
@@ -167,7 +167,7 @@ void Report(const char* name, const Phase& phase, nlohmann::json& figures) {
 
 }  // namespace
 
-// Node 0 is measured. It reads what node 1 has; node 2, which has little memory, reads what node 0 has.
+// Node 0 is measured. It reads objects of node 1; node 2, which has little memory, reads objects of node 0.
 absl::Status Traffic(const Options& options, nlohmann::json& figures) {
   figures["machine"] = Machine();
   figures["engines"] = kEngines;

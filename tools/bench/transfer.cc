@@ -74,7 +74,7 @@ int Run(const std::string& command) {
   return std::system(absl::StrCat("{ ", command, "; } > /dev/null 2>&1").c_str());
 }
 
-// Two network namespaces with a pair of veth between them, for as long as this object lives.
+// Two network namespaces with a pair of veth between them, while this object lives.
 class Namespaces {
  public:
   Namespaces() : a_(absl::StrCat("ashlar-a", getpid())), b_(absl::StrCat("ashlar-b", getpid())) {
@@ -84,7 +84,7 @@ class Namespaces {
                          " addr add 10.213.7.1/24 dev veth-a && ip -n ", b_,
                          " addr add 10.213.7.2/24 dev veth-b && ip -n ", a_, " link set veth-a up && ip -n ", b_,
                          " link set veth-b up && ip -n ", a_, " link set lo up && ip -n ", b_, " link set lo up")) == 0;
-    // The kernel calls the pair running a moment after it is up; UCX looks before.
+    // The kernel reports the pair as running a moment after it is up; UCX checks before that.
     for (int i = 0; made && !ready_ && i < 100; ++i) {
       ready_ = Run(absl::StrCat("ip -n ", a_, " link show veth-a | grep -q 'state UP' && ip -n ", b_,
                                 " link show veth-b | grep -q 'state UP'")) == 0;
@@ -110,14 +110,14 @@ std::vector<std::string> Join(std::vector<std::string> prefix, const std::vector
   return prefix;
 }
 
-// GB/s of ucx_perftest's ucp_am_bw with as large segments as the transport's; 0: it is not installed, or failed.
+// GB/s of ucx_perftest's ucp_am_bw with segments as large as the transport's; 0: it is not installed, or failed.
 double Perftest(const Link& link, uint64_t bytes, uint64_t total) {
   const std::vector<std::string> environment = {"UCX_TLS=tcp,self", "UCX_TCP_TX_SEG_SIZE=260k",
                                                 "UCX_TCP_RX_SEG_SIZE=260k"};
   const std::string port = std::to_string(20000 + getpid() % 10000);
   const std::string count = std::to_string(std::max<uint64_t>(total / bytes, 4));
   Child server(Join(link.holder_prefix, {"ucx_perftest", "-p", port}), environment);
-  usleep(300'000);  // ucx_perftest does not say when it listens
+  usleep(300'000);  // ucx_perftest does not report when it listens
   Child client(Join(link.asker_prefix, {"ucx_perftest", link.holder_host, "-p", port, "-t", "ucp_am_bw", "-s",
                                         std::to_string(bytes), "-n", count, "-w", "4", "-O", "16"}),
                environment);

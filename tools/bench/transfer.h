@@ -11,7 +11,7 @@ absl::Status Transfer(const Options& options, nlohmann::json& figures);
 
 // The process that holds the bytes; it listens at `host` and ends with its standard input.
 int RunTransferHolder(const char* host);
-// The process that measures: asks the holder that `holder` describes, writes the cases as JSON.
+// The process that measures: reads from the holder that `holder` describes, and writes the cases as JSON.
 int RunTransferAsker(const char* host, const char* holder, const char* repetitions, const char* quick);
 
 }  // namespace ashlar::bench

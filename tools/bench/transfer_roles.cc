@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two processes of a measurement.
+// The two processes of a transfer measurement.
 #include <unistd.h>
 
 #include <algorithm>
@@ -14,6 +14,7 @@
 #include "absl/strings/str_split.h"
 #include "daemon/peer/transport/transport.h"
 #include "kernels/mutex.h"
+#include "proto/hex.h"
 #include "tools/bench/raw_streams.h"
 #include "tools/bench/transfer.h"
 
@@ -46,7 +47,7 @@ std::string ToText(const Grant& grant) {
 
 Grant GrantOf(absl::string_view number, absl::string_view secret) {
   Grant grant{std::strtoull(std::string(number).c_str(), nullptr, 10), {}};
-  const std::string bytes = absl::HexStringToBytes(secret);
+  const std::string bytes = BytesOfHex(secret);
   std::memcpy(grant.secret.data(), bytes.data(), std::min(bytes.size(), grant.secret.size()));
   return grant;
 }
@@ -62,7 +63,7 @@ class Asker {
   Asker(Transport& transport, const Holder& holder)
       : transport_(transport), holder_(holder), memory_(kTransferMemory, std::byte{1}) {}
 
-  // Seconds for `count` values of which `depth` are under way at a time; `each` gets the microseconds of every one.
+  // Seconds for `count` values of which `depth` are in flight at a time; `each` gets the microseconds of every value.
   double Move(uint64_t bytes, int count, int depth, std::vector<double>* each) {
     const auto begin = std::chrono::steady_clock::now();
     struct {
@@ -151,7 +152,7 @@ int RunTransferHolder(const char* host) {
   while (std::getchar() != EOF) {
   }
   (*transport).reset();
-  std::_Exit(0);  // the raw streams' threads have no end
+  std::_Exit(0);  // the raw streams' threads never end
 }
 
 int RunTransferAsker(const char* host, const char* description, const char* repetitions, const char* quick) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// `ashlar-bench transitions`: what storing transitions as zero, low rank or dense saves in bytes and in composition,
-// and what it costs in error, over decay and the segment's length.
+// `ashlar-bench transitions`: bytes and composition time saved by storing transitions as zero, low rank or dense, and
+// the error, over decay and segment length.
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
@@ -17,14 +17,14 @@ namespace ashlar::bench {
 namespace {
 
 constexpr int32_t kHeads = 32, kDim = 128;
-constexpr int kChain = 4;  // segments composed, each with tuples of its own
+constexpr int kChain = 4;  // segments composed, each with separate tuples
 constexpr DType kStored = DType::kF16;
 constexpr int64_t kLengths[] = {64, 128, 256, 512, 1024, 2048, 4096};
 
 struct Point {
   Family family;
   bool correlated;  // keys share a direction: their mean cosine is 0.8
-  double rate;      // mean log decay a token; 0: as flash-linear-attention initialises its layers
+  double rate;      // mean log decay per token; 0: as flash-linear-attention initialises its layers
   int64_t tokens;
 };
 
@@ -32,7 +32,7 @@ kernels::LinearShape ShapeOf(Family family) {
   return {.family = family, .heads = kHeads, .key_heads = kHeads, .d_k = kDim, .d_v = kDim};
 }
 
-// Log decays of one layer: A ~ U(0, 16) a head, dt log-uniform in [1e-3, 0.1] a head (gdn) or a channel (kda), varied
+// Log decays of one layer: A ~ U(0, 16) per head, dt log-uniform in [1e-3, 0.1] per head (gdn) or channel (kda), varied
 // from token to token; or one mean rate for all heads, in kda spread over a factor of ten among channels.
 class Gates {
  public:
@@ -104,8 +104,8 @@ struct Segment {
     return {.heads = (is_adapted ? adapted_heads : dense_heads).data(), .transition_dtype = kStored};
   }
 
-  // No less than ‖T − T̃‖₂ of any head. Of dense heads, too: what publishing reports of their rounding is a Frobenius
-  // norm, several times as large.
+  // At least ‖T − T̃‖₂ of every head, including dense ones. Publishing reports a Frobenius norm of their rounding,
+  // several times as large.
   double Error() const {
     double largest = 0;
     for (int32_t h = 0; h < kHeads; ++h) {
@@ -188,7 +188,7 @@ struct Composed {
     for (const Segment& segment : chain) views.push_back(segment.View(adapted));
     std::vector<double> times;
     for (int i = 0; i < options.repetitions; ++i) {
-      states = chain.back().states;  // the state after a long past: an end state of the same law
+      states = chain.back().states;  // the state after a long past, drawn like an end state
       std::vector<void*> pointers;
       for (auto& head : states) pointers.push_back(head.data());
       times.push_back(Seconds([&] {

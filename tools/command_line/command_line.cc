@@ -15,7 +15,7 @@ namespace {
 
 constexpr size_t kLongestWord = 64;  // longer words are not compared
 
-// Insertions, deletions, replacements and swaps of neighbours that make one word of the other.
+// The number of insertions, deletions, replacements and swaps of neighbours that turn one word into the other.
 size_t Distance(std::string_view a, std::string_view b) {
   std::vector<std::vector<size_t>> least(a.size() + 1, std::vector<size_t>(b.size() + 1));
   for (size_t i = 0; i <= a.size(); ++i) {
@@ -72,7 +72,7 @@ absl::Status Unknown(CLI::App& app, const std::string& word) {
                                                  "; see ", NameOf(command), " --help"));
 }
 
-// Appends to the operands what followed "--". CLI11 2.1 takes such words for options once the first operand is there.
+// Appends the words after "--" to the operands. CLI11 2.1 takes such words for options after the first operand.
 absl::Status AddOperands(CLI::App& app, const std::vector<std::string>& words) {
   if (words.empty()) return absl::OkStatus();
   for (CLI::Option* const option : CommandOf(app).get_options()) {
@@ -117,7 +117,7 @@ absl::Status ParseWords(CLI::App& app, const std::vector<std::string>& words, st
     printed = app.help();
     return absl::OkStatus();
   } catch (const CLI::ParseError& error) {
-    // Before what is missing: that may be what the unknown word was meant to be.
+    // Reported before missing arguments, because the unknown word may be a misspelt one.
     const std::vector<std::string> unknown = app.remaining(/*recurse=*/true);
     if (!unknown.empty()) return Unknown(app, unknown[0]);
     return absl::InvalidArgumentError(error.what());

@@ -50,7 +50,7 @@ TEST(CommandLine, AcceptsBothValueFormsAndDoubleDash) {
 TEST(CommandLine, AnUnknownWordIsNamedWithTheNearestKnownOne) {
   EXPECT_EQ(Tool().Error({"stauts"}), "stauts: unknown command of tool; did you mean status?; see tool --help");
   EXPECT_EQ(Tool().Error({"frobnicate"}), "frobnicate: unknown command of tool; see tool --help");
-  // Before the required option that it was meant to be.
+  // Reported before the required option that it was meant to be.
   EXPECT_EQ(Tool().Error({"status", "--sokcet=/a"}),
             "--sokcet: unknown option of tool status; did you mean --socket?; see tool status --help");
   EXPECT_THAT(Tool().Error({"status", "--socket", "/a", "--timeout", "3"}), HasSubstr("did you mean --rpc-timeout?"));

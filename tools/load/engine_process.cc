@@ -8,7 +8,7 @@
 namespace ashlar::load {
 namespace {
 
-// Nothing waits so long unless it fails.
+// Only a failing engine takes this long.
 constexpr std::chrono::minutes kPatience{10};
 
 }  // namespace

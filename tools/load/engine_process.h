@@ -15,16 +15,16 @@ namespace ashlar::load {
 class EngineProcess {
  public:
   struct Answer {
-    uint64_t tokens = 0;    // of the prompt
-    double service_ms = 0;  // in the engine
+    uint64_t tokens = 0;    // tokens of the prompt
+    double service_ms = 0;  // time in the engine
     uint64_t hits = 0, misses = 0;
   };
 
-  // Starts this program anew with these arguments, and returns when it is ready.
+  // Starts this program again with these arguments, and returns when it is ready.
   static absl::StatusOr<std::unique_ptr<EngineProcess>> Start(const std::vector<std::string>& arguments);
 
   absl::Status Ask(uint64_t prompt);
-  // Readable once an answer, or the end of the process, is there.
+  // Readable once there is an answer, or the process has ended.
   int descriptor() const { return process_->descriptor(); }
   // Waits for the answer to the last Ask. UNAVAILABLE: the process has ended.
   absl::StatusOr<Answer> Read();

@@ -24,12 +24,12 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr size_t kWarmPrompts = 32;     // of each way, before anything counts: by then every section has been seen
+constexpr size_t kWarmPrompts = 32;  // prompts of each way before the measurement: by then every section has occurred
 constexpr size_t kCapacityPrompts = 8;  // of each engine
-// Of what full recompute can serve, as measured at the start.
+// As multiples of what full recompute can serve, which is measured first.
 constexpr double kRates[] = {0.5, 0.75, 1, 1.5, 2, 3, 4, 6, 8, 12, 16, 24, 32};
 constexpr double kQuickRates[] = {0.5, 1};
-constexpr double kKeepsUp = 0.9;  // of the arrivals are served as they come
+constexpr double kKeepsUp = 0.9;  // fraction of the arrivals that must be served in time
 constexpr int kAnswerMilliseconds = 60000;
 
 double SecondsSince(Clock::time_point start) {
@@ -46,14 +46,14 @@ double Quantile(std::vector<double> values, double share) {
 struct Served {
   std::vector<double> ttft_ms, service_ms;  // from the arrival; in the engine
   uint64_t tokens = 0, hits = 0, misses = 0;
-  double seconds = 0;  // to the last first token
+  double seconds = 0;  // until the last first token
   double Rate() const { return static_cast<double>(ttft_ms.size()) / seconds; }
 };
 
-// Engines behind one queue.
+// Engines with a common queue.
 class Fleet {
  public:
-  absl::Status Start(const std::string& way, int engines, const ClientOptions& daemon) {
+  absl::Status Start(const std::string& way, int engines, const tools::DaemonSockets& daemon) {
     for (int i = 0; i < engines; ++i) {
       auto engine =
           EngineProcess::Start({"ashlar-bench", "load-engine", way, daemon.rpc_socket, daemon.session_socket});
@@ -64,12 +64,12 @@ class Fleet {
     return absl::OkStatus();
   }
 
-  // Serves all that arrive, at these seconds from now; later prompts than those of earlier calls.
+  // Serves all arrivals, given in seconds from now; the prompts follow those of earlier calls.
   absl::StatusOr<Served> Serve(const std::vector<double>& arrivals);
 
  private:
   absl::Status Dispatch(const std::vector<double>& arrivals, double now);
-  // Until an answer is there or the next request arrives.
+  // Waits for an answer or the next arrival.
   absl::Status Wait(const std::vector<double>& arrivals, double now);
   bool Idle() const {
     return std::ranges::any_of(serving_, [](const auto& request) { return !request.has_value(); });
@@ -136,7 +136,7 @@ class Sweep {
         engines_(options.engines > 0 ? options.engines : static_cast<int>(std::thread::hardware_concurrency())),
         points_(points) {}
 
-  // Of full recompute first: its capacity is the unit of rates.
+  // Full recompute comes first: its capacity is the unit of rates.
   absl::Status Measure(const std::string& way);
   double capacity() const { return capacity_; }
   int engines() const { return engines_; }
@@ -189,7 +189,7 @@ absl::Status Sweep::Measure(const std::string& way) {
     daemon = *std::move(started);
   }
   Fleet fleet;
-  const ClientOptions sockets = daemon == nullptr ? ClientOptions{} : daemon->client_options();
+  const tools::DaemonSockets sockets = daemon == nullptr ? tools::DaemonSockets{} : daemon->sockets();
   if (absl::Status status = fleet.Start(way, engines_, sockets); !status.ok()) return status;
   if (auto warm = fleet.Serve(std::vector<double>(kWarmPrompts)); !warm.ok()) return warm.status();
   if (way == "full") {
@@ -202,7 +202,7 @@ absl::Status Sweep::Measure(const std::string& way) {
     const std::vector<double> arrivals = Arrivals(rate);
     const auto served = fleet.Serve(arrivals);
     if (!served.ok()) return served.status();
-    Record(way, static_cast<double>(arrivals.size()) / seconds(), *served);  // the rate that it came to be
+    Record(way, static_cast<double>(arrivals.size()) / seconds(), *served);  // the rate that resulted
     if (served->seconds > arrivals.back() / kKeepsUp && served->Rate() < kKeepsUp * rate) break;
   }
   return absl::OkStatus();
@@ -211,7 +211,7 @@ absl::Status Sweep::Measure(const std::string& way) {
 }  // namespace
 
 absl::Status Run(const LoadOptions& options, nlohmann::json& figures) {
-  signal(SIGPIPE, SIG_IGN);  // an engine that has died is an error of its own
+  signal(SIGPIPE, SIG_IGN);  // a dead engine is reported as an error
   nlohmann::json& points = figures["points"] = nlohmann::json::array();
   Sweep sweep(options, points);
   std::printf("%-8s %8s %8s %12s %12s %12s %10s %10s %6s\n", "way", "rate/s", "requests", "TTFT p50 ms", "TTFT p99 ms",

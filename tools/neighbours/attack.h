@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attack: one tenant's attacks on a daemon, none of which may reach another tenant. Each is as hard as a process of
-// that tenant can make it, and reports afterwards how much it achieved.
+// Attack: one tenant's attacks on a daemon, which must not affect other tenants. Each is as strong as a process of that
+// tenant can make it, and reports how much it achieved.
 #pragma once
 
 #include <cstddef>
@@ -35,7 +35,7 @@ class Attack {
   virtual ~Attack() = default;
   // Prepares the attack: sessions, a segment to land. An error here is the bench's, not the daemon's.
   virtual absl::Status Prepare() = 0;
-  // Runs until it is told to stop, and returns soon after.
+  // Runs until told to stop, and returns soon afterwards.
   virtual Achieved Run(const std::stop_token& stop) = 0;
 };
 
@@ -43,7 +43,7 @@ struct AttackKind {
   const char* name;
   const char* what;  // the units of `granted`
   std::unique_ptr<Attack> (*make)(const Target& target, bool quick);
-  // Fewer requests than `asked`, or fewer at a time, were no attack.
+  // With fewer requests than `asked`, or fewer at a time, it was not an attack.
   uint64_t least_asked, least_at_a_time;
   uint64_t quick_least_asked, quick_least_at_a_time;
 };
@@ -52,7 +52,7 @@ std::span<const AttackKind> Attacks();
 // On the session socket.
 std::unique_ptr<Attack> MakeMappings(const Target& target, bool quick);
 std::unique_ptr<Attack> MakeUnreadReplies(const Target& target, bool quick);
-// Calls.
+// By RPC.
 std::unique_ptr<Attack> MakeLookups(const Target& target, bool quick);
 std::unique_ptr<Attack> MakeLandings(const Target& target, bool quick);
 std::unique_ptr<Attack> MakeLeases(const Target& target, bool quick);

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attacks by calls: on the one thread that looks up, on the workers that land, and on what the daemon keeps for whoever
-// asks.
+// Attacks by calls: on the metadata thread, on the workers that land, and on the daemon's memory for pending calls.
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -39,7 +38,7 @@ absl::Status OpenEngines(const ClientOptions& daemon, size_t count, std::vector<
   return absl::OkStatus();
 }
 
-// Matches as long as a call may be: 65,536 segments of one token that nobody ever saw.
+// Matches of the longest kind: 65,536 segments of one token that were never published.
 class Lookups final : public Attack {
  public:
   explicit Lookups(const Target& target) : daemon_(target.daemon) {}
@@ -82,7 +81,7 @@ class Lookups final : public Attack {
   std::vector<std::string> requests_;
 };
 
-// The same 16 MiB again and again, by many sessions that land them in the same memory.
+// The same 16 MiB repeatedly, by many sessions that land them in the same memory.
 class Landings final : public Attack {
  public:
   Landings(const Target& target, bool quick) : daemon_(target.daemon), at_a_time_(quick ? 330 : 1100) {}
@@ -142,7 +141,7 @@ class Landings final : public Attack {
   uint64_t landing_ = 0;
 };
 
-// Matches of 64 prompts each, all of the same segment, and no release.
+// Matches of 64 prompts each, all of the same segment, without releases.
 class Leases final : public Attack {
  public:
   explicit Leases(const Target& target) : daemon_(target.daemon) {}
@@ -188,7 +187,7 @@ class Leases final : public Attack {
   std::vector<std::string> requests_;
 };
 
-// As many models as sessions may open, each with the largest tables that a layout may have, and none like another.
+// As many models as sessions may open, each with the largest tables that a layout may have, all different.
 class Models final : public Attack {
  public:
   Models(const Target& target, bool quick) : daemon_(target.daemon), sessions_wanted_(quick ? 16 : 120) {}
@@ -243,7 +242,7 @@ class Models final : public Attack {
   const size_t sessions_wanted_;
   std::vector<RawSession> sessions_;
   v1::OpenModelRequest request_;
-  size_t number_at_ = 0;  // in the layout, of what tells one model from the next
+  size_t number_at_ = 0;  // offset in the layout of the number that makes models different
   uint64_t asked_ = 0;
 };
 

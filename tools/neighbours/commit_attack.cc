@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attack by commits: each puts a text of millions of tokens into the tree of prefixes, cut at each state.
+// The attack by commits: each inserts a text of millions of tokens into the prefix tree, cut at each state.
 #include <cstring>
 #include <memory>
 #include <utility>
@@ -17,8 +17,8 @@
 namespace ashlar::neighbours {
 namespace {
 
-// Texts as long as a call may have, with states at as many depths as it may have, and none like another from its first
-// token on. Of a model without attention, so that the text takes no pages.
+// Texts of the longest kind, with states at as many depths as allowed, all different from their first token. The model
+// has no attention, so the text takes no pages.
 class Commits final : public Attack {
  public:
   Commits(const Target& target, bool quick) : daemon_(target.daemon), tokens_(quick ? 1 << 18 : 1 << 22) {}
@@ -68,7 +68,7 @@ class Commits final : public Attack {
  private:
   static constexpr size_t kSessions = 4;
 
-  // The request of one session's; all of its states lie in the same place.
+  // The request of one session; all of its states are at the same address.
   absl::Status Describe(RawEngine& engine, const Layout& layout) {
     const auto plan = PlanPrefixCheckpoint(layout, {}, {}, limits::kPrefixBlockTokens, tokens_);
     if (!plan.ok()) return plan.status();
@@ -100,7 +100,7 @@ class Commits final : public Attack {
   }
 
   const ClientOptions daemon_;
-  const uint64_t tokens_;  // of a text
+  const uint64_t tokens_;  // tokens of a text
   std::vector<RawEngine> engines_;
   std::vector<v1::CommitRequest> requests_;
   int32_t text_ = 0;

@@ -14,7 +14,7 @@ namespace {
 
 using std::chrono::steady_clock;
 
-// False: not by then.
+// False: not in time.
 bool WaitFor(int fd, short events, steady_clock::time_point deadline) {
   const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - steady_clock::now()).count();
   pollfd wait = {.fd = fd, .events = events, .revents = 0};
@@ -40,7 +40,8 @@ absl::StatusOr<std::string> ReadMetrics(uint16_t port, std::chrono::milliseconds
   const auto deadline = steady_clock::now() + patience;
   const internal::Descriptor socket = ConnectLoopback(port);
   if (!socket) return absl::ErrnoToStatus(errno, "cannot connect to the metrics endpoint");
-  if (!WaitFor(socket.get(), POLLOUT, deadline)) return absl::DeadlineExceededError("the metrics endpoint is full");
+  if (!WaitFor(socket.get(), POLLOUT, deadline))
+    return absl::DeadlineExceededError("the metrics endpoint accepts no request");
   static constexpr char kRequest[] = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
   if (send(socket.get(), kRequest, sizeof kRequest - 1, MSG_NOSIGNAL) < 0) {
     return absl::ErrnoToStatus(errno, "cannot ask the metrics endpoint");
@@ -48,7 +49,8 @@ absl::StatusOr<std::string> ReadMetrics(uint16_t port, std::chrono::milliseconds
   std::string answer;
   char bytes[65536];
   for (;;) {
-    if (!WaitFor(socket.get(), POLLIN, deadline)) return absl::DeadlineExceededError("no metrics came");
+    if (!WaitFor(socket.get(), POLLIN, deadline))
+      return absl::DeadlineExceededError("the metrics endpoint sent no answer in time");
     const ssize_t count = recv(socket.get(), bytes, sizeof bytes, 0);
     if (count < 0 && errno != EAGAIN) return absl::ErrnoToStatus(errno, "metrics broke off");
     if (count == 0) break;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections to a port of loopback, as scrapers of metrics make them.
+// Connections to a loopback port, like those of metrics scrapers.
 #pragma once
 
 #include <chrono>
@@ -12,11 +12,11 @@
 
 namespace ashlar::neighbours {
 
-// Non-blocking, maybe not yet connected. `receive_bytes`: of its buffer for what comes, 0: the system's. Invalid where
-// the machine has no more descriptors or ports.
+// Non-blocking, possibly not yet connected. `receive_bytes`: size of its receive buffer; 0: the system's default.
+// Invalid if the machine has no more descriptors or ports.
 internal::Descriptor ConnectLoopback(uint16_t port, int receive_bytes = 0);
 
-// GET /metrics: the answer with its head, all of it. DEADLINE_EXCEEDED: not within `patience`.
+// GET /metrics: the whole answer with its header. DEADLINE_EXCEEDED: not within `patience`.
 absl::StatusOr<std::string> ReadMetrics(uint16_t port, std::chrono::milliseconds patience);
 absl::Status Scrape(uint16_t port, std::chrono::milliseconds patience);
 

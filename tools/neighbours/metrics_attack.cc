@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The attack on the metrics endpoint, which any local user can make: connections that say nothing, that say it slowly,
-// and that do not read.
+// The attack on the metrics endpoint, which any local user can make: connections that send nothing, send slowly, or do
+// not read.
 #include <poll.h>
 #include <sys/socket.h>
 
@@ -19,7 +19,7 @@ namespace {
 constexpr auto kScrapeTurn = std::chrono::milliseconds(100);
 constexpr size_t kOfAKind = 64;
 constexpr std::string_view kRequest = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n";
-// Its last byte is said again and again.
+// Its last byte is sent repeatedly.
 constexpr std::string_view kEndless = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nX: a";
 
 enum class Manner { kIdle, kSpeaksSlowly, kReadsSlowly };
@@ -66,7 +66,7 @@ class Metrics final : public Attack {
   }
 
  private:
-  // A byte is read from those that read slowly.
+  // Reads a byte from slow readers.
   static bool Ended(const Connection& connection) {
     pollfd state = {.fd = connection.socket.get(), .events = POLLRDHUP, .revents = 0};
     if (poll(&state, 1, 0) > 0 && (state.revents & (POLLERR | POLLHUP)) != 0) return true;

@@ -31,19 +31,19 @@ using tools::ProcessUser;
 constexpr gid_t kGroup = 65530;
 constexpr ProcessUser kDaemon{65530, kGroup}, kVictim{65531, kGroup}, kAttacker{65532, kGroup};
 
-// The bound on the victim's waits, from its waits without an attack.
+// The bound of the victim's waits, derived from its waits without an attack.
 constexpr double kTimesAlone = 5, kMoreMilliseconds = 20;
 
 constexpr double kSeconds = 10, kQuickSeconds = 1.5;
-constexpr milliseconds kLead{500};       // of an attack: rounds before it is under way say nothing of it
-constexpr milliseconds kReady{30'000};   // for a process to be so far
-constexpr milliseconds kLate{30'000};    // behind the end of a measurement: calls under way, of a stopped daemon
+constexpr milliseconds kLead{500};       // lead of an attack: rounds before it has started do not count
+constexpr milliseconds kReady{30'000};   // for a process to become ready
+constexpr milliseconds kLate{30'000};    // after the end of a measurement: calls in progress, of a stopped daemon
 constexpr milliseconds kToStop{15'000};  // for an attacker
 constexpr uint64_t kMiB = 1 << 20;
 
-// Limits that many machines have. They do not bind root, nor does the kernel count root's descriptors on their way.
+// Limits that many machines have. They do not apply to root, nor does the kernel count root's descriptors in flight.
 constexpr uint64_t kOpenFiles = 20'000;
-constexpr uint64_t kDataBytes = 4096 * kMiB;  // the memory of this machine that an attack can waste
+constexpr uint64_t kDataBytes = 4096 * kMiB;  // the memory of this machine that an attack may waste
 
 constexpr AttackKind kAttacks[] = {
     {"mappings", "regions", MakeMappings, 60'000, 4, 10'000, 4},
@@ -56,7 +56,7 @@ constexpr AttackKind kAttacks[] = {
     {"metrics", "connections at a time", MakeMetrics, 192, 64, 192, 64},
 };
 
-// Returns the bytes of a process's memory that it shares with nobody; 0: there is no such process.
+// Returns the bytes of a process's private memory; 0: there is no such process.
 uint64_t OwnMemory(pid_t pid) {
   std::ifstream status(absl::StrCat("/proc/", pid, "/status"));
   for (std::string line; std::getline(status, line);) {
@@ -65,7 +65,7 @@ uint64_t OwnMemory(pid_t pid) {
   return 0;
 }
 
-// One daemon, its victim, and what one attack does to them.
+// One daemon, its victim, and the effect of one attack on them.
 class Row {
  public:
   Row(const AttackKind& kind, const Options& options)
@@ -81,7 +81,8 @@ class Row {
     if (!alone.ok()) return alone.status();
     alone_ = *std::move(alone);
     if (alone_["refused"] != 0) {
-      return absl::InternalError(absl::StrCat("the victim was refused alone: ", alone_["why"].get<std::string>()));
+      return absl::InternalError(
+          absl::StrCat("the victim was refused without an attack: ", alone_["why"].get<std::string>()));
     }
     return RunAttack();
   }
@@ -98,7 +99,7 @@ class Row {
             {"victim_refused", victim_["refused"]}};
   }
 
-  // Describes the attack beside the victim's rounds.
+  // Describes the attack for the figures of the victim's rounds.
   nlohmann::json Attack() const {
     nlohmann::json attack = achieved_;
     attack["attack"] = kind_.name;
@@ -151,9 +152,9 @@ class Row {
          .data_bytes = kDataBytes});
     if (!daemon.ok()) return daemon.status();
     daemon_ = *std::move(daemon);
-    return StartProcess({"ashlar-bench", "neighbours-victim", daemon_->client_options().rpc_socket,
-                         daemon_->client_options().session_socket},
-                        kVictim, victim_process_);
+    return StartProcess(
+        {"ashlar-bench", "neighbours-victim", daemon_->sockets().rpc_socket, daemon_->sockets().session_socket},
+        kVictim, victim_process_);
   }
 
   static absl::Status StartProcess(const std::vector<std::string>& arguments, ProcessUser user,
@@ -180,8 +181,8 @@ class Row {
   absl::Status RunAttack() {
     std::unique_ptr<ChildProcess> attacker;
     absl::Status status = StartProcess(
-        {"ashlar-bench", "neighbours-attacker", kind_.name, daemon_->client_options().rpc_socket,
-         daemon_->client_options().session_socket, absl::StrCat(daemon_->metrics_port()), quick_ ? "quick" : "full"},
+        {"ashlar-bench", "neighbours-attacker", kind_.name, daemon_->sockets().rpc_socket,
+         daemon_->sockets().session_socket, absl::StrCat(daemon_->metrics_port()), quick_ ? "quick" : "full"},
         kAttacker, attacker);
     if (!status.ok()) return status;
     if (status = attacker->WriteLine("go"); !status.ok()) return status;
@@ -213,10 +214,10 @@ class Row {
   const bool quick_;
   const double seconds_;
   std::unique_ptr<LocalDaemon> daemon_;
-  std::unique_ptr<ChildProcess> victim_process_;  // goes before the daemon
+  std::unique_ptr<ChildProcess> victim_process_;  // destroyed before the daemon
   nlohmann::json alone_, victim_, achieved_;
   std::optional<std::string> ended_;  // how the daemon ended, if it did
-  uint64_t daemon_bytes_ = 0;         // of its own memory, at the attack's end
+  uint64_t daemon_bytes_ = 0;         // its private memory at the attack's end
 };
 
 }  // namespace
@@ -228,9 +229,9 @@ std::span<const AttackKind> Attacks() {
 absl::Status Run(const Options& options, nlohmann::json& figures) {
   if (geteuid() != 0) {
     return absl::FailedPreconditionError(
-        "daemon, victim and attacker run as three users: only root can start them, and is none of them");
+        "user: not root; daemon, victim and attacker run as three other users, which only root can start");
   }
-  signal(SIGPIPE, SIG_IGN);  // a process that has died is an error of its own
+  signal(SIGPIPE, SIG_IGN);  // a dead process is reported as an error
   std::printf("%-15s %8s %8s %8s %9s %9s %9s %9s %7s %7s\n", "attack, ms", "p50", "p99", "max", "p50", "p99", "max",
               "bar", "served", "refused");
   nlohmann::json& cases = figures["cases"] = nlohmann::json::array();

@@ -10,13 +10,13 @@
 namespace ashlar::neighbours {
 
 struct Options {
-  double seconds = 0;  // duration of each attack; the phase before it is half as long; 0: the default
+  double seconds = 0;  // duration of each attack; the phase before it takes half as long; 0: the default
   bool quick = false;  // a few seconds, and smaller attacks
   std::string filter;  // only attacks whose names contain this
 };
 
-// Runs a private daemon for each attack, with daemon, victim and attacker as three users, so it takes root:
-// FAILED_PRECONDITION without. Prints a table and fills `figures`. An attack that did not take place is an error;
+// Runs a private daemon for each attack, with daemon, victim and attacker as three users, so it needs root:
+// FAILED_PRECONDITION otherwise. Prints a table and fills `figures`. An attack that did not happen is an error.
 // OUT_OF_RANGE, with all figures: in some row the victim waited longer than the bar, or was refused.
 absl::Status Run(const Options& options, nlohmann::json& figures);
 

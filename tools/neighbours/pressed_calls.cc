@@ -85,7 +85,7 @@ class Presser {
  public:
   explicit Presser(const PressedCalls& what) : what_(what), method_("/ashlar.v1.Cache/" + what.method) {
     grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // connections of their own
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // separate connections
     arguments.SetMaxReceiveMessageSize(-1);
     for (size_t i = 0; i < what.connections; ++i) {
       stubs_.push_back(std::make_unique<grpc::GenericStub>(
@@ -144,7 +144,7 @@ class Presser {
   const std::string method_;
   std::vector<std::unique_ptr<grpc::GenericStub>> stubs_;
   grpc::CompletionQueue queue_;
-  std::vector<std::unique_ptr<Call>> calls_;  // one a slot, kept until the slot's next one
+  std::vector<std::unique_ptr<Call>> calls_;  // one per slot, kept until the slot's next call
   std::deque<std::pair<steady_clock::time_point, size_t>> waiting_;
   size_t under_way_ = 0;
   Pressed pressed_;

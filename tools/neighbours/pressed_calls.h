@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pressed calls of ashlar.v1.Cache: a client that waits for nothing keeps a number of them under way all the time.
+// Pressed calls of ashlar.v1.Cache: a client that always keeps a number of calls in flight, without waiting.
 #pragma once
 
 #include <cstddef>
@@ -14,8 +14,8 @@ struct PressedCalls {
   std::string rpc_socket;
   std::string method;
   size_t at_a_time = 1;
-  size_t connections = 1;  // that they are spread over
-  // The bytes of the next request of one of those at a time.
+  size_t connections = 1;  // connections over which they are distributed
+  // The bytes of the next request of a slot.
   std::function<std::string(size_t slot)> request;
   // Returns how much the last message of a call's reply grants. 0: the call was refused, and `slot` makes its next call
   // a tenth of a second later, as after an error.
@@ -23,14 +23,14 @@ struct PressedCalls {
 };
 
 struct Pressed {
-  uint64_t calls = 0;  // that were begun
+  uint64_t calls = 0;  // calls that were begun
   uint64_t refused = 0;
   uint64_t granted = 0;
   size_t most_at_a_time = 0;
-  std::string why;  // of the first that failed
+  std::string why;  // error of the first failed call
 };
 
-// Until it is told to stop; then cancels what is under way.
+// Runs until told to stop; then cancels the calls in progress.
 Pressed Press(const PressedCalls& what, const std::stop_token& stop);
 
 }  // namespace ashlar::neighbours

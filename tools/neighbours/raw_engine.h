@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// RawSession and the calls of an engine without manners: it has no queue of its own and reads no replies.
+// RawSession and calls of an abusive engine: it has no queue and reads no replies.
 #pragma once
 
 #include <cstdint>
@@ -22,14 +22,14 @@ namespace ashlar::neighbours {
 
 class RawSession {
  public:
-  // Says hello properly. Returns the daemon's error if it refuses, UNAVAILABLE if it hangs up.
+  // Sends a valid Hello. Returns the daemon's error if it refuses, UNAVAILABLE if it hangs up.
   static absl::StatusOr<RawSession> Open(const ClientOptions& daemon);
 
   const std::string& secret() const { return secret_; }
-  // The daemon's answer: its refusal, UNAVAILABLE when it hung up, DEADLINE_EXCEEDED after some seconds. Descriptors
-  // that ride on it are closed. `descriptor` rides on the request; −1: none.
+  // The daemon's answer: its refusal, UNAVAILABLE if it hung up, DEADLINE_EXCEEDED after some seconds. Descriptors
+  // attached to it are closed. `descriptor` is attached to the request; −1: none.
   absl::StatusOr<v1::SessionReply> Ask(const v1::SessionRequest& request, int descriptor = -1);
-  // Sends and reads nothing, now or later. UNAVAILABLE: the daemon hung up; RESOURCE_EXHAUSTED: it takes no more.
+  // Sends without ever reading. UNAVAILABLE: the daemon hung up; RESOURCE_EXHAUSTED: it accepts no more.
   absl::Status Send(const v1::SessionRequest& request, int descriptor = -1);
 
  private:
@@ -39,11 +39,11 @@ class RawSession {
   std::string secret_;
 };
 
-// A session that has opened the small model (segment_engine.h), and calls that prepare what presses (pressed_calls.h).
+// A session that has opened the small model (segment_engine.h), and calls that prepare an attack (pressed_calls.h).
 class RawEngine {
  public:
   static absl::StatusOr<RawEngine> Open(const ClientOptions& daemon);
-  // Another model than the small one, and for exact prefixes.
+  // Another model than the small one, with exact prefixes.
   static absl::StatusOr<RawEngine> OpenForPrefixes(const ClientOptions& daemon, const Layout& layout);
   RawEngine(RawEngine&&) noexcept;
   RawEngine& operator=(RawEngine&&) noexcept;
@@ -53,13 +53,13 @@ class RawEngine {
   uint64_t model() const { return model_; }
   // A region that the daemon hosts; its handle.
   absl::StatusOr<uint64_t> HostRegion(uint64_t bytes);
-  // Pages in a memfd with room for the prompt's segment; their handle.
+  // Pages in a memfd with space for the prompt's segment; returns their handle.
   absl::StatusOr<uint64_t> DeclarePages(int memfd, const SegmentPrompt& prompt);
   struct Found {
     std::string lease;
     uint32_t arena = 0;  // an arena that has part of the segment
   };
-  // Of a segment that is published.
+  // Matches a published segment.
   absl::StatusOr<Found> Match(const SegmentPrompt& prompt);
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Victim and attacker as processes: a line asks, a line answers.
+// Victim and attacker as processes: each answers every line of its input with one line.
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -26,7 +26,7 @@ void Say(const std::string& line) {
 
 }  // namespace
 
-// "SECONDS NEWCOMERS PORT": measures so long, with newcomers or none (1, 0), scraping that port or none (0).
+// "SECONDS NEWCOMERS PORT": measures for SECONDS, with newcomers or without (1, 0), scraping that port or none (0).
 int RunVictim(const std::string& rpc_socket, const std::string& session_socket) {
   const auto victim = Victim::Open({.rpc_socket = rpc_socket, .session_socket = session_socket});
   if (!victim.ok()) return Fail("victim", victim.status());
@@ -40,7 +40,7 @@ int RunVictim(const std::string& rpc_socket, const std::string& session_socket) 
   return 0;
 }
 
-// Any line: attacks until the next one, or the end of all lines, and says what it achieved.
+// For each line, attacks until the next line or the end of input, and prints what it achieved.
 int RunAttacker(const std::string& attack, const std::string& rpc_socket, const std::string& session_socket,
                 const std::string& metrics_port, bool quick) {
   Target target;
@@ -68,7 +68,7 @@ int RunAttacker(const std::string& attack, const std::string& rpc_socket, const 
     Say(figures.dump());
     return 0;
   }
-  return Fail("attacker", absl::InvalidArgumentError(absl::StrCat(attack, ": no such attack")));
+  return Fail("attacker", absl::InvalidArgumentError(absl::StrCat("attack: ", attack, " is unknown")));
 }
 
 }  // namespace ashlar::neighbours

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attacks on the session socket: what the kernel counts for the daemon, mappings and descriptors on their way.
+// Attacks on the session socket: the daemon's mappings and descriptors in flight.
 #include <algorithm>
 #include <chrono>
 #include <optional>
@@ -15,7 +15,7 @@ namespace {
 
 constexpr auto kAfterClosed = std::chrono::milliseconds(10);
 constexpr uint64_t kPage = 4096;
-constexpr uint64_t kPublishedBytes = 16 * kPageBytes;  // that there is an arena
+constexpr uint64_t kPublishedBytes = 16 * kPageBytes;  // so that there is an arena
 
 absl::Status OpenSessions(const ClientOptions& daemon, size_t count, std::vector<std::optional<RawSession>>& sessions) {
   for (size_t i = 0; i < count; ++i) {
@@ -26,7 +26,7 @@ absl::Status OpenSessions(const ClientOptions& daemon, size_t count, std::vector
   return absl::OkStatus();
 }
 
-// Regions of a page each, all of them of one memfd: they cost their engine nothing, and the daemon a mapping each.
+// Regions of one page each, all from one memfd: they cost their engine nothing, and the daemon one mapping each.
 class Mappings final : public Attack {
  public:
   Mappings(const Target& target, bool quick) : daemon_(target.daemon), sessions_wanted_(quick ? 16 : 64) {}
@@ -55,9 +55,9 @@ class Mappings final : public Attack {
   }
 
  private:
-  static constexpr size_t kThreads = 4, kRegions = 1024;  // of a session
+  static constexpr size_t kThreads = 4, kRegions = 1024;  // kRegions: regions of one session
 
-  // One region a session in turn, so that all sessions are full at the same time; then again and again for freed ones.
+  // One region per session in turn, so that all sessions are full at the same time; then repeatedly, for freed ones.
   Achieved RunPart(size_t part, const std::stop_token& stop) {
     Achieved achieved;
     v1::SessionRequest request;
@@ -90,8 +90,8 @@ class Mappings final : public Attack {
   std::vector<std::optional<RawSession>> sessions_;
 };
 
-// Requests whose replies carry a descriptor, and nobody who reads these. The kernel counts descriptors on their way for
-// the user who sent them.
+// Requests whose replies carry a descriptor and are never read. The kernel counts descriptors in flight for the sending
+// user.
 class UnreadReplies final : public Attack {
  public:
   UnreadReplies(const Target& target, bool) : daemon_(target.daemon) {}
@@ -147,7 +147,7 @@ class UnreadReplies final : public Attack {
   }
 
  private:
-  // Of a session: fewer than what its buffer holds, beyond which it would be ended.
+  // Per session: fewer than its buffer holds, beyond which the session would be ended.
   static constexpr size_t kSessions = 126, kUnread = 200;
 
   const ClientOptions daemon_;

@@ -22,8 +22,8 @@ using std::chrono::steady_clock;
 
 constexpr uint64_t kSegmentBytes = 2u << 20;
 constexpr milliseconds kPatience{5000};        // a landing's; ClientOptions has the same for calls
-constexpr milliseconds kScrapePatience{2000};  // Prometheus gives up after ten seconds
-constexpr milliseconds kAfterRefusal{10};      // an engine would compute
+constexpr milliseconds kScrapePatience{2000};  // Prometheus times out after ten seconds
+constexpr milliseconds kAfterRefusal{10};      // an engine would compute instead
 constexpr std::chrono::seconds kNewcomersEvery{1};
 
 double MillisecondsSince(steady_clock::time_point start) {
@@ -33,7 +33,7 @@ double MillisecondsSince(steady_clock::time_point start) {
 // Thread-safe.
 class Tally {
  public:
-  // Runs `work` and counts it; the time that it took, in milliseconds, where it was served.
+  // Runs `work` and counts it. Returns its time in milliseconds if it was served.
   absl::StatusOr<double> Count(const std::function<absl::Status()>& work) {
     const auto start = steady_clock::now();
     const absl::Status status = work();
@@ -67,7 +67,7 @@ absl::Status RegisterRegion(Client& client) {
   return memory.ok() ? client.RegisterRegion(memory->get(), kBytes).status() : memory.status();
 }
 
-// All that an engine asks for that has just been started. The longest that any of it took, in milliseconds.
+// All requests of a newly started engine. Returns the longest time of any of them, in milliseconds.
 double Arrive(const ClientOptions& daemon, const SegmentPrompt& prompt, Tally& tally) {
   double longest = 0;
   const auto count = [&](const char* what, const std::function<absl::Status()>& work) {
@@ -88,21 +88,21 @@ double Arrive(const ClientOptions& daemon, const SegmentPrompt& prompt, Tally& t
   });
   if (!welcome) return longest;
   const bool opened = count("model", [&] {
-    auto opened = client->OpenModel(SmallIdentity(), SmallLayout());
-    if (opened.ok()) model = *std::move(opened);
-    return opened.status();
+    auto answer = client->OpenModel(SmallIdentity(), SmallLayout());
+    if (answer.ok()) model = *std::move(answer);
+    return answer.status();
   });
   count("region", [&] { return RegisterRegion(*client); });
   if (!opened) return longest;
   count("arena", [&] {
     const Match match = model.Lookup(prompt.prompt());
     if (!match.segments()[1].hit()) return absl::NotFoundError(Name(match.segments()[1].reason));
-    return match.tuples(1) != nullptr ? absl::OkStatus() : absl::UnavailableError("cannot be mapped");
+    return match.tuples(1) != nullptr ? absl::OkStatus() : absl::UnavailableError("the tuples cannot be mapped");
   });
   return longest;
 }
 
-// Nearest rank; `none` where there are no values.
+// Nearest rank; `none` if there are no values.
 double Quantile(std::vector<double>& values, double share, double none) {
   if (values.empty()) return none;
   std::sort(values.begin(), values.end());

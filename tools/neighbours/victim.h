@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engine that others' attacks must not reach: it matches, lands and releases one segment, again and again.
+// The engine that attacks must not affect: it matches, lands and releases one segment repeatedly.
 #pragma once
 
 #include <chrono>
@@ -22,8 +22,8 @@ class Victim {
     bool any = false;           // open a session with a model, a region and an arena every second
     uint16_t metrics_port = 0;  // port of the metrics endpoint to scrape every second; 0: none
   };
-  // Rounds one behind the other. p50_ms, p99_ms and max_ms of those that were served; served, refused: rounds and what
-  // newcomers asked for; newcomer_max_ms, scrape_max_ms; why: of the first refusal.
+  // Rounds one after another. p50_ms, p99_ms and max_ms of the served ones; served, refused: rounds and newcomers'
+  // requests; newcomer_max_ms, scrape_max_ms; why: the reason of the first refusal.
   nlohmann::json Measure(std::chrono::duration<double> span, const Newcomers& newcomers);
 
  private:

@@ -97,7 +97,7 @@ class Engine {
   }
 
  private:
-  // The text as a prompt's first segment, and one token behind it.
+  // The text as a prompt's first segment, and one token after it.
   Prompt Text(uint64_t seed, uint64_t pages) {
     length_ = pages * kPageTokens;
     tokens_.resize(length_ + 1);

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of calls from C and from Python beside the same calls from C++, against one daemon, in one run.
+"""The cost of calls from C and from Python compared with the same calls from C++, against one daemon, in one run.
 
-Three engines that do the same (engine.cc, engine.c, engine.py) take turns, each round in another order. They are started
-several times, as where a process's pages happen to lie makes its landings up to a tenth slower or faster. Figures are of
-the quickest tenth of a language's calls (its slowest one), which other programs of the machine disturb least, and of the
-median; ratios are by those of C++.
+Three equivalent engines (engine.cc, engine.c, engine.py) alternate, in a different order each round. They are started
+several times, because the placement of a process's pages makes its landings up to a tenth slower or faster. Figures are
+the slowest of the quickest tenth of a language's calls, which other programs disturb least, and the median; ratios are
+relative to C++.
 """
 
 import argparse

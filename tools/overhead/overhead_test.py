@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""overhead.py measures all operations in all languages, in little. Figures of a busy machine are not judged."""
+"""overhead.py measures all operations in all languages, with few calls. Figures of a busy machine are not judged."""
 
 import json
 import pathlib

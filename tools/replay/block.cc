@@ -5,26 +5,11 @@
 
 namespace ashlar::replay {
 
-BlockPolicy::BlockPolicy(const storage::PrefixCosts& costs, uint64_t capacity_bytes, uint64_t spacing)
-    : costs_(costs), capacity_(capacity_bytes), spacing_(spacing) {}
-
-std::vector<int32_t> BlockPolicy::Pages(std::span<const int32_t> tokens) {
-  std::vector<int32_t> pages;
-  for (size_t begin = 0; begin + kPageTokens <= tokens.size(); begin += kPageTokens) {
-    const auto page = tokens.subspan(begin, kPageTokens);
-    const auto number = static_cast<int32_t>(pages_.size());
-    pages.push_back(pages_.try_emplace({page.begin(), page.end()}, number).first->second);
-  }
-  return pages;
-}
-
-uint64_t BlockPolicy::Request(std::span<const int32_t> tokens, uint64_t prompt) {
+uint64_t BlockPolicy::Request(std::span<const int32_t> pages, uint64_t prompt) {
   ++now_;
-  const std::vector<int32_t> pages = Pages(tokens);
-  const uint64_t prompts = prompt / kPageTokens;
   uint64_t resumed = 0;
   const auto known = tree_.Walk(pages, [&](Node& node) {
-    if (HasState(node) && node.depth() <= prompts) resumed = node.depth() * kPageTokens;
+    if (HasState(node) && node.depth() <= prompt) resumed = node.depth();
     Touch(node);
   });
   Node* at = known.node;
@@ -34,8 +19,8 @@ uint64_t BlockPolicy::Request(std::span<const int32_t> tokens, uint64_t prompt) 
 }
 
 bool BlockPolicy::Append(Node*& at, int32_t page) {
-  const bool state = (at->depth() + 1) * kPageTokens % spacing_ == 0;
-  const uint64_t bytes = kPageTokens / costs_.page_tokens * costs_.page_bytes + (state ? costs_.checkpoint_bytes : 0);
+  const bool state = (at->depth() + 1) % spacing_ == 0;
+  const uint64_t bytes = costs_.page_bytes + (state ? costs_.checkpoint_bytes : 0);
   while (usage_.bytes + bytes > capacity_ && EvictOldest(*at)) {
   }
   if (usage_.bytes + bytes > capacity_) {
@@ -64,7 +49,7 @@ bool BlockPolicy::EvictOldest(const Node& spared) {
   if (oldest == leaves_.end()) return false;
   Node& node = *oldest->node;
   leaves_.erase(oldest);
-  usage_.bytes -= kPageTokens / costs_.page_tokens * costs_.page_bytes;
+  usage_.bytes -= costs_.page_bytes;
   if (HasState(node)) {
     usage_.bytes -= costs_.checkpoint_bytes;
     --usage_.states;

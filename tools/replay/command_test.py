@@ -77,7 +77,23 @@ class Command(unittest.TestCase):
         self.assertIn("<svg", picture.read_text(encoding="utf-8"))
         self.assertNotIn("%", done.stderr, "progress is for terminals")
 
-    def test_a_failed_plot_or_table_costs_no_figures(self):
+    def test_every_policy_is_clipped_to_what_the_engine_captures(self):
+        figures = self.folder / "figures.json"
+        policies = "block:64,vllm,sglang,sglang-now,marconi:oracle,marconi-offload,ashlar"
+        command = ["run", "--trace", self.trace, "--format", "stf", "--capacity", "4GB", "--policy", policies]
+        done = self.run_with(*command, "--capture", 128, "--json", figures)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        runs = json.loads(figures.read_text(encoding="utf-8"))["runs"]
+        self.assertEqual([run["policy"] for run in runs], policies.split(","))
+        for run in runs:
+            self.assertEqual(run["capture"], 128)
+            self.assertAlmostEqual(run["optimum"], 2 / 3 * 256 / 312, places=6)
+            self.assertLessEqual(run["token_hit_rate"], run["optimum"] + 1e-9)
+            self.assertAlmostEqual(run["token_hit_rate"] * 30 * 312 % 128, 0, places=6)
+        done = self.run_with(*command, "--capture", 0)
+        self.assertEqual((done.returncode, "--capture" in done.stderr), (2, True), done.stderr)
+
+    def test_a_failed_plot_or_table_keeps_the_figures(self):
         run = ["run", "--trace", self.trace, "--format", "stf", "--capacity", "1GB", "--policy", "none"]
         figures, picture = self.folder / "figures.json", self.folder / "none" / "picture.svg"
         done = self.run_with(*run, "--json", figures, "--plot", picture)
@@ -119,6 +135,47 @@ class Command(unittest.TestCase):
         segments = json.loads(figures.read_text(encoding="utf-8"))["segments"]
         best = max(s["token_hit_rate"] for s in segments)
         self.assertAlmostEqual(best, 2 / 3 * 300 / 312, places=6)
+        for row in segments:
+            self.assertLessEqual(row["ttft_ms"]["p50"], row["ttft_ms"]["p95"])
+        self.assertEqual(sum(row["reuse"] == "prefixes" for row in segments), 2, "without a limit, and at 1 GB")
+
+    def segments(self, *arguments):
+        figures = self.folder / "figures.json"
+        done = self.run_with("segments", "--trace", self.trace, "--format", "stf", "--json", figures, *arguments)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return json.loads(figures.read_text(encoding="utf-8"))["segments"]
+
+    def test_prefixes_alone_are_clipped_to_what_the_engine_captures(self):
+        alone = {capture: self.segments("--capture", capture)[0] for capture in (1, 64)}
+        self.assertEqual({row["reuse"] for row in alone.values()}, {"prefixes"})
+        self.assertEqual({row["segments"] for row in alone.values()}, {0})
+        # A state where the next question diverges is captured by the second one; before it, at a multiple of 64.
+        self.assertGreaterEqual(alone[1]["token_hit_rate"], 1 / 3 * 300 / 312 - 1e-6)
+        self.assertGreaterEqual(alone[64]["token_hit_rate"], 1 / 3 * 256 / 312)
+        self.assertLessEqual(alone[64]["token_hit_rate"], 2 / 3 * 256 / 312 + 1e-6)
+
+    def test_fp32_states_take_twice_the_bytes(self):
+        sizes = {kind: self.segments("--state-type", kind)[1] for kind in ("bf16", "fp32")}
+        self.assertEqual(sizes["fp32"]["tuple_bytes"], 2 * sizes["bf16"]["tuple_bytes"])
+        self.assertGreater(sizes["fp32"]["ttft_ms"]["p50"], sizes["bf16"]["ttft_ms"]["p50"])
+
+    def test_break_even_is_where_moving_takes_as_long_as_computing(self):
+        model = self.folder / "model.json"
+        sizes = {"page_tokens": 16, "page_bytes": 16, "checkpoint_bytes": 1_000_000, "transition_bytes": 1_000_000}
+        rates = {"flops_per_token": 1e9, "flops_per_square": 0, "flops_per_second": 1e12, "link_bytes_per_second": 1}
+        model.write_text(json.dumps({**sizes, **rates}), encoding="utf-8")
+        figures = self.folder / "figures.json"
+        done = self.run_with("break-even", "--model", model, "--link", "10MB,1KB", "--json", figures)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        shortest = {
+            (row["state_type"], row["transitions"], row["link_bytes_per_second"]): row["tokens"]
+            for row in json.loads(figures.read_text(encoding="utf-8"))["shortest"]
+        }
+        # 2 MB at 10 MB/s take 200 ms, a token 1 ms.
+        self.assertEqual(shortest["bf16", "dense", 10_000_000], 208)
+        self.assertEqual(shortest["fp32", "dense", 10_000_000], 416)
+        self.assertLess(shortest["bf16", "adaptive", 10_000_000], 208)
+        self.assertIsNone(shortest["bf16", "dense", 1000], "a token's own byte takes as long as computing it")
 
     def test_what_is_wrong_is_named(self):
         run = ["run", "--trace", self.trace, "--format", "stf", "--capacity", "1GB", "--policy", "ashlar"]
@@ -135,6 +192,8 @@ class Command(unittest.TestCase):
             (run + ["--capacity", "much"], "much", 2),
             (run + ["--threads", "0"], "threads", 2),
             (run + ["--colour", "red"], "--colour", 2),
+            (["break-even", "--link", "fast"], "--link", 2),
+            (["segments", *run[1:5], "--state-type", "fp8"], "--state-type", 2),
             (run + ["--policy", "lru"], "lru", 1),
             (run + ["--model", "/none"], "/none", 1),
             (run + ["--format", "csv"], "csv", 1),

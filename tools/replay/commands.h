@@ -12,14 +12,31 @@
 
 namespace ashlar::replay {
 
+// Options of ServeTraces. All sizes are the model's own; the replay divides them by `scale`.
+struct ServeOptions {
+  std::vector<double> arrival_rates;  // requests per second
+  uint64_t dram_bytes = 0, ssd_bytes = 0;
+  std::string admission = "second_use";  // the daemon's ssd.admission
+  uint64_t scale = 16;
+  std::vector<std::string> prefill_rates;  // TOKENS:RATE; none: the model's FLOPs
+  size_t requests = 400;                   // most requests per trace
+  size_t running = 16;                     // requests at a time
+  std::string daemon;                      // empty: `ashlard` beside this program
+};
+
 struct Options {
   std::vector<std::string> traces;  // all of the same format
   std::string format;
   std::string model = "marconi-7b";
+  std::vector<std::string> models = {"marconi-7b", "qwen3-next", "kimi-linear", "ring-mini"};  // for FindBreakEven
+  std::vector<uint64_t> links = {50'000'000'000};  // for FindBreakEven, in bytes per second
+  std::string state_type = "bf16";                 // type of stored states and transitions: bf16 or fp32
   std::vector<uint64_t> capacities;
   std::vector<std::string> policies;
-  int threads = 0;  // 0: all cores
+  uint64_t capture = 1;  // tokens: states are captured at multiples of it
+  int threads = 0;       // 0: all cores
   std::string json, plot;
+  ServeOptions serve;
 };
 
 struct Curves {
@@ -46,6 +63,8 @@ struct Figures {
 absl::Status RunTraces(const Options& options, Figures& figures);
 absl::Status ComparePlacements(const Options& options, Figures& figures);
 absl::Status ReuseSegments(const Options& options, Figures& figures);
+absl::Status FindBreakEven(const Options& options, Figures& figures);
+absl::Status ServeTraces(const Options& options, Figures& figures);
 
 // Returns the curves as an SVG picture, drawn by gnuplot. UNAVAILABLE if gnuplot is not installed or fails.
 absl::StatusOr<std::string> Draw(const Curves& curves);

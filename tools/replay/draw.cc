@@ -15,7 +15,7 @@
 namespace ashlar::replay {
 namespace {
 
-constexpr size_t kColours = 8;  // of gnuplot
+constexpr size_t kColours = 8;  // gnuplot's colours
 
 // gnuplot's strings in single quotes know one special character.
 std::string Quoted(const std::string& text) {
@@ -34,7 +34,7 @@ std::string Script(const Curves& curves) {
   for (const Curves::Panel& panel : curves.panels) {
     absl::StrAppend(&script, "set title ", Quoted(panel.title), "\nplot ");
     for (size_t i = 0; i < panel.curves.size(); ++i) {
-      // More curves than gnuplot has colours: those that come round again are dashed.
+      // More curves than gnuplot has colours: repeated colours are dashed.
       const std::string& name = panel.curves[i].name;
       absl::StrAppend(&script, i > 0 ? ", " : "", "'-' using 1:2 with linespoints linetype ", i % kColours + 1,
                       " pointtype ", i + 1, " dashtype ", i / kColours + 1, " linewidth 2 title ", Quoted(name));

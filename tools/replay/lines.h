@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The lines of a file, packed by zstd or not.
+// The lines of a file, optionally compressed by zstd.
 #pragma once
 
 #include <functional>

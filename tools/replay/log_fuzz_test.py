@@ -126,7 +126,7 @@ def damaged(draw, format_):
 
 
 class Damaged(unittest.TestCase):
-    def test_it_is_refused_by_line_or_becomes_a_whole_trace(self):
+    def test_a_changed_log_is_refused_by_line_or_converted_completely(self):
         draw, deadline = random.Random(SEED), time.monotonic() + SECONDS
         counts = {0: 0, 1: 0}
         with tempfile.TemporaryDirectory() as folder:

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""From an engine's log to what a cache saves: logs of three engines give the same trace, the replayer finds in it what a
-plain count finds, and the costs are those of a pocket calculator.
+"""From an engine's log to what a cache saves: logs of three engines give the same trace, the replayer finds in it what
+a plain count finds, and the costs equal those of a plain calculation.
 
 usage: log_test.py SOURCE_ROOT ASHLAR_REPLAY
 """
@@ -58,7 +58,8 @@ def sglang_log():
 
 
 def sglang_output():
-    """The whole output of a server: a logger that writes the time before each line, and requests that are no single texts."""
+    """The whole output of a server: a logger that writes the time before each line, and requests that are not a single
+    text."""
     lines = [f"[2026-11-24 10:00:05] {line}\n" for line in sglang_log().splitlines()]
     other = [
         {"rid": ["a", "b"], "obj": {"rid": ["a", "b"], "text": ["x", "y"], "input_ids": None}, "out": {"text": "z"}},
@@ -98,7 +99,7 @@ def openai_log(prompts=PROMPTS):
 
 
 def expected_hits():
-    """Tokens of whole pages that an endless cache would have had, each prompt's longest prefix that came before."""
+    """Tokens of whole pages that an unlimited cache would hit: each prompt's longest prefix that came before."""
     found = 0
     for i, prompt in enumerate(PROMPTS):
         best = 0
@@ -154,7 +155,7 @@ class Logs(unittest.TestCase):
         self.assertEqual(traces["vllm"], traces["sglang"])
         self.assertEqual(traces["vllm"][0], [[1, 2, 3]])
 
-    def test_what_stands_before_level_and_time_is_passed_over(self):
+    def test_text_before_level_and_time_is_skipped(self):
         plain = self.convert("vllm", vllm_log(), "--split-at", END)[1:]
         for prefix in (
             "2026-11-24T10:00:05.123456789Z ",
@@ -182,7 +183,7 @@ class Logs(unittest.TestCase):
         docker = [{"log": f"{line}\n", "stream": "stderr", "time": "2026-11-24T10:00:05.1Z"} for line in lines]
         cut = [
             {**entry, "log": text} for entry in docker for text in (entry["log"][:40], entry["log"][40:])
-        ]  # as over 16 KiB
+        ]  # as for lines over 16 KiB
         for name, texts in (
             (
                 "json",
@@ -240,7 +241,7 @@ class Logs(unittest.TestCase):
         said, segments, requests = self.convert("vllm-year", one + two)
         self.assertEqual([segments[request["ins"][0]]["tok"] for request in requests], [[1], [2]])
 
-    def test_a_request_that_would_be_lost_is_refused(self):
+    def test_a_request_that_cannot_be_converted_is_refused(self):
         one = "DEBUG 11-24 10:00:00 [l.py:1] Request a details: prompt: 'x', prompt_token_ids: [1, 2], prompt_embeds shape: None."
         for name, text, wrong in (
             ("vllm-glued", f"{one}{one}\n", "1: details: prompt: belongs to a second request"),
@@ -392,7 +393,7 @@ class Logs(unittest.TestCase):
         self.assertLess(used, 64 << 20)
 
     def test_an_answer_is_the_prefix_of_the_next_turn(self):
-        """With text, with calls of tools and with parts, as clients send an answer back."""
+        """With text, with tool calls and with parts, as clients send an answer back."""
         call = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
         answers = [
             {"role": "assistant", "content": "The tenant pays. " * 30},
@@ -422,7 +423,7 @@ class Logs(unittest.TestCase):
         self.assertGreater(rate, 0.7)
         self.assertAlmostEqual(run["token_hit_rate"], rate, delta=0.02, msg="all but parts of pages")
 
-    def test_the_replayer_finds_what_a_plain_count_finds(self):
+    def test_the_replayer_matches_a_plain_count(self):
         self.convert("openai", openai_log(), "--split-at", END)
         figures, _ = self.replay("openai", "run", "--capacity", "100GB", "--policy", "none,ashlar")
         run = figures["runs"][1]
@@ -434,7 +435,7 @@ class Logs(unittest.TestCase):
         best = max(row["token_hit_rate"] for row in segments["segments"])
         self.assertGreaterEqual(best, run["token_hit_rate"] - 1e-9)
 
-    def test_costs_are_the_replayers_numbers_times_prices(self):
+    def test_costs_multiply_the_replayers_numbers_by_prices(self):
         self.convert("openai", openai_log(), "--split-at", END)
         figures, file = self.replay("openai", "run", "--capacity", "1GB,50GB", "--policy", "sglang,ashlar")
         out = self.folder / "sizes.json"
@@ -462,7 +463,8 @@ class Logs(unittest.TestCase):
         sizes = json.loads(out.read_text())["sizes"]
         runs = {(run["policy"], run["capacity_bytes"]): run for run in figures["runs"]}
         self.assertEqual([row["replayed_gb"] for row in sizes], [1.0, 50.0])
-        # 20 requests, one a minute: 86,400 a day are as many such users as keep the hit rate by as many times the capacity.
+        # 20 requests, one per minute: 86,400 requests per day are this many such users, who keep the hit rate with this
+        # many times the capacity.
         times = 86400 / (20 / (19 * 60) * 86400)
         for row in sizes:
             self.assertAlmostEqual(row["load_times"], times)
@@ -477,7 +479,7 @@ class Logs(unittest.TestCase):
         self.assertEqual(sum(row["best"] for row in sizes), 1)
 
     def test_ten_times_the_load_is_what_ten_times_the_users_find(self):
-        """The same workload by ten independent users at once, replayed, saves what one user's figures say for ten times the load."""
+        """Replaying ten independent users at once saves what one user's figures predict for ten times the load."""
         one = [document + question for document in DOCUMENTS for question in QUESTIONS]
         ten = [[1000 * user + token for token in prompt] for prompt in one for user in range(10)]
         saved = {}

@@ -19,7 +19,7 @@ MarconiPolicy::Tree::Reached MarconiPolicy::Use(std::span<const int32_t> tokens)
   if (mode_ == Mode::kLru) {
     if (reached.inside != nullptr) reached.inside->data.used = now_;
   } else {
-    reached.node->data.used = now_;  // the node hit alone (§4.3)
+    reached.node->data.used = now_;  // only the hit node (§4.3)
   }
   return reached;
 }
@@ -35,8 +35,8 @@ uint64_t MarconiPolicy::Request(std::span<const int32_t> tokens, uint64_t prompt
   return resumed;
 }
 
-// Room is made before anything is inserted. The eviction may take nodes that the tokens have in common, so the common
-// part is counted anew.
+// Space is freed before anything is inserted. The eviction may take nodes of the common prefix, so the common part is
+// counted again.
 void MarconiPolicy::Insert(std::span<const int32_t> tokens) {
   ++now_;
   auto reached = Use(tokens);

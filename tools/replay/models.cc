@@ -11,14 +11,14 @@ namespace ashlar::replay {
 namespace {
 
 constexpr uint64_t kHalf = 2;          // bytes of a 16-bit number
-constexpr double kPrefillRate = 4e14;  // FLOPs a second: about what prefill reaches on one H100 in 16 bits
-constexpr double kLinkRate = 5e10;     // bytes a second: about what PCIe 5.0 moves over 16 lanes
+constexpr double kPrefillRate = 4e14;  // FLOP/s: about what prefill reaches on one H100 in 16 bits
+constexpr double kLinkRate = 5e10;     // bytes per second: about what PCIe 5.0 transfers over 16 lanes
 
 // Marconi's 7B hybrid (its appendix A, and the constants of its published code): 4 attention, 24 SSM and 28 MLP layers,
-// D = 4096, N = 128, one state of D · N and a convolution of kernel 4 over 2 D + 2 N channels a layer.
+// D = 4096, N = 128, one state of D · N and a convolution of kernel 4 over 2 D + 2 N channels per layer.
 Model Marconi7b() {
   constexpr double d = 4096, n = 128;
-  constexpr uint64_t d_bytes = 2 * 4096 * kHalf;  // one decay a channel of the state space
+  constexpr uint64_t d_bytes = 2 * 4096 * kHalf;  // one decay per channel of the state space
   constexpr uint64_t state = (4096 * 128 + (2 * 4096 + 2 * 128) * 4) * kHalf;
   return {.name = "marconi-7b",
           .costs = {.page_tokens = 1,
@@ -31,13 +31,13 @@ Model Marconi7b() {
           .link_bytes_per_second = kLinkRate};
 }
 
-// Linear layers of `heads` states of 128 × 128 behind a convolution of kernel 4 over `channels`, of which three tokens
-// are kept; FLOPs: two a parameter that is active, and causal attention over query heads of `width` numbers in all.
+// Linear layers with `heads` states of 128 × 128, after a convolution of kernel 4 over `channels` that keeps three
+// tokens. FLOPs: two per active parameter, and causal attention over query heads of `width` numbers in total.
 struct Hybrid {
   const char* name;
-  uint64_t attention_layers, token_bytes;  // keys and values, a layer
+  uint64_t attention_layers, token_bytes;  // keys and values per layer
   uint64_t linear_layers, heads, channels;
-  uint64_t transition;  // numbers a head
+  uint64_t transition;  // numbers per head
   double active_parameters, width;
 };
 constexpr Hybrid kHybrids[] = {

@@ -12,9 +12,9 @@ namespace ashlar::replay {
 struct Model {
   std::string name;
   storage::PrefixCosts costs;
-  uint64_t transition_bytes = 0;     // of a segment's tuple, dense, beside its states
-  double flops_per_second = 0;       // of prefill, for modelled times
-  double link_bytes_per_second = 0;  // from where segments are kept to where they are needed
+  uint64_t transition_bytes = 0;     // dense transitions of a segment's tuple, in addition to its states
+  double flops_per_second = 0;       // FLOP/s of prefill, for modelled times
+  double link_bytes_per_second = 0;  // bandwidth between the store of segments and the engine
 };
 
 // marconi-7b | qwen3-next | kimi-linear | ring-mini, or a JSON file with page_tokens, page_bytes, checkpoint_bytes,

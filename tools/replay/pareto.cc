@@ -15,7 +15,7 @@
 namespace ashlar::replay {
 namespace {
 
-constexpr uint64_t kPage = 64;  // tokens: checkpoints are at multiples of it, as chunked kernels capture them
+constexpr uint64_t kChunk = 64;  // tokens: checkpoints are at multiples of it, as chunked kernels capture them
 constexpr size_t kMostCheckpoints = 32;
 
 // The tokens that a request shares with the latest earlier request that shares the most.
@@ -53,7 +53,7 @@ class Heuristic final : public Placement {
  public:
   explicit Heuristic(Spacing spacing) : spacing_(spacing) {}
   std::vector<uint64_t> Place(uint64_t prompt, size_t checkpoints) const override {
-    return Space(spacing_, prompt + 1, kPage, checkpoints);
+    return Space(spacing_, prompt + 1, kChunk, checkpoints);
   }
 
  private:
@@ -63,21 +63,22 @@ class Heuristic final : public Placement {
 class Learned final : public Placement {
  public:
   explicit Learned(std::span<const Overlap> seen) {
+    storage::OverlapModel model;
     for (const Overlap& overlap : seen) {
-      if (overlap.depth > 0) model_.Observe(overlap.depth, overlap.entry_prompt);
+      if (overlap.depth > 0) model.Observe(overlap.depth, overlap.entry_prompt);
     }
+    forecast_ = model.Forecast();
   }
   std::vector<uint64_t> Place(uint64_t prompt, size_t checkpoints) const override {
     const auto tokens = [](uint64_t depth) { return static_cast<double>(depth); };
-    return storage::CheckpointPlan(model_.Between(0, prompt), 0, kPage, checkpoints, tokens).Positions(checkpoints);
+    return storage::CheckpointPlan(forecast_.Between(0, prompt), 0, kChunk, checkpoints, tokens).Positions(checkpoints);
   }
 
  private:
-  storage::OverlapModel model_;
+  storage::OverlapForecast forecast_;
 };
 
-// Of the scored requests' tokens, what lies before the deepest checkpoint that each one's entry has within what they
-// share.
+// Of the scored requests' tokens: those before the deepest checkpoint of each entry that lies within the shared tokens.
 double Skipped(std::span<const Overlap> overlaps, size_t first_scored, const Placement& placement, size_t checkpoints) {
   double skipped = 0, tokens = 0;
   for (size_t i = first_scored; i < overlaps.size(); ++i) {

@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/replay/policy.h"
 
+#include <algorithm>
 #include <charconv>
+#include <numeric>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "storage/prefix/prefix_planner.h"
 #include "tools/replay/published.h"
+#include "tools/replay/units.h"
 
 namespace ashlar::replay {
 namespace {
@@ -17,15 +20,21 @@ class NoCache final : public Policy {
   Usage usage() const override { return {}; }
 };
 
-// The planner that the daemon runs; every checkpoint that it asks for is captured.
+// The daemon's planner; every checkpoint that it requests is captured. For the cache, a text ends at a multiple of
+// `ends`.
 class AshlarPolicy final : public Policy {
  public:
-  AshlarPolicy(const storage::PrefixCosts& costs, uint64_t capacity_bytes, uint64_t capture_tokens)
-      : planner_(costs, {.capacity_bytes = capacity_bytes, .capture_tokens = capture_tokens}) {}
+  AshlarPolicy(const storage::PrefixCosts& costs, uint64_t capacity_bytes, uint64_t capture_tokens, uint64_t ends)
+      : planner_(costs, {.capacity_bytes = capacity_bytes, .capture_tokens = capture_tokens}), ends_(ends) {}
 
   uint64_t Request(std::span<const int32_t> tokens, uint64_t prompt) override {
     const auto match = planner_.Lookup(tokens.first(prompt));
-    planner_.Commit(match, tokens, prompt, match.checkpoint_at);
+    const uint64_t end = tokens.size() / ends_ * ends_;
+    if (end == 0) {
+      planner_.Release(match);
+    } else {
+      planner_.Commit(match, tokens.first(end), std::min(prompt, end), match.checkpoint_at);
+    }
     return match.resume;
   }
   Usage usage() const override {
@@ -39,7 +48,15 @@ class AshlarPolicy final : public Policy {
 
  private:
   storage::PrefixPlanner planner_;
+  const uint64_t ends_;
 };
+
+constexpr uint64_t kPage = 64;            // tokens: what block policies store, or less if their spacing needs it
+constexpr uint64_t kLeastVllmBlock = 16;  // tokens
+
+// The oracle's grid, as in Marconi's published code.
+constexpr int kOracleSteps = 20;
+constexpr double kOracleStep = 0.1;
 
 absl::Status Unknown(const std::string& name, const std::string& why) {
   return absl::InvalidArgumentError(absl::StrCat("policy: ", name, " ", why));
@@ -47,8 +64,15 @@ absl::Status Unknown(const std::string& name, const std::string& why) {
 
 }  // namespace
 
+std::vector<std::string> Variants(const std::string& name) {
+  if (name != "marconi:oracle") return {name};
+  std::vector<std::string> variants;
+  for (int step = 0; step <= kOracleSteps; ++step) variants.push_back(absl::StrCat("marconi:", step * kOracleStep));
+  return variants;
+}
+
 absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const std::string& name, const storage::PrefixCosts& costs,
-                                                   uint64_t capacity_bytes) {
+                                                   uint64_t capacity_bytes, uint64_t capture) {
   const size_t colon = name.find(':');
   const std::string kind = name.substr(0, colon), value = colon == std::string::npos ? "" : name.substr(colon + 1);
   double number = 0;
@@ -58,25 +82,43 @@ absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const std::string& name, cons
   }
   const auto tokens = static_cast<uint64_t>(number);
   const bool whole = static_cast<double>(tokens) == number;
+  const auto in_units = [](uint64_t unit, auto policy) -> std::unique_ptr<Policy> {
+    return std::make_unique<UnitPolicy>(unit, std::move(policy));
+  };
+  const storage::PrefixCosts unit_costs = InUnits(costs, capture);
   if (kind == "none" && value.empty()) return std::make_unique<NoCache>();
   if (kind == "sglang" && value.empty()) {
-    return std::make_unique<MarconiPolicy>(costs, capacity_bytes, MarconiPolicy::Mode::kLru);
+    return in_units(capture, std::make_unique<MarconiPolicy>(unit_costs, capacity_bytes, MarconiPolicy::Mode::kLru));
   }
   if (kind == "marconi") {
     const auto mode = value.empty() ? MarconiPolicy::Mode::kTuned : MarconiPolicy::Mode::kFixed;
-    return std::make_unique<MarconiPolicy>(costs, capacity_bytes, mode, number);
+    return in_units(capture, std::make_unique<MarconiPolicy>(unit_costs, capacity_bytes, mode, number));
   }
   if (kind == "block") {
-    if (!whole || tokens == 0 || tokens % BlockPolicy::kPageTokens != 0) {
-      return Unknown(name, absl::StrCat("needs a multiple of ", BlockPolicy::kPageTokens, " tokens"));
+    if (!whole || tokens == 0 || tokens % kLeastVllmBlock != 0) {
+      return Unknown(name, absl::StrCat("needs a multiple of ", kLeastVllmBlock, " tokens"));
     }
-    return std::make_unique<BlockPolicy>(costs, capacity_bytes, tokens);
+    const uint64_t spacing = (tokens + capture - 1) / capture * capture, page = std::gcd(spacing, kPage);
+    return in_units(page, std::make_unique<BlockPolicy>(InUnits(costs, page), capacity_bytes, spacing / page));
+  }
+  if (kind == "sglang-now" && value.empty()) {
+    return in_units(capture,
+                    std::make_unique<EnginePolicy>(unit_costs, capacity_bytes, EnginePolicy::Rules{.two_pools = true}));
+  }
+  if ((kind == "vllm" && value.empty()) || kind == "marconi-offload") {
+    const uint64_t block = (kLeastVllmBlock + capture - 1) / capture * capture;
+    EnginePolicy::Rules rules{.by_page = true};
+    if (kind == "marconi-offload") rules.decay = number;
+    return in_units(block, std::make_unique<EnginePolicy>(InUnits(costs, block), capacity_bytes, rules));
   }
   if (kind == "ashlar") {
     if (!value.empty() && (!whole || tokens == 0)) return Unknown(name, "needs a number of tokens");
-    return std::make_unique<AshlarPolicy>(costs, capacity_bytes, value.empty() ? 1 : tokens);
+    return std::make_unique<AshlarPolicy>(costs, capacity_bytes, value.empty() ? capture : std::lcm(tokens, capture),
+                                          capture);
   }
-  return Unknown(name, "is unknown; expected none, block:N, sglang, marconi, marconi:ALPHA, ashlar or ashlar:N");
+  return Unknown(name,
+                 "is unknown; expected none, block:N, sglang, sglang-now, vllm, marconi, marconi:ALPHA, "
+                 "marconi:oracle, marconi-offload, marconi-offload:DECAY, ashlar or ashlar:N");
 }
 
 }  // namespace ashlar::replay

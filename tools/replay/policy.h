@@ -40,9 +40,14 @@ class Policy {
   virtual Tuning tuning() const { return {}; }
 };
 
-// none | block:TOKENS | sglang | marconi | marconi:ALPHA | ashlar | ashlar:TOKENS, of an engine that can checkpoint
-// inside prompts at multiples of so many tokens only. INVALID_ARGUMENT.
+// Makes the policy of an engine that captures states at multiples of `capture` tokens only, so that a prompt resumes
+// only there. The names are in ashlar-replay's help; `ashlar:N` checkpoints inside prompts at multiples of N. Pages of
+// the published policies take no more bytes than their tokens. INVALID_ARGUMENT.
 absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const std::string& name, const storage::PrefixCosts& costs,
-                                                   uint64_t capacity_bytes);
+                                                   uint64_t capacity_bytes, uint64_t capture = 1);
+
+// The policies of which the best counts as `name`, chosen when the whole trace is known. Most names have only
+// themselves.
+std::vector<std::string> Variants(const std::string& name);
 
 }  // namespace ashlar::replay

@@ -66,7 +66,59 @@ TEST(PublishedPolicies, BlocksResumeAtMultiplesOfTheirSpacing) {
   EXPECT_EQ(policy->Request(From(0, 448), 448), 384u);
 }
 
-TEST(Policies, AshlarResumesAConversationAtTheVeryTokenAndADocumentAtItsSecondQuestion) {
+// The second request's pages show what is shared, so its prefill captures a state there; the third resumes from it.
+TEST(PublishedPolicies, EnginesCaptureASharedBeginningWhenItComesAgain) {
+  for (const char* name : {"vllm", "sglang-now", "marconi-offload"}) {
+    SCOPED_TRACE(name);
+    const auto policy = *MakePolicy(name, kCosts, 1000000);
+    const std::vector<int32_t> document = From(0, 512);
+    EXPECT_EQ(policy->Request(document + From(1000, 16), 528), 0u);
+    EXPECT_EQ(policy->Request(document + From(2000, 16), 528), 0u);
+    EXPECT_EQ(policy->Request(document + From(3000, 16), 528), 512u);
+    EXPECT_EQ(policy->Request(document + From(2000, 16) + From(7000, 16), 544), 528u) << "the end of a prompt";
+  }
+}
+
+TEST(PublishedPolicies, SglangsStatesHaveAPoolOfTheirOwn) {
+  // Two states of 1,000 bytes fit into 0.9 / 1.9 of the capacity; vLLM's blocks of 16 tokens and states share all.
+  for (const auto& [name, resumed] : {std::pair{"sglang-now", 0u}, {"vllm", 96u}}) {
+    SCOPED_TRACE(name);
+    const auto policy = *MakePolicy(name, kCosts, 6000);
+    for (int32_t text = 0; text < 3; ++text) policy->Request(From(text * 1000, 96), 96);
+    EXPECT_EQ(policy->Request(From(0, 96), 96), resumed);
+  }
+}
+
+TEST(PublishedPolicies, ReuseAndDepthOutweighRecencyInOffloadsFormula) {
+  for (const auto& [name, resumed] : {std::pair{"marconi-offload", 96u}, {"vllm", 0u}}) {
+    SCOPED_TRACE(name);
+    const auto policy = *MakePolicy(name, kCosts, 4200);  // two texts of 96 tokens with their states
+    for (int i = 0; i < 4; ++i) policy->Request(From(0, 96), 96);
+    for (int32_t text = 1; text < 4; ++text) policy->Request(From(text * 1000, 96), 96);
+    EXPECT_EQ(policy->Request(From(0, 96), 96), resumed);
+  }
+}
+
+TEST(Policies, CapturesAreClippedAlikeForAll) {
+  for (const char* name : {"block:64", "vllm", "sglang", "sglang-now", "marconi", "marconi-offload", "ashlar"}) {
+    for (const uint64_t capture : {16, 48, 64, 528}) {
+      SCOPED_TRACE(std::string(name) + " at " + std::to_string(capture));
+      const auto policy = *MakePolicy(name, kCosts, 10000000, capture);
+      std::mt19937_64 random(7);
+      uint64_t most = 0;
+      for (int i = 0; i < 200; ++i) {
+        const std::vector<int32_t> text = From(0, 700) + From(static_cast<int32_t>(1000 * (random() % 9)), 400);
+        const uint64_t resumed = policy->Request(text + From(100000 + 100 * i, 30), 1120);
+        EXPECT_EQ(resumed % capture, 0u);
+        most = std::max(most, resumed);
+      }
+      EXPECT_GE(most, 1100 / std::max<uint64_t>(capture, 64) * capture);
+      EXPECT_LE(most, 1100u);
+    }
+  }
+}
+
+TEST(Policies, AshlarResumesConversationsExactlyAndDocumentsAtTheSecondQuestion) {
   const auto policy = *MakePolicy("ashlar", kCosts, 10000000);
   EXPECT_EQ(policy->Request(From(0, 333), 300), 0u);
   EXPECT_EQ(policy->Request(From(0, 333) + From(5000, 40), 350), 333u);
@@ -79,10 +131,11 @@ TEST(Policies, AshlarResumesAConversationAtTheVeryTokenAndADocumentAtItsSecondQu
   EXPECT_GE(resumed, 690u) << "of 700, before anybody saw where its prompts part";
 }
 
-TEST(Policies, NoneOfThemExceedsItsCapacity) {
+TEST(Policies, NoPolicyExceedsItsCapacity) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(seed);
-  for (const char* name : {"block:64", "sglang", "marconi", "ashlar", "ashlar:64"}) {
+  for (const char* name :
+       {"block:64", "vllm", "sglang", "sglang-now", "marconi", "marconi-offload", "ashlar", "ashlar:64"}) {
     SCOPED_TRACE(name);
     std::mt19937_64 random(seed);
     constexpr uint64_t kCapacity = 20000;
@@ -98,9 +151,9 @@ TEST(Policies, NoneOfThemExceedsItsCapacity) {
   }
 }
 
-TEST(Policies, NamesThatSayNothingAreRefused) {
-  for (const char* name : {"", "lru", "block", "block:", "block:100", "block:0", "block:x", "marconi:-1", "ashlar:0",
-                           "ashlar:1.5", "sglang:1", "none:1"}) {
+TEST(Policies, UnknownNamesAreRefused) {
+  for (const char* name : {"", "lru", "block", "block:", "block:100", "block:0", "block:x", "marconi:-1", "vllm:2",
+                           "sglang-now:1", "marconi-offload:x", "ashlar:0", "ashlar:1.5", "sglang:1", "none:1"}) {
     EXPECT_TRUE(absl::IsInvalidArgument(MakePolicy(name, kCosts, 1).status())) << name;
   }
 }
@@ -114,7 +167,7 @@ TEST(Models, MarconisConstants) {
   EXPECT_TRUE(absl::IsNotFound(FindModel("/nowhere").status()));
 }
 
-// The published figures, and those that Ashlar answers them with, on the real traces where they are at hand.
+// The published figures, and Ashlar's for comparison, on the real traces if they are available.
 struct Bar {
   const char* trace;
   uint64_t gigabytes;

@@ -4,11 +4,15 @@
 #include <algorithm>
 #include <atomic>
 #include <chrono>
+#include <map>
+#include <optional>
 #include <thread>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "kernels/mutex.h"
 #include "storage/prefix/prefix_tree.h"
+#include "tools/replay/optimum.h"
 
 namespace ashlar::replay {
 namespace {
@@ -17,9 +21,10 @@ struct Nothing {};
 
 absl::StatusOr<Run> RunOne(const Trace& trace, const std::vector<uint64_t>& shared, const Model& model,
                            const RunSpec& spec, const std::function<void()>& requested) {
-  absl::StatusOr<std::unique_ptr<Policy>> policy = MakePolicy(spec.policy, model.costs, spec.capacity_bytes);
+  absl::StatusOr<std::unique_ptr<Policy>> policy =
+      MakePolicy(spec.policy, model.costs, spec.capacity_bytes, spec.capture);
   if (!policy.ok()) return policy.status();
-  Run run{.trace = trace.name(), .policy = spec.policy, .capacity_bytes = spec.capacity_bytes};
+  Run run{.trace = trace.name(), .policy = spec.policy, .capacity_bytes = spec.capacity_bytes, .capture = spec.capture};
   const auto begin = std::chrono::steady_clock::now();
   std::vector<int32_t> tokens;
   for (size_t i = 0; i < trace.requests().size(); ++i) {
@@ -48,12 +53,24 @@ absl::StatusOr<Run> RunOne(const Trace& trace, const std::vector<uint64_t>& shar
   return run;
 }
 
+// Runs the variants of a policy, and returns the one with the highest token hit rate.
+absl::StatusOr<Run> RunBest(const Trace& trace, const std::vector<uint64_t>& shared, const Model& model,
+                            const RunSpec& spec, const std::function<void()>& requested) {
+  std::optional<Run> best;
+  for (const std::string& variant : Variants(spec.policy)) {
+    absl::StatusOr<Run> run = RunOne(trace, shared, model, {variant, spec.capacity_bytes, spec.capture}, requested);
+    if (!run.ok()) return run;
+    if (!best || run->tokens_hit > best->tokens_hit) best = *std::move(run);
+  }
+  best->policy = spec.policy;
+  return *best;
+}
+
 }  // namespace
 
-double Run::Quantile(double q) const {
-  std::vector<double> sorted = first_token_ms;
-  const auto at = sorted.begin() + static_cast<ptrdiff_t>(q * static_cast<double>(sorted.size() - 1));
-  std::nth_element(sorted.begin(), at, sorted.end());
+double Quantile(std::vector<double> values, double q) {
+  const auto at = values.begin() + static_cast<ptrdiff_t>(q * static_cast<double>(values.size() - 1));
+  std::nth_element(values.begin(), at, values.end());
   return *at;
 }
 
@@ -72,7 +89,8 @@ std::vector<uint64_t> SharedTokens(const Trace& trace) {
 absl::StatusOr<std::vector<Run>> Replay(const Trace& trace, const Model& model, const std::vector<RunSpec>& specs,
                                         int threads, const std::function<void(uint64_t, uint64_t)>& progress) {
   const std::vector<uint64_t> shared = SharedTokens(trace);
-  const uint64_t all = specs.size() * trace.requests().size();
+  uint64_t all = 0;
+  for (const RunSpec& spec : specs) all += Variants(spec.policy).size() * trace.requests().size();
   std::vector<Run> runs(specs.size());
   struct {
     Mutex mutex;
@@ -82,13 +100,13 @@ absl::StatusOr<std::vector<Run>> Replay(const Trace& trace, const Model& model, 
   std::atomic<size_t> next = 0;
   const auto work = [&] {
     for (size_t i = next++; i < specs.size(); i = next++) {
-      absl::StatusOr<Run> run = RunOne(trace, shared, model, specs[i], [&] {
+      const absl::StatusOr<Run> run = RunBest(trace, shared, model, specs[i], [&] {
         MutexLock lock(done.mutex);
         progress(++done.requests, all);
       });
       MutexLock lock(done.mutex);
       if (run.ok()) {
-        runs[i] = *std::move(run);
+        runs[i] = *run;
       } else {
         done.failed.Update(run.status());
       }
@@ -99,6 +117,14 @@ absl::StatusOr<std::vector<Run>> Replay(const Trace& trace, const Model& model, 
   for (std::thread& worker : workers) worker.join();
   MutexLock lock(done.mutex);
   if (!done.failed.ok()) return done.failed;
+  std::map<uint64_t, Optimum> optima;                         // by granularity
+  std::map<std::pair<uint64_t, uint64_t>, double> hit_rates;  // by granularity and capacity
+  for (Run& run : runs) {
+    const Optimum& optimum = optima.try_emplace(run.capture, trace, model.costs, run.capture).first->second;
+    const auto [at, added] = hit_rates.try_emplace({run.capture, run.capacity_bytes}, 0);
+    if (added) at->second = optimum.TokenHitRate(run.capacity_bytes);
+    run.optimum = at->second;
+  }
   return runs;
 }
 

@@ -17,14 +17,19 @@ namespace ashlar::replay {
 struct RunSpec {
   std::string policy;
   uint64_t capacity_bytes = 0;
+  uint64_t capture = 1;  // states are captured at multiples of so many tokens
 };
+
+// Returns the q-quantile of values, of which there is at least one: the value at rank q · (n − 1), rounded down.
+double Quantile(std::vector<double> values, double q);
 
 struct Run {
   std::string trace, policy;
-  uint64_t capacity_bytes = 0;
+  uint64_t capacity_bytes = 0, capture = 1;
+  double optimum = 0;  // no policy has a higher token hit rate (optimum.h)
   uint64_t requests = 0, requests_hit = 0;
   uint64_t tokens = 0, tokens_hit = 0;  // prompt tokens
-  // Of the tokens without a hit: those in no earlier request, and those known but not to be resumed from.
+  // Tokens without a hit: those in no earlier request, and those known but without a state to resume from.
   uint64_t tokens_never_seen = 0, tokens_lost = 0;
   double flops_saved = 0, flops_all = 0;
   Policy::Usage usage;
@@ -34,15 +39,15 @@ struct Run {
 
   double token_hit_rate() const { return static_cast<double>(tokens_hit) / static_cast<double>(tokens); }
   double request_hit_rate() const { return static_cast<double>(requests_hit) / static_cast<double>(requests); }
-  double Quantile(double q) const;  // quantile of first_token_ms
+  double Quantile(double q) const { return replay::Quantile(first_token_ms, q); }
 };
 
-// Returns how many of each prompt's tokens begin some earlier request, prompt or decoded: the most that any cache can
-// hit.
+// Returns how many of each prompt's tokens are a prefix of an earlier request, prompt or decoded: the most that any
+// cache can hit.
 std::vector<uint64_t> SharedTokens(const Trace& trace);
 
-// All runs, several at a time, in the order of `specs`. `progress` is told requests done and all of them, from one
-// thread at a time. A policy that exceeds its capacity ends it all: INTERNAL.
+// Executes all runs, several at a time, in the order of `specs`. `progress` gets the numbers of finished and of all
+// requests, on one thread at a time. A policy that exceeds its capacity ends the replay: INTERNAL.
 absl::StatusOr<std::vector<Run>> Replay(const Trace& trace, const Model& model, const std::vector<RunSpec>& specs,
                                         int threads, const std::function<void(uint64_t, uint64_t)>& progress);
 

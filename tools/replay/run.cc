@@ -17,7 +17,9 @@ nlohmann::json JsonOf(const Trace& trace, const Run& run) {
   }
   return {{"trace", run.trace},
           {"policy", run.policy},
+          {"capture", run.capture},
           {"capacity_bytes", run.capacity_bytes},
+          {"optimum", run.optimum},
           {"boundaries", false},  // as in older files: no policy is told where segments of prompts end
           {"requests", run.requests},
           {"trace_seconds", trace.span_seconds()},
@@ -38,7 +40,7 @@ nlohmann::json JsonOf(const Trace& trace, const Run& run) {
 }
 
 void Print(const Run& run) {
-  std::printf("%-24s %8.2f  %-12s │ %8.4f %8.4f │ %10.4g │ %8.3f %7llu %9llu │ %8.1f %8.1f", run.trace.c_str(),
+  std::printf("%-24s %8.2f  %-15s │ %8.4f %8.4f │ %10.4g │ %8.3f %7llu %9llu │ %8.1f %8.1f", run.trace.c_str(),
               static_cast<double>(run.capacity_bytes) / 1e9, run.policy.c_str(), run.token_hit_rate(),
               run.request_hit_rate(), run.flops_saved, static_cast<double>(run.usage.peak_bytes) / 1e9,
               static_cast<unsigned long long>(run.usage.states), static_cast<unsigned long long>(run.usage.evictions),
@@ -66,9 +68,11 @@ absl::Status RunTraces(const Options& options, Figures& figures) {
   std::vector<RunSpec> specs;
   for (const uint64_t capacity : options.capacities) {
     for (const std::string& policy : options.policies) {
-      const auto made = MakePolicy(policy, model->costs, capacity);
-      if (!made.ok()) return made.status();
-      specs.push_back({policy, capacity});
+      for (const std::string& variant : Variants(policy)) {
+        const auto made = MakePolicy(variant, model->costs, capacity, options.capture);
+        if (!made.ok()) return made.status();
+      }
+      specs.push_back({policy, capacity, options.capture});
     }
   }
   const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
@@ -78,7 +82,7 @@ absl::Status RunTraces(const Options& options, Figures& figures) {
                     .x = "capacity, GB",
                     .y = "token hit rate",
                     .logarithmic = true};
-  std::printf("%-24s %8s  %-12s │ %8s %8s │ %10s │ %8s %7s %9s │ %8s %8s\n", "trace", "GB", "policy", "tokens",
+  std::printf("%-24s %8s  %-15s │ %8s %8s │ %10s │ %8s %7s %9s │ %8s %8s\n", "trace", "GB", "policy", "tokens",
               "requests", "FLOPs", "peak GB", "states", "evictions", "TTFT p50", "p95, ms");
   for (const std::string& path : options.traces) {
     const absl::StatusOr<Trace> trace = ReadTrace(options.format, path);
@@ -94,8 +98,15 @@ absl::Status RunTraces(const Options& options, Figures& figures) {
       Print(run);
       figures.json["runs"].push_back(JsonOf(*trace, run));
     }
+    const Run* before = nullptr;
+    for (const Run& run : *runs) {
+      if (before != nullptr && before->capacity_bytes == run.capacity_bytes) continue;
+      std::printf("%-24s %8.2f  %-15s │ %8.4f\n", run.trace.c_str(), static_cast<double>(run.capacity_bytes) / 1e9,
+                  "≤ optimum", run.optimum);
+      before = &run;
+    }
     const Run& any = runs->front();
-    std::printf("%-24s %8s  %-12s │ %8.4f\n", any.trace.c_str(), "∞", "ideal",
+    std::printf("%-24s %8s  %-15s │ %8.4f\n", any.trace.c_str(), "∞", "ideal",
                 1 - static_cast<double>(any.tokens_never_seen) / static_cast<double>(any.tokens));
     AddPanel(trace->name(), *runs, figures.curves);
   }

@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <algorithm>
-#include <cmath>
 #include <cstdio>
-#include <iterator>
 #include <memory>
 #include <span>
 
@@ -13,55 +11,47 @@
 #include "storage/prefix/prefix_planner.h"
 #include "tools/replay/commands.h"
 #include "tools/replay/models.h"
+#include "tools/replay/replay.h"
+#include "tools/replay/segment_costs.h"
 #include "tools/replay/trace.h"
 
 namespace ashlar::replay {
 namespace {
 
-constexpr uint32_t kShortest = 32;     // tokens: what is shorter is not worth a segment
+constexpr uint32_t kShortest = 32;     // tokens: shorter pieces are not worth a segment
 constexpr uint64_t kExtent = 1 << 18;  // bytes: what the daemon allocates
-constexpr uint64_t kPrefixPart = 4;    // of a capacity, for prefixes: one such part
-
-// The share of a gated delta rule's transitions that is stored, where the rest vanish over so many tokens: heads as
-// they are initialised, ε = 3e-4 (docs/benchmarks/transitions.md).
-double StoredShare(uint64_t tokens) {
-  static constexpr std::pair<double, double> kMeasured[] = {{64, 0.75},    {128, 0.625},  {256, 0.367}, {512, 0.25},
-                                                            {1024, 0.156}, {2048, 0.031}, {4096, 0}};
-  const auto length = static_cast<double>(tokens);
-  if (length <= kMeasured[0].first) return kMeasured[0].second;
-  for (size_t i = 1; i < std::size(kMeasured); ++i) {
-    const auto& [after, less] = kMeasured[i];
-    const auto& [before, more] = kMeasured[i - 1];
-    if (length <= after) return more + (less - more) * std::log2(length / before) / std::log2(after / before);
-  }
-  return 0;
-}
+constexpr uint64_t kPrefixPart = 4;    // for prefixes: one part of the capacity in so many
 
 struct Setting {
   uint64_t capacity_bytes;  // 0: no limit
+  bool segments;            // false: prefixes alone
   uint64_t seam;            // head and tail
-  bool by_price;            // else least recently used first, and prefixes have a part of the capacity
+  bool by_price;            // otherwise least recently used first, and prefixes have a part of the capacity
   bool adaptive;
   bool only_what_pays;
 };
 
 struct Result {
-  uint64_t tokens = 0, saved = 0;  // of prompts
+  uint64_t tokens = 0, saved = 0;  // tokens of prompts
   double flops_all = 0, flops_saved = 0;
-  uint64_t hits = 0, hits_that_do_not_pay = 0;                              // of segments
-  uint64_t segments = 0, bytes = 0, tuple_bytes = 0, transition_bytes = 0;  // that were published
+  std::vector<double> first_token_ms;           // by request: its computed tokens and moved bytes, one after the other
+  uint64_t hits = 0, hits_that_do_not_pay = 0;  // hits of segments
+  uint64_t segments = 0, bytes = 0, tuple_bytes = 0, transition_bytes = 0;  // published segments
 
   double token_hit_rate() const { return static_cast<double>(saved) / static_cast<double>(tokens); }
+  double Quantile(double q) const { return replay::Quantile(first_token_ms, q); }
 };
 
 // Segments by content, and exact prefixes.
 class SegmentReplay {
  public:
-  SegmentReplay(const Model& model, const Setting& setting)
+  SegmentReplay(const Model& model, const Setting& setting, uint64_t capture)
       : model_(model),
         setting_(setting),
+        capture_(capture),
+        costs_(model, setting.adaptive),
         capacity_(setting.capacity_bytes == 0 ? kNoLimit : setting.capacity_bytes),
-        prefixes_(model.costs, {.capacity_bytes = PrefixBytes(setting)}),
+        prefixes_(model.costs, {.capacity_bytes = PrefixBytes(setting), .capture_tokens = capture}),
         order_(setting.by_price ? std::unique_ptr<storage::EvictionPolicy>(new storage::PricePolicy(reuse_))
                                 : std::make_unique<storage::LruPolicy>()) {
     prefixes_.WhenGone([this](storage::PrefixNode& node) { GonePrefix(node); });
@@ -77,26 +67,13 @@ class SegmentReplay {
     storage::Rank rank;
     uint64_t bytes = 0;
     std::vector<int32_t> tokens;            // a segment's
-    storage::PrefixNode* prefix = nullptr;  // or what it is a checkpoint of
+    storage::PrefixNode* prefix = nullptr;  // or the prefix whose checkpoint it is
   };
   static uint64_t PrefixBytes(const Setting& setting) {
     if (setting.capacity_bytes == 0) return kNoLimit;
     return setting.by_price ? setting.capacity_bytes : setting.capacity_bytes / kPrefixPart;
   }
-  uint64_t Transitions(uint64_t tokens) const {
-    const auto dense = static_cast<double>(model_.transition_bytes);
-    return static_cast<uint64_t>(setting_.adaptive ? dense * StoredShare(tokens) : dense);
-  }
-  uint64_t TupleBytes(uint64_t tokens) const { return model_.costs.checkpoint_bytes + Transitions(tokens); }
-  uint64_t Bytes(uint64_t tokens) const {
-    const uint64_t pages = (tokens + model_.costs.page_tokens - 1) / model_.costs.page_tokens;
-    return pages * model_.costs.page_bytes + TupleBytes(tokens);
-  }
-  // Returns whether transferring the run takes less time than computing it.
-  bool Pays(uint64_t begin, uint64_t end) const {
-    const double computed = (model_.costs.Flops(end) - model_.costs.Flops(begin)) / model_.flops_per_second;
-    return static_cast<double>(Bytes(end - begin)) / model_.link_bytes_per_second < computed;
-  }
+  double FirstTokenMs(const storage::Cover& cover, std::span<const storage::CoverSegment> runs, uint64_t prompt) const;
   bool Find(const std::vector<int32_t>& text, uint64_t begin);
   void Publish(std::vector<int32_t> text);
   Object& Keep(uint64_t bytes, storage::Reuse reuse, const storage::Reuse* gone);
@@ -105,11 +82,13 @@ class SegmentReplay {
   void PublishPrefixes(std::span<const int32_t> tokens);
   void GonePrefix(storage::PrefixNode& node);
   uint64_t used() const { return used_ + (setting_.by_price ? prefixes_.budget().bytes() : 0); }
-  // False: there is not so much.
+  // False: the cache does not have enough bytes to evict.
   bool EvictFor(uint64_t bytes);
 
   const Model& model_;
   const Setting setting_;
+  const uint64_t capture_;
+  const SegmentCosts costs_;
   const uint64_t capacity_;
   storage::PrefixPlanner prefixes_;
   storage::ReuseModels reuse_;
@@ -131,7 +110,7 @@ void SegmentReplay::Request(const Trace& trace, const Trace::Request& request) {
   uint64_t begin = 0;
   for (const Trace::Piece& piece : request.prompt) {
     const uint64_t end = begin + piece.tokens;
-    if (piece.boundary && piece.tokens >= kShortest) {
+    if (setting_.segments && piece.boundary && piece.tokens >= kShortest) {
       const auto first = tokens.begin() + static_cast<ptrdiff_t>(begin);
       std::vector<int32_t> text(first, first + piece.tokens);
       runs.push_back({begin, end, Find(text, begin)});
@@ -148,11 +127,14 @@ void SegmentReplay::Request(const Trace& trace, const Trace::Request& request) {
   for (const size_t i : cover.segments) result_.saved += runs[i].end - runs[i].begin - 2 * setting_.seam;
   result_.flops_all += flops(prompt);
   result_.flops_saved += cover.saved;
+  result_.first_token_ms.push_back(FirstTokenMs(cover, runs, prompt));
   for (std::vector<int32_t>& text : missing) Publish(std::move(text));
-  // Tokens behind a landed interior are not exact, and no prefix of any other prompt. Before the interior, other
-  // prompts are likely to part at boundaries; and at the end of the segment's head they can resume with it and need not
-  // compute the head again.
-  const uint64_t exact = cover.segments.empty() ? tokens.size() : runs[cover.segments.front()].begin + setting_.seam;
+  // Tokens after a landed interior are not exact, and not a prefix of another prompt. Before the interior, other
+  // prompts are likely to diverge at boundaries. At the end of the segment's head they can resume without computing the
+  // head again.
+  const uint64_t known = cover.segments.empty() ? tokens.size() : runs[cover.segments.front()].begin + setting_.seam;
+  const uint64_t exact = known / capture_ * capture_;
+  if (exact == 0) return prefixes_.Release(match);
   std::vector<uint64_t> captured = match.checkpoint_at;
   for (const storage::CoverSegment& run : runs) {
     for (const uint64_t depth : {run.begin + setting_.seam, run.end}) {
@@ -162,9 +144,17 @@ void SegmentReplay::Request(const Trace& trace, const Trace::Request& request) {
   std::erase_if(captured, [&match](uint64_t depth) { return depth <= match.resume; });
   std::sort(captured.begin(), captured.end());
   captured.erase(std::unique(captured.begin(), captured.end()), captured.end());
-  std::erase_if(captured, [exact](uint64_t depth) { return depth > exact; });
+  std::erase_if(captured, [&](uint64_t depth) { return depth > exact || depth % capture_ != 0; });
   prefixes_.Commit(match, std::span(tokens).first(exact), std::min(prompt, exact), captured);
   if (setting_.by_price) PublishPrefixes(std::span(tokens).first(exact));
+}
+
+double SegmentReplay::FirstTokenMs(const storage::Cover& cover, std::span<const storage::CoverSegment> runs,
+                                   uint64_t prompt) const {
+  uint64_t bytes = cover.prefix == 0 ? 0 : costs_.PageBytes(cover.prefix) + model_.costs.checkpoint_bytes;
+  for (const size_t i : cover.segments) bytes += costs_.Bytes(runs[i].end - runs[i].begin);
+  return 1e3 * ((model_.costs.Flops(prompt) - cover.saved) / model_.flops_per_second +
+                static_cast<double>(bytes) / model_.link_bytes_per_second);
 }
 
 bool SegmentReplay::Find(const std::vector<int32_t>& text, uint64_t begin) {
@@ -174,13 +164,13 @@ bool SegmentReplay::Find(const std::vector<int32_t>& text, uint64_t begin) {
   reuse_.Used(0, object.ranked.reuse);
   order_->Touch(object.rank);
   ++result_.hits;
-  if (Pays(begin, begin + text.size())) return true;
+  if (costs_.Pays(begin, begin + text.size())) return true;
   ++result_.hits_that_do_not_pay;
   return !setting_.only_what_pays;
 }
 
 void SegmentReplay::Publish(std::vector<int32_t> text) {
-  const uint64_t bytes = (Bytes(text.size()) + kExtent - 1) / kExtent * kExtent;
+  const uint64_t bytes = (costs_.Bytes(text.size()) + kExtent - 1) / kExtent * kExtent;
   if (by_tokens_.contains(text) || bytes > capacity_ || !EvictFor(bytes)) return;
   const auto gone = gone_.find(text);
   const double saves = model_.costs.Flops(text.size()) / static_cast<double>(bytes);
@@ -190,8 +180,8 @@ void SegmentReplay::Publish(std::vector<int32_t> text) {
   used_ += bytes;
   ++result_.segments;
   result_.bytes += bytes;
-  result_.tuple_bytes += TupleBytes(text.size());
-  result_.transition_bytes += Transitions(text.size());
+  result_.tuple_bytes += costs_.TupleBytes(text.size());
+  result_.transition_bytes += costs_.Transitions(text.size());
   object.tokens = text;
   by_tokens_.emplace(std::move(text), object.ranked.id);
 }
@@ -223,7 +213,7 @@ void SegmentReplay::Erase(Object& object) {
   kept_.erase(storage::ObjectId{object.ranked.id});
 }
 
-// All on the way are of use: their pages.
+// All nodes on the path count as used: their pages are needed.
 void SegmentReplay::FindPrefix(std::span<const int32_t> tokens) {
   prefixes_.tree().Walk(tokens, [this](storage::PrefixNode& node) {
     const auto found = by_prefix_.find(&node);
@@ -280,13 +270,18 @@ bool SegmentReplay::EvictFor(uint64_t bytes) {
   return true;
 }
 
+const char* Transitions(const Setting& setting) {
+  return !setting.segments ? "none" : setting.adaptive ? "adaptive" : "dense";
+}
+
 nlohmann::json JsonOf(const Trace& trace, const Setting& setting, const Result& result) {
   return {{"trace", trace.name()},
           {"capacity_bytes", setting.capacity_bytes},
+          {"reuse", setting.segments ? "segments" : "prefixes"},
           {"head", setting.seam},
           {"tail", setting.seam},
           {"eviction", setting.by_price ? "price" : "recency"},
-          {"transitions", setting.adaptive ? "adaptive" : "dense"},
+          {"transitions", Transitions(setting)},
           {"only_what_pays", setting.only_what_pays},
           {"requests", trace.requests().size()},
           {"trace_seconds", trace.span_seconds()},
@@ -299,7 +294,8 @@ nlohmann::json JsonOf(const Trace& trace, const Setting& setting, const Result& 
           {"tuple_bytes", result.tuple_bytes},
           {"transition_bytes", result.transition_bytes},
           {"hits", result.hits},
-          {"hits_that_do_not_pay", result.hits_that_do_not_pay}};
+          {"hits_that_do_not_pay", result.hits_that_do_not_pay},
+          {"ttft_ms", {{"p50", result.Quantile(0.5)}, {"p95", result.Quantile(0.95)}, {"p99", result.Quantile(0.99)}}}};
 }
 
 void Print(const Trace& trace, const Setting& setting, const Result& result) {
@@ -310,11 +306,12 @@ void Print(const Trace& trace, const Setting& setting, const Result& result) {
   const auto share = [](uint64_t part, uint64_t all) {
     return all == 0 ? 0.0 : static_cast<double>(part) / static_cast<double>(all);
   };
-  std::printf("%-20s %8s │ (%llu, %llu) %-8s %-8s %-6s │ %8.4f %8.4f │ %9llu %8.1f %6.2f │ %6.2f\n",
-              trace.name().c_str(), capacity, static_cast<unsigned long long>(setting.seam),
-              static_cast<unsigned long long>(setting.seam), setting.by_price ? "price" : "recency",
-              setting.adaptive ? "adaptive" : "dense", setting.only_what_pays ? "pays" : "all", result.token_hit_rate(),
-              result.flops_saved / result.flops_all, static_cast<unsigned long long>(result.segments),
+  std::printf("%-20s %8s │ %-8s (%llu, %llu) %-8s %-8s %-6s │ %8.4f %8.4f │ %8.1f %8.1f │ %9llu %8.1f %6.2f │ %6.2f\n",
+              trace.name().c_str(), capacity, setting.segments ? "segments" : "prefixes",
+              static_cast<unsigned long long>(setting.seam), static_cast<unsigned long long>(setting.seam),
+              setting.by_price ? "price" : "recency", Transitions(setting), setting.only_what_pays ? "pays" : "all",
+              result.token_hit_rate(), result.flops_saved / result.flops_all, result.Quantile(0.5),
+              result.Quantile(0.95), static_cast<unsigned long long>(result.segments),
               static_cast<double>(result.bytes) / 1e9, share(result.tuple_bytes, result.bytes),
               share(result.hits_that_do_not_pay, result.hits));
 }
@@ -324,10 +321,11 @@ std::vector<Setting> Settings(const std::vector<uint64_t>& capacities) {
   all.insert(all.end(), capacities.begin(), capacities.end());
   std::vector<Setting> settings;
   for (const uint64_t capacity : all) {
+    settings.push_back({.capacity_bytes = capacity, .by_price = true});  // prefixes alone
     for (const uint64_t seam : {0, 8}) {
       for (const bool by_price : {false, true}) {
         for (const bool adaptive : {false, true}) {
-          for (const bool pays : {false, true}) settings.push_back({capacity, seam, by_price, adaptive, pays});
+          for (const bool pays : {false, true}) settings.push_back({capacity, true, seam, by_price, adaptive, pays});
         }
       }
     }
@@ -338,12 +336,16 @@ std::vector<Setting> Settings(const std::vector<uint64_t>& capacities) {
 }  // namespace
 
 absl::Status ReuseSegments(const Options& options, Figures& figures) {
-  const absl::StatusOr<Model> model = FindModel(options.model);
-  if (!model.ok()) return model.status();
-  figures.json["model"] = model->name;
+  const absl::StatusOr<Model> named = FindModel(options.model);
+  if (!named.ok()) return named.status();
+  const Model model = Stored(*named, options.state_type == "fp32" ? StateType::kFp32 : StateType::kBf16);
+  figures.json["model"] = model.name;
+  figures.json["state_type"] = options.state_type;
+  figures.json["capture"] = options.capture;
   figures.json["segments"] = nlohmann::json::array();
-  std::printf("%-20s %8s │ %-6s %-8s %-8s %-6s │ %8s %8s │ %9s %8s %6s │ %s\n", "trace", "GB", "seams", "policy",
-              "stored", "hits", "tokens", "FLOPs", "segments", "GB", "tuples", "unprofitable hits");
+  std::printf("%-20s %8s │ %-8s %-6s %-8s %-8s %-6s │ %8s %8s │ %8s %8s │ %9s %8s %6s │ %s\n", "trace", "GB", "reuse",
+              "seams", "policy", "stored", "hits", "tokens", "FLOPs", "TTFT p50", "p95, ms", "segments", "GB", "tuples",
+              "unprofitable hits");
   for (const std::string& path : options.traces) {
     const absl::StatusOr<Trace> trace = ReadTrace(options.format, path);
     if (!trace.ok()) return trace.status();
@@ -354,7 +356,7 @@ absl::Status ReuseSegments(const Options& options, Figures& figures) {
     ProgressLine progress(trace->name());
     const std::vector<Setting> settings = Settings(options.capacities);
     for (size_t i = 0; i < settings.size(); ++i) {
-      SegmentReplay replay(*model, settings[i]);
+      SegmentReplay replay(model, settings[i], options.capture);
       for (const Trace::Request& request : trace->requests()) replay.Request(*trace, request);
       Print(*trace, settings[i], replay.result());
       figures.json["segments"].push_back(JsonOf(*trace, settings[i], replay.result()));

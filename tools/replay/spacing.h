@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Ways of placing checkpoints that know nothing of where prompts part.
+// Ways to place checkpoints without knowing where prompts diverge.
 #pragma once
 
 #include <cstddef>
@@ -8,10 +8,10 @@
 
 namespace ashlar::replay {
 
-// The heuristics that Sparse Prefix Caching compares its own placement with: positions in (0, length), at multiples of
+// The heuristics with which Sparse Prefix Caching compares its own placement: positions in (0, length), at multiples of
 // `page`, at most `checkpoints`.
 enum class Spacing : uint8_t {
-  kBalanced,     // gaps that are alike: best under a uniform model
+  kBalanced,     // equal gaps: best under a uniform model
   kBlock,        // every 2^k pages, with the least k for which they are few enough
   kRoot,         // dense towards the end: the i-th at √(i / (n + 1)) of the length
   kLogarithmic,  // dense towards the start: each twice as deep as the one before

@@ -9,7 +9,7 @@ namespace {
 
 using testing::ElementsAre;
 
-TEST(SpaceTest, PutsCheckpointsWhereTheHeuristicsSay) {
+TEST(SpaceTest, PutsCheckpointsByTheHeuristics) {
   EXPECT_THAT(Space(Spacing::kBalanced, 100, 1, 3), ElementsAre(25, 50, 75));
   EXPECT_THAT(Space(Spacing::kBalanced, 100, 10, 3), ElementsAre(20, 50, 70));
   EXPECT_THAT(Space(Spacing::kBlock, 100, 16, 3), ElementsAre(32, 64, 96)) << "16 would take six";

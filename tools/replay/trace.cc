@@ -18,11 +18,11 @@ using Json = nlohmann::json;
 
 namespace {
 
-constexpr uint64_t kMostBlocks = 1 << 16;       // of one request
-constexpr uint64_t kMostBlockTokens = 1 << 20;  // of one block
-constexpr double kMostSeconds = 1e12;           // of a time stamp, in whichever unit
+constexpr uint64_t kMostBlocks = 1 << 16;       // blocks of one request
+constexpr uint64_t kMostBlockTokens = 1 << 20;  // tokens of one block
+constexpr double kMostSeconds = 1e12;           // a time stamp, in any unit
 
-// The JSON library itself would turn −1 and 1e30 into some number.
+// The JSON library by itself would convert −1 and 1e30 to some number.
 uint64_t Natural(const Json& value, const char* field, uint64_t most) {
   if (!value.is_number_integer() || (!value.is_number_unsigned() && value.get<int64_t>() < 0) ||
       value.get<uint64_t>() > most) {
@@ -60,7 +60,7 @@ uint64_t Trace::Tokens(const Request& request, std::vector<int32_t>& tokens) con
   return prompt;
 }
 
-// A block's tokens are not known, only that they are the same wherever it stands: numbers stand for them.
+// A block's tokens are unknown, but they are the same everywhere: made-up numbers replace them.
 void Trace::Append(const Piece& piece, std::vector<int32_t>& tokens) const {
   if (blocks_ == 0) {
     const std::vector<int32_t>& segment = segments_[piece.id];
@@ -159,8 +159,7 @@ class TraceReader {
     trace_.requests_.push_back(std::move(request));
   }
 
-  // Blocks by the file's names, and those that no name stands for: what is decoded is not known, and nobody else has
-  // it.
+  // Blocks with a name in the file, and blocks without one: decoded tokens are unknown, and no other request has them.
   uint32_t Block(uint64_t session, uint64_t id) {
     return blocks_.try_emplace({session, id}, next_block_).second ? next_block_++ : blocks_.at({session, id});
   }
@@ -234,7 +233,7 @@ class TraceReader {
   absl::flat_hash_map<std::pair<uint64_t, uint64_t>, uint32_t> blocks_;
   uint32_t next_block_ = 0;
   uint64_t session_ = 0;
-  std::vector<std::vector<uint64_t>> chains_;  // of the session's requests
+  std::vector<std::vector<uint64_t>> chains_;  // chains of the sessions' requests
 };
 
 absl::StatusOr<Trace> ReadTrace(const std::string& format, const std::string& path) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Recorded requests, from files in the formats that traces are published in.
+// Recorded requests, from files in published trace formats.
 #pragma once
 
 #include <cstddef>
@@ -12,8 +12,8 @@
 
 namespace ashlar::replay {
 
-// Prompts are made of pieces that many requests have in common, and are put together when a request is replayed: a
-// trace of a hundred million tokens takes as little memory as its file.
+// Prompts consist of pieces that many requests share, and are assembled when a request is replayed: a trace of a
+// hundred million tokens takes as little memory as its file.
 class Trace {
  public:
   struct Piece {
@@ -32,7 +32,7 @@ class Trace {
   bool has_boundaries() const { return blocks_ == 0; }
   // Seconds from the first request to the last. Sizing scales a replay's capacity by the rate that follows from it.
   double span_seconds() const { return requests_.back().seconds - requests_.front().seconds; }
-  // The prompt's tokens, then those that were decoded; the prompt's number.
+  // The prompt's tokens, then the decoded ones; returns the number of the prompt's tokens.
   uint64_t Tokens(const Request& request, std::vector<int32_t>& tokens) const;
 
  private:

@@ -38,7 +38,7 @@ class TraceTest : public ::testing::Test {
       std::filesystem::path(::testing::TempDir()) / ("trace_test_" + std::to_string(getpid()));
 };
 
-TEST_F(TraceTest, StfPutsPromptsTogetherFromSegmentsInTheOrderOfTime) {
+TEST_F(TraceTest, StfAssemblesPromptsFromSegmentsInTimeOrder) {
   Write("t.segs.jsonl",
         "{\"id\":0,\"kind\":\"system\",\"n\":2,\"tok\":[7,8]}\n{\"id\":1,\"tok\":[9]}\n{\"id\":2,\"tok\":[]}\n");
   Write("t.reqs.jsonl",
@@ -55,7 +55,7 @@ TEST_F(TraceTest, StfPutsPromptsTogetherFromSegmentsInTheOrderOfTime) {
   EXPECT_TRUE(trace->has_boundaries());
 }
 
-TEST_F(TraceTest, MooncakesBlocksOfOneNameAreTheSameTokensAndDecodedOnesNobodyElses) {
+TEST_F(TraceTest, MooncakeBlocksWithOneNameHaveTheSameTokens) {
   Write("m.jsonl",
         "{\"timestamp\":0,\"input_length\":600,\"output_length\":3,\"hash_ids\":[5,6]}\n"
         "{\"timestamp\":1500,\"input_length\":520,\"output_length\":3,\"hash_ids\":[5,9]}\n");
@@ -113,7 +113,7 @@ TEST_F(TraceTest, BadFilesAreNamedWithTheirLineAndField) {
   EXPECT_THAT(std::string(ReadTrace("stf", Path("n")).status().message()), HasSubstr("all prompts are empty"));
 }
 
-TEST_F(TraceTest, NumbersThatNoRequestHasAreRefused) {
+TEST_F(TraceTest, ImpossibleNumbersAreRefused) {
   const struct {
     std::string format, lines, field;
   } cases[] = {
@@ -142,7 +142,7 @@ TEST_F(TraceTest, NumbersThatNoRequestHasAreRefused) {
   }
 }
 
-TEST_F(TraceTest, PackedLinesAreReadWhole) {
+TEST_F(TraceTest, PackedLinesAreReadCompletely) {
   std::string text;
   for (int i = 0; i < 100000; ++i) text += std::to_string(i) + "\n";
   std::string packed(ZSTD_compressBound(text.size()), '\0');

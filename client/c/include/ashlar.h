@@ -129,10 +129,10 @@ ASHLAR_API int32_t ashlar_request_look_again(ashlar_request* request, const int3
 ASHLAR_API int32_t ashlar_request_start_look_again(ashlar_request* request, const int32_t* page_table,
                                                    uint64_t page_count);
 /* The same with one page table per group of layers. */
-ASHLAR_API int32_t ashlar_request_look_again_in(ashlar_request* request, const ashlar_page_table* page_tables,
-                                                uint32_t count);
-ASHLAR_API int32_t ashlar_request_start_look_again_in(ashlar_request* request, const ashlar_page_table* page_tables,
-                                                      uint32_t count);
+ASHLAR_API int32_t ashlar_request_look_again_groups(ashlar_request* request, const ashlar_page_table* page_tables,
+                                                    uint32_t count);
+ASHLAR_API int32_t ashlar_request_start_look_again_groups(ashlar_request* request, const ashlar_page_table* page_tables,
+                                                          uint32_t count);
 /* With ashlar_memory.share_in_place: gets the shared pages of the prompt's segments, and own_pages pages for all other
  * tokens. Further calls raise the number of own pages. ASHLAR_NO_PAGES: too few are free; `lacks` (may be null) has the
  * numbers, and nothing has changed. */
@@ -151,8 +151,8 @@ ASHLAR_API int32_t ashlar_request_advance(ashlar_request* request, const ashlar_
 ASHLAR_API int32_t ashlar_request_finish(ashlar_request* request);
 ASHLAR_API int32_t ashlar_request_poll_finish(ashlar_request* request);
 ASHLAR_API int32_t ashlar_request_move(ashlar_request* request, const int32_t* page_table, uint64_t page_count);
-ASHLAR_API int32_t ashlar_request_move_to(ashlar_request* request, const ashlar_page_table* page_tables,
-                                          uint32_t count);
+ASHLAR_API int32_t ashlar_request_move_groups(ashlar_request* request, const ashlar_page_table* page_tables,
+                                              uint32_t count);
 ASHLAR_API int32_t ashlar_request_lose(ashlar_request* request, const uint32_t* segments, uint32_t count);
 ASHLAR_API int32_t ashlar_request_pages_kept(const ashlar_request* request);
 ASHLAR_API void ashlar_request_cancel(ashlar_request* request);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/c/src/boundary.h"
 
+#include <cinttypes>
 #include <cstdio>
 
 #include "proto/version.h"
@@ -19,6 +20,12 @@ bool IsError(int32_t code) {
 int32_t Fail(int32_t code, const char* message) {
   std::snprintf(error_message, sizeof error_message, "%s", message);
   return code;
+}
+
+int32_t OutOfRange(const char* field, uint64_t index, uint64_t count, const char* items) {
+  std::snprintf(error_message, sizeof error_message, "%s: %" PRIu64 " is out of range; there are %" PRIu64 " %s", field,
+                index, count, items);
+  return ASHLAR_INVALID_ARGUMENT;
 }
 
 int32_t Report(const engine::Status& status) {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The border between C and C++. Sized structs and codes with a thread's error text cross it; exceptions do not.
+// The boundary between C and C++. Sized structs and status codes cross it, and the thread keeps the text of its last
+// error; exceptions do not cross.
 #pragma once
 
 #include <algorithm>
@@ -23,7 +24,7 @@ struct ashlar_request {
   ashlar::engine::Request request;
 };
 struct ashlar_job {
-  std::shared_ptr<void> kept;  // the call's arguments; goes after the job
+  std::shared_ptr<void> kept;  // the call's arguments; destroyed after the job
   ashlar::engine::Job job;
 };
 
@@ -36,10 +37,12 @@ class Refused : public std::invalid_argument {
 };
 
 int32_t Fail(int32_t code, const char* message);
+// ASHLAR_INVALID_ARGUMENT for an index that must be less than `count`, the number of `items`.
+int32_t OutOfRange(const char* field, uint64_t index, uint64_t count, const char* items);
 // The status's code; keeps the text of an error.
 int32_t Report(const engine::Status& status);
 
-// The caller's struct in this library's form: what it lacks is zero.
+// The caller's struct in this library's version: missing fields are zero.
 template <typename T>
 T Read(const std::string& name, const T* given) {
   if (given == nullptr) throw Refused(name + ": null");
@@ -88,13 +91,13 @@ Enum EnumOf(const std::string& name, uint32_t number) {
   }
   return static_cast<Enum>(number);
 }
-// The same where 0 stands for `otherwise`.
+// The same, where 0 stands for `otherwise`.
 template <typename Enum>
 Enum EnumOf(const std::string& name, uint32_t number, Enum otherwise) {
   return number == 0 ? otherwise : EnumOf<Enum>(name, number);
 }
 
-// Hands out the job of a call that was started. `kept`: what the call reads until it is over.
+// Returns the job of a started call. `kept`: what the call reads until it is over.
 template <typename Call>
 int32_t Start(ashlar_job** job, Call call, std::shared_ptr<void> kept = nullptr) {
   if (job == nullptr) throw Refused("job: null");
@@ -105,7 +108,7 @@ int32_t Start(ashlar_job** job, Call call, std::shared_ptr<void> kept = nullptr)
   return code;
 }
 
-// Runs `call`, which returns a code, and turns what it throws into one.
+// Runs `call`, which returns a code, and converts exceptions into codes.
 template <typename Call>
 int32_t Guarded(Call call) {
   try {

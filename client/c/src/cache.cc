@@ -9,7 +9,7 @@ namespace {
 
 using Requests = std::vector<engine::Request>;
 
-// Hands requests out once all have begun: all, or none. Those that need other pages have begun.
+// Returns requests once all have begun: all, or none. Requests that need other pages have begun.
 int32_t HandOut(const engine::Status& status, Requests requests, ashlar_request** out) {
   const int32_t code = Report(status);
   if (code != ASHLAR_OK && code != ASHLAR_OTHER_PAGES) return code;
@@ -161,7 +161,7 @@ int32_t ashlar_compute_alone(ashlar_cache* cache, const ashlar_request* request,
     const ashlar_alone_layer given = Read("layer", layer);
     uint32_t count = 0;
     const engine::Run* const runs = request->request.missing(&count);
-    if (given.missing >= count) throw Refused("layer.missing: there are fewer runs");
+    if (given.missing >= count) return OutOfRange("layer.missing", given.missing, count, "missing runs");
     return Report(cache->cache.ComputeAlone({.layer = given.layer,
                                              .inputs = RowsOf("layer.inputs", given.inputs),
                                              .out = given.out,

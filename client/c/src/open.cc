@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlar_open: from the structs of C to an opened cache.
+// ashlar_open: opens a cache from C structs.
 #include <cstring>
 #include <memory>
 
@@ -182,7 +182,7 @@ uint32_t ashlar_place_count(const ashlar_cache* cache) {
 int32_t ashlar_place(const ashlar_cache* cache, uint32_t index, ashlar_page_place* out) {
   uint32_t count = 0;
   const ashlar::engine::PagePlace* const places = cache->cache.places(&count);
-  if (index >= count) return Fail(ASHLAR_INVALID_ARGUMENT, "index: there are fewer places");
+  if (index >= count) return OutOfRange("index", index, count, "places");
   const ashlar::engine::PagePlace& place = places[index];
   const ashlar_page_place own = {sizeof own,
                                  place.layer,

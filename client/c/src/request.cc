@@ -33,7 +33,7 @@ int32_t Publish(const ashlar_computed_run* given, Call call) {
 
 template <typename Call>
 int32_t PublishMany(const ashlar_computed_run* given, uint32_t count, Call call) {
-  std::vector<OwnRun> own;  // whose arrays keep their place
+  std::vector<OwnRun> own;  // whose elements are never moved
   std::vector<engine::ComputedRun> runs;
   for (const ashlar_computed_run& computed : ReadAll("computed", given, count)) {
     own.emplace_back("computed[" + std::to_string(runs.size()) + "]", computed);
@@ -87,7 +87,7 @@ int32_t ashlar_request_plan(const ashlar_request* request, ashlar_plan* out) {
 
 int32_t ashlar_request_step(const ashlar_request* request, uint32_t index, ashlar_step* out) {
   const engine::Plan& plan = request->request.plan();
-  if (index >= plan.step_count) return Fail(ASHLAR_INVALID_ARGUMENT, "index: the plan has fewer steps");
+  if (index >= plan.step_count) return OutOfRange("index", index, plan.step_count, "steps");
   const engine::Step& step = plan.steps[index];
   const ashlar_step own = {sizeof own, static_cast<uint32_t>(step.kind), step.capture, step.segment, step.begin,
                            step.end};
@@ -96,7 +96,7 @@ int32_t ashlar_request_step(const ashlar_request* request, uint32_t index, ashla
 
 int32_t ashlar_request_segment(const ashlar_request* request, uint32_t index, ashlar_segment* out) {
   const engine::Plan& plan = request->request.plan();
-  if (index >= plan.segment_count) return Fail(ASHLAR_INVALID_ARGUMENT, "index: the plan has fewer segments");
+  if (index >= plan.segment_count) return OutOfRange("index", index, plan.segment_count, "segments");
   const engine::Segment& segment = plan.segments[index];
   const ashlar_segment own = {sizeof own,     segment.start, segment.tokens, segment.bytes,
                               segment.reason, segment.tier,  segment.used};
@@ -112,7 +112,7 @@ uint32_t ashlar_request_missing_count(const ashlar_request* request) {
 int32_t ashlar_request_missing(const ashlar_request* request, uint32_t index, ashlar_run* out) {
   uint32_t count = 0;
   const engine::Run* const runs = request->request.missing(&count);
-  if (index >= count) return Fail(ASHLAR_INVALID_ARGUMENT, "index: there are fewer runs");
+  if (index >= count) return OutOfRange("index", index, count, "missing runs");
   const engine::Run& run = runs[index];
   const ashlar_run own = {sizeof own,        run.tokens,      run.token_count, run.segment,
                           run.capture_begin, run.capture_end, run.transition};
@@ -186,14 +186,15 @@ int32_t ashlar_request_start_look_again(ashlar_request* request, const int32_t* 
   return Report(request->request.StartLookAgain(page_table, page_count));
 }
 
-int32_t ashlar_request_look_again_in(ashlar_request* request, const ashlar_page_table* page_tables, uint32_t count) {
+int32_t ashlar_request_look_again_groups(ashlar_request* request, const ashlar_page_table* page_tables,
+                                         uint32_t count) {
   return Guarded([&] {
     return Report(request->request.LookAgain(TablesOf("look_again.page_tables", page_tables, count).data(), count));
   });
 }
 
-int32_t ashlar_request_start_look_again_in(ashlar_request* request, const ashlar_page_table* page_tables,
-                                           uint32_t count) {
+int32_t ashlar_request_start_look_again_groups(ashlar_request* request, const ashlar_page_table* page_tables,
+                                               uint32_t count) {
   return Guarded([&] {
     const auto tables = TablesOf("look_again.page_tables", page_tables, count);
     return Report(request->request.StartLookAgain(tables.data(), count));
@@ -211,7 +212,7 @@ int32_t ashlar_request_admit(ashlar_request* request, uint32_t own_pages, ashlar
 
 int32_t ashlar_request_shared_segment(const ashlar_request* request, uint32_t index, ashlar_shared_segment* out) {
   const engine::AdmittedPages& pages = request->request.admitted();
-  if (index >= pages.segment_count) return Fail(ASHLAR_INVALID_ARGUMENT, "index: the request has fewer segments");
+  if (index >= pages.segment_count) return OutOfRange("index", index, pages.segment_count, "segments");
   const engine::SharedSegment& segment = pages.segments[index];
   const ashlar_shared_segment own = {sizeof own,        segment.first_slot, segment.first_token,
                                      segment.end_token, segment.pages,      segment.page_count};
@@ -247,7 +248,7 @@ int32_t ashlar_request_tuple(ashlar_request* request, uint32_t step, uint32_t la
 int32_t ashlar_request_head(ashlar_request* request, uint32_t step, uint32_t layer, uint32_t head, ashlar_head* out) {
   engine::Tuple tuple;
   if (const int32_t code = Report(request->request.StepTuple(step, layer, &tuple)); code != ASHLAR_OK) return code;
-  if (head >= tuple.head_count) return Fail(ASHLAR_INVALID_ARGUMENT, "head: the tuple has fewer heads");
+  if (head >= tuple.head_count) return OutOfRange("head", head, tuple.head_count, "heads");
   const engine::Head& of = tuple.heads[head];
   const ashlar_head own = {sizeof own,       static_cast<uint32_t>(of.form), of.rank, of.transition, of.state,
                            of.state_exponent};
@@ -270,7 +271,7 @@ int32_t ashlar_request_move(ashlar_request* request, const int32_t* page_table, 
   return Report(request->request.Move(page_table, page_count));
 }
 
-int32_t ashlar_request_move_to(ashlar_request* request, const ashlar_page_table* page_tables, uint32_t count) {
+int32_t ashlar_request_move_groups(ashlar_request* request, const ashlar_page_table* page_tables, uint32_t count) {
   return Guarded(
       [&] { return Report(request->request.Move(TablesOf("move.page_tables", page_tables, count).data(), count)); });
 }

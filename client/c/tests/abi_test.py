@@ -5,8 +5,8 @@ of enumerations.
 
 usage: abi_test.py SOURCE_ROOT LIBRARY [--write]
 
-What engines were compiled against must not change: lines may be added, at a struct's end, and none may go. --write keeps
-the dump of today, for a release that breaks the ABI knowingly (its SOVERSION goes up).
+The ABI that engines were compiled against must not change: fields may only be added at a struct's end, and none may be
+removed. --write saves the current dump, for a release that breaks the ABI on purpose (its SOVERSION is raised).
 """
 
 import pathlib
@@ -17,7 +17,7 @@ import tempfile
 
 
 def spaced(declaration):
-    """One space between words, none before a star or behind a parenthesis: how a line is broken is no difference."""
+    """One space between words, none before a star or after a parenthesis, so that line breaks make no difference."""
     return re.sub(r" ?([*(),]) ?", r"\1", " ".join(declaration.split())).replace("*", "* ").replace(",", ", ").strip()
 
 
@@ -47,7 +47,7 @@ def structs(header):
 
 
 def calls(header):
-    """The signature of each call: types alone, as parameters' names bind nobody."""
+    """The signature of each call: types only, because parameters' names are not part of the ABI."""
     header = re.sub(r"/\*.*?\*/", "", header, flags=re.S)
     for result, name, parameters in re.findall(r"ASHLAR_API ([^;()]*?)(ashlar_\w+)\(([^;]*)\);", header):
         types = [each.strip() if each.strip() == "void" else type_of(each) for each in parameters.split(",")]

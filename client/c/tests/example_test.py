@@ -1,10 +1,11 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the C example, and calls that it does not make, against a real daemon, also over the daemon's death, and beside Debian's own gRPC.
+"""Runs the C example, and calls that it does not make, against a real daemon, also across the daemon's death, and
+together with Debian's own gRPC.
 
 usage: example_test.py SHORTEST_C ASHLARD LIBRARY CALLS_C [EMULATED_ASHLARD]
 
-LIBRARY is "none" where the programs have the code inside, as under sanitizers.
+LIBRARY is "none" if the programs contain the library's code, as under sanitizers.
 """
 
 import ctypes
@@ -17,7 +18,7 @@ import tempfile
 import unittest
 
 SHORTEST, ASHLARD, LIBRARY, CALLS = sys.argv[1:5]
-EMULATED = "".join(sys.argv[5:])  # a daemon with an emulated GPU; empty: this build has none
+EMULATED = "".join(sys.argv[5:])  # a daemon with an emulated GPU; empty: not in this build
 ABI = pathlib.Path(__file__).parents[1] / "abi.txt"
 LINE = re.compile(r"(\d+) of 3 segments hit, (\d+) of 117 tokens from the cache: ([a-z]{12})\n")
 
@@ -47,7 +48,7 @@ class Example(unittest.TestCase):
         return [f"{self.folder.name}/rpc.sock", f"{self.folder.name}/session.sock"]
 
     def run_rounds(self, between):
-        """Two prompts a round; `between` is called before the second and the third round."""
+        """Two prompts per round; `between` is called before the second and the third round."""
         with subprocess.Popen(
             [SHORTEST, *self.sockets(), "3"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
         ) as engine:
@@ -68,17 +69,17 @@ class Example(unittest.TestCase):
         self.assertEqual({cached for _, cached, _ in answers}, {83})
         self.assertEqual(answers[0][2], answers[2][2])
 
-    def test_a_killed_daemon_costs_time_only(self):
+    def test_a_killed_daemon_only_costs_time(self):
         def kill():
             self.daemon.kill()
             self.daemon.wait()
 
         answers = self.run_rounds([kill, self.start])
         self.assertEqual([cached for _, cached, _ in answers[2:4]], [0, 0])
-        # The engine finds the new daemon by itself, now or a little later.
+        # The engine finds the new daemon by itself, immediately or a little later.
         self.assertLessEqual({cached for _, cached, _ in answers[4:]}, {0, 83})
 
-    def test_calls_that_the_example_does_not_make(self):
+    def test_calls_that_the_example_does_not_use(self):
         for name, *more in (
             ("many",),
             ("present",),
@@ -118,12 +119,12 @@ class Example(unittest.TestCase):
             self.assertEqual(library.ashlar_open(options, ctypes.byref(out)), 3)
             self.assertTrue(library.ashlar_error_message().startswith(message), library.ashlar_error_message())
             self.assertIsNone(out.value)
-        old = (8 + 24).to_bytes(8, "little") + b"\0" * 248  # of a header that knew three fields
+        old = (8 + 24).to_bytes(8, "little") + b"\0" * 248  # size in a header that knew three fields
         self.assertEqual(library.ashlar_open(old, ctypes.byref(out)), 3)
         self.assertEqual(library.ashlar_error_message(), b"model: null")
 
     @unittest.skipIf(LIBRARY == "none", "no shared library")
-    def test_it_talks_to_a_daemon_beside_another_grpc_of_the_process(self):
+    def test_works_in_a_process_with_another_grpc(self):
         code = f"""
 import ctypes, ctypes.util, os, pathlib
 other = ctypes.CDLL(ctypes.util.find_library("grpc"), mode=ctypes.RTLD_GLOBAL)

@@ -110,7 +110,7 @@ void groups(char** sockets) {
       REQUIRE(ashlar_request_segment(request, 0, &segment) == ASHLAR_OK);
       REQUIRE(segment.used == 1);
     }
-    REQUIRE(ashlar_request_look_again_in(request, tables, 1) != ASHLAR_OK);
+    REQUIRE(ashlar_request_look_again_groups(request, tables, 1) != ASHLAR_OK);
     ashlar_request_end(request);
     request = NULL;
     for (g = 0; g < 2; ++g) REQUIRE(ashlar_take_quiet_pages_of(cache, (uint32_t)g, back, 8, 0) == 0);

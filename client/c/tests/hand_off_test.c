@@ -20,7 +20,7 @@ void hand_off(char** sockets, const char* node, const char* expected) {
   REQUIRE(strcmp(ashlar_commit_name(outcome), "kept") == 0 ||
           strcmp(ashlar_commit_name(outcome), "already_present") == 0); /* as by an earlier run */
   code = ashlar_hand_off(self.cache, &text, node, 20000);
-  REQUIRE(code == (strcmp(expected, "handed") == 0 ? ASHLAR_OK : ASHLAR_UNAVAILABLE));
+  REQUIRE(code == (strcmp(expected, "completed") == 0 ? ASHLAR_OK : ASHLAR_UNAVAILABLE));
   if (code != ASHLAR_OK) REQUIRE(strcmp(ashlar_error_message(), expected) == 0);
   REQUIRE(ashlar_start_hand_off(self.cache, &text, node, 20000, &handed, &job) == ASHLAR_OK);
   while ((code = ashlar_job_poll(job)) == ASHLAR_PENDING) continue;

@@ -10,34 +10,34 @@
 //   Request::Finish  the verdict; kRestart: a hit failed to land and the plan has changed
 //   Cache::Commit    offers states for later texts to resume from
 //
-// Errors. A cache failure is a miss, not an error: a dead daemon, a late landing or a full queue only changes the plan.
-// Errors mean that the call was invalid (kInvalidArgument; the message begins with the field, and nothing has changed)
-// or that Open failed. kResourceExhausted: this process is out of memory or threads; end the request. No function
-// throws.
+// Errors. A cache failure is a miss, not an error: if the daemon is dead, a landing is late or a queue is full, only
+// the plan changes. Errors mean that the call was invalid (kInvalidArgument; the message begins with the field, and
+// nothing has changed) or that Open failed. kResourceExhausted: this process is out of memory or threads; end the
+// request. No function throws.
 //
 // Waiting. Open, Begin, Land, LookAgain, Publish, WaitCold, Commit, HandOff, ServePrefill and Admit wait for the
-// daemon. All but Admit have a Start form that does not wait. A lookup that was started is a miss if it gets no thread
-// within timeout_ms. WaitPlan, WaitLayer and Finish have a Poll form that returns kPending instead of waiting. Advance
-// waits for its layer, and with ComposeBy::kDaemon for the daemon: poll the layer first.
+// daemon. All but Admit have a Start form that does not wait. If no background thread is free within timeout_ms, a
+// started lookup is a miss. WaitPlan, WaitLayer and Finish have a Poll form that returns kPending instead of waiting.
+// Advance waits for its layer, and with ComposeBy::kDaemon for the daemon: poll the layer first.
 //
 // Ownership of arguments. Tensors, rows, a text's tokens and the outcomes of a Start call must stay valid until its
 // Poll returns kOk, and a prompt's tokens until the request ends. Page tables, plans and the structs that point to
 // tensors are copied.
 //
-// Ownership of pages. The pages of a request that was begun with pages belong to the request until Finish returns kOk
-// or kRestart, PollQuiet returns kOk, or the plan is known and nothing lands. Until then the daemon writes to them, and
-// the engine writes only what the plan has it compute. While missing() is not empty, nothing lands. Pages of a request
-// that ends earlier, and pages after kOtherPages, belong to the cache: TakeQuiescedPages returns them once, and calls
-// refuse them until then. Call PollQuiet before ending a request to learn who owns its pages. kOtherPages: give the
-// request other pages, with LookAgain while missing() is not empty, otherwise with Move.
+// Ownership of pages. A request that was begun with pages owns them until Finish returns kOk or kRestart, until
+// PollQuiet returns kOk, or, if nothing lands, until the plan is known. Until then the daemon may write to the pages,
+// and the engine may write only the tokens that the plan tells it to compute. While missing() is not empty, nothing
+// lands. If a request ends earlier, or gets kOtherPages, its pages belong to the cache: TakeQuiescedPages returns them
+// once, and calls refuse them until then. To learn whether the pages are yours, call PollQuiet before you end a
+// request. kOtherPages: give the request other pages, with LookAgain while missing() is not empty, otherwise with Move.
 //
 // In-place sharing (MEPIC §3.2). With Memory::share_in_place the daemon allocates page numbers, and running requests
-// read one copy of each segment. Begin takes no pages. Request::Admit gets the request's pages: shared ones, and a
-// number of its own for tokens that it computes. The first request with a segment fills its pages: Admit lands hits
-// into them in the background, and WaitLayer and Finish wait until all segments that the plan uses are filled, also
-// those that other requests fill. Attention reads a shared key in place: it is rotated to its slot (SharedSegment), so
-// rotate the query by the difference. Compute missed segments in the request's own pages, Publish them, and call
-// LookAgain without pages. The pages return to the daemon when the request ends.
+// read one copy of each segment. Begin takes no pages. Request::Admit returns the request's pages: shared ones, and the
+// requested number of own pages for tokens that it computes. The first request with a segment fills its pages: Admit
+// lands hits into them in the background. WaitLayer and Finish wait until all segments that the plan uses are filled,
+// also by other requests. Attention reads a shared key in place: it is rotated to its slot (SharedSegment), so rotate
+// the query by the difference. Compute missed segments in the request's own pages, Publish them, and call LookAgain
+// without pages. The pages return to the daemon when the request ends.
 //
 // GPUs. kGpu memory holds pages only. States, tails, rows and outputs are in host memory; a pointer to GPU memory is
 // refused by name if it is in the cache's memory, and crashes the process otherwise. Before Publish, Commit and each
@@ -49,12 +49,12 @@
 // (each tensor-parallel rank) opens the same model for its shard, and lands the plan in its own pages with Cache::Land.
 // The scheduler keeps its request until the workers have landed; ending it cancels landings that have not begun.
 //
-// Threads. A Cache is thread-safe. A Request is used by one thread at a time. Handles may end in any order: the session
-// and the memory live until the last request and the last job of the cache have ended. That last end waits until
-// nothing can write to the memory. If the daemon hangs, it waits for as long as the daemon hangs; a dead daemon writes
-// nothing.
+// Threads. A Cache is thread-safe. A Request is used by one thread at a time. Handles may be destroyed in any order.
+// The session and the memory live until the cache's last request and last job are destroyed. That last destructor waits
+// until the daemon can no longer write to the memory: as long as a hanging daemon hangs, and not at all for a dead
+// one.
 //
-// Fork. Handles belong to the process that made them. In a child every call on them returns kFailedPrecondition, and
+// Fork. Handles belong to the process that created them. In a child every call on them returns kFailedPrecondition, and
 // destroying them releases nothing and waits for nothing.
 //
 // The API can be expressed in C (ashlar.h): plain structs, pointers with counts, handles, and enumerations whose
@@ -71,14 +71,14 @@ namespace ashlar::engine {
 // ---------------------------------------------------------------------------------------------------- computing
 
 // The tensors of one linear layer, in host memory. An opaque layer with state_bytes has `state` only, which is dense.
-// Tensors in the cache's memory are published from there; others are copied once more.
+// Tensors in the cache's memory are published from there; other tensors are copied once more.
 struct LinearTensors {
   uint32_t layer = 0;
   const void* state = nullptr;               // [value_heads] × [d_k, d_v] or [d_v, d_k] (Layer::order), in state_dtype
   const int32_t* state_exponents = nullptr;  // [value_heads]; with fp16 states only
   const void* conv_tail = nullptr;  // inputs of the last conv_kernel − 1 tokens, in conv_order and conv_dtype
-  // Only if Run::transition: all heads, fp32. A family that erases: [d_k, d_k] in the state's order. Other families:
-  // the logarithm of the transition in the family's form.
+  // Only if Run::transition: all heads, fp32. deltanet, gdn, kda: [d_k, d_k] in the state's order. Other
+  // families: the logarithm of the transition in the family's form.
   const float* transition = nullptr;
   const float* decay = nullptr;   // [value_heads][d_k]: product of the tokens' decays; may be null (deltanet: null)
   int64_t state_head_stride = 0;  // elements from one head's state to the next; 0: d_k · d_v
@@ -92,27 +92,27 @@ struct ComputedRun {
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
   uint64_t first_position = 0;             // slot of the run's token 0, counted from the start of each page table
-  const PageTable* page_tables = nullptr;  // instead of page_table, as in Prompt
+  const PageTable* page_tables = nullptr;  // replaces page_table; see Prompt
   uint32_t page_table_count = 0;
 };
 
 // One head of a tuple: S ← T S + state × 2^state_exponent (HYPIC equation 4).
 struct Head {
-  TransitionForm form = TransitionForm::kZero;  // kZero: earlier states do not count
+  TransitionForm form = TransitionForm::kZero;  // kZero: states before the segment do not matter
   int32_t rank = 0;
   const void* transition = nullptr;
   const void* state = nullptr;
   int32_t state_exponent = 0;
 };
 
-// One linear layer of a step that is taken from the cache. Read-only and in place. Valid after WaitLayer, until the
-// next kRestart or the end of the request.
+// One linear layer of a cached step. Read-only, in place. Valid after WaitLayer, until the next kRestart or the end of
+// the request.
 struct Tuple {
   const Head* heads = nullptr;
   uint32_t head_count = 0;
   DType transition_dtype = DType::kF32, state_dtype = DType::kF32;
-  uint64_t position = 0;            // the segment's first position in the prompt; 0 for a prefix
-  const void* conv_tail = nullptr;  // after the step, in the layer's conv_order and conv_dtype
+  uint64_t position = 0;            // position of the segment's first token in the prompt; 0 for a prefix
+  const void* conv_tail = nullptr;  // convolution tail after the step, in the layer's conv_order and conv_dtype
 };
 
 // The running states of one linear layer's value heads.
@@ -141,40 +141,40 @@ struct TokenRows {
   // others: null.
   const float* beta = nullptr;
   int64_t q_stride = 0, k_stride = 0, v_stride = 0, g_stride = 0, beta_stride = 0;
-  // Above 0: each head's q and k are first multiplied by 1 / sqrt(Σ x² + norm_epsilon), in a copy.
+  // Above 0: in a copy, each head's q and k are first multiplied by 1 / sqrt(Σ x² + norm_epsilon).
   float norm_epsilon = 0;
   float q_scale = 0;  // factor of q, after normalization; 0: 1
 };
 
-// Positions [begin, end) of one linear layer. They contain each step that is taken from the cache whole or not at all.
-// They may continue after the prompt.
+// Positions [begin, end) of one linear layer. A cached step must lie entirely inside or entirely outside the
+// range. The range may continue after the prompt.
 struct LayerAdvance {
   uint32_t layer = 0;
   uint64_t begin = 0, end = 0;
-  TokenRows inputs;                   // of the computed tokens among the positions, in order
-  State state;                        // in: after position begin − 1; out: after position end − 1
+  TokenRows inputs;                   // rows of the computed tokens among the positions, in order
+  State state;                        // in: state after position begin − 1; out: state after position end − 1
   float* out = nullptr;               // [tokens][value_heads, d_v]; may be null
   int64_t out_stride = 0;             // floats; 0: value_heads · d_v
-  const StateCopy* copies = nullptr;  // out: states at these positions, ascending, none inside a cached step
+  const StateCopy* copies = nullptr;  // out: states at these positions, ascending, outside cached steps
   uint32_t copy_count = 0;
 };
 
-// One linear layer of a text that is computed alone (Run), from a zero state, by kernels in this process.
+// One linear layer of a text that kernels in this process compute by itself (Run), from a zero state.
 struct AloneLayer {
   uint32_t layer = 0;
-  TokenRows inputs;          // one row for each token of the run
+  TokenRows inputs;          // one row per token of the run
   float* out = nullptr;      // [tokens][value_heads, d_v]; may be null
   int64_t out_stride = 0;    // floats; 0: value_heads · d_v
-  const Run* run = nullptr;  // the run whose tuple is wanted
+  const Run* run = nullptr;  // the run to compute
   // Out: the run's tuple, as in LinearTensors. `transition` is not written if Run::transition is false.
   State state;
   float* transition = nullptr;
-  float* decay = nullptr;  // out, as LinearTensors::decay, for families that erase; may be null
+  float* decay = nullptr;  // out: like LinearTensors::decay, with dense transitions; may be null
 };
 
 // ---------------------------------------------------------------------------------------------------- committing
 
-// A span (KVBuffer §6): the inputs of one linear layer for the last tokens of a text, fp32. Rows of a token as in
+// A span (KVBuffer §6): the inputs of one linear layer for the last tokens of a text, fp32. Rows have the form of
 // TokenRows, dense; then the convolution inputs.
 struct SpanRows {
   uint32_t layer = 0;
@@ -203,25 +203,25 @@ class Request;
 
 // A text that was run through the model. Commit writes one outcome per checkpoint to `outcomes` (CommitName).
 struct Text {
-  const Request* request = nullptr;  // the request of the text's prompt; null: the text began without one
-  const int32_t* tokens = nullptr;   // the prompt, and the decoded tokens that were run through the model
+  const Request* request = nullptr;  // the request of the text's prompt; null: the text was computed without a request
+  const int32_t* tokens = nullptr;   // the prompt, and the decoded tokens that ran through the model
   uint64_t token_count = 0;
   uint64_t prompt_tokens = 0;
   const Checkpoint* checkpoints = nullptr;  // depths ascend; the last is token_count
   uint32_t checkpoint_count = 0;
-  const int32_t* page_table = nullptr;  // of the text from position 0
+  const int32_t* page_table = nullptr;  // page table of the text from position 0
   uint64_t page_count = 0;
   uint8_t conversation[16] = {};   // required if the plan is not exact
   uint64_t span_begin = 0;         // the span has the tokens from span_begin to the text's end
   const SpanRows* span = nullptr;  // every linear layer; null: no span
   uint32_t span_count = 0;
-  bool composed = false;  // the text began with composed states, although its request is exact or null
+  bool composed = false;  // true: the text started from composed states, although its request is exact or null
   uint8_t* outcomes = nullptr;
   const Media* media = nullptr;  // offsets ascend; the span of a text with media is not kept
   uint64_t media_count = 0;
-  const PageTable* page_tables = nullptr;  // instead of page_table, as in Prompt
+  const PageTable* page_tables = nullptr;  // replaces page_table; see Prompt
   uint32_t page_table_count = 0;
-  const void* salt = nullptr;  // as in Prompt; must be the salt of the request's prompt
+  const void* salt = nullptr;  // see Prompt; must equal the salt of the request's prompt
   uint64_t salt_bytes = 0;
 };
 
@@ -267,11 +267,12 @@ class Request {
   // The runs to compute, with Prompt::fill. Publish or abandon each, then call LookAgain. Ending the request abandons
   // all.
   const Run* missing(uint32_t* count) const noexcept;
-  // Publishes missing[`missing`]. `outcome` (PublishName) may be null.
+  // Publishes the run missing()[missing]. `outcome` (PublishName) may be null.
   Status Publish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome) noexcept;
   Status StartPublish(uint32_t missing, const ComputedRun& computed, uint8_t* outcome, Job* job) noexcept;
-  // Publishes several small runs with one call to the daemon; computed[i] is missing[i], each in pages of its own.
-  // Large runs gain nothing. Outcomes are independent; `outcomes` may be null. On an error nothing was published.
+  // Publishes several small runs with one call to the daemon; computed[i] is missing[i], and each run has separate
+  // pages. For large runs this is not faster than separate calls. Outcomes are independent; `outcomes` may be
+  // null. On an error nothing was published.
   Status Publish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes) noexcept;
   Status StartPublish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes,
                       Job* job) noexcept;
@@ -279,19 +280,19 @@ class Request {
   // With Prompt::cold_parallel: the number of segments that other engines compute for this prompt. If it is not 0, call
   // WaitCold and LookAgain even if missing() is empty.
   uint32_t elsewhere() const noexcept;
-  // Waits for these segments. kOk: nothing is left to wait for. kRestart: their engines failed; missing() lists them at
-  // its end: compute them and call WaitCold again. kPending: timeout; call it again, or call LookAgain, which takes
-  // what has been published.
+  // Waits for these segments. kOk: all were published, or have become this engine's. kRestart: some engines failed;
+  // their segments are appended to missing(): compute them and call WaitCold again. kPending: timeout; call WaitCold
+  // again, or LookAgain, which uses what was published.
   Status WaitCold(uint32_t timeout_ms) noexcept;
-  // Until the job's Poll returns kOk, other calls on the request return kPending. Cancel and the request's end end the
-  // wait within a second. Job::Result is kPending also if no thread was free within timeout_ms and
-  // OpenOptions::timeout_ms.
+  // Until the job's Poll returns kOk, other calls on the request return kPending. Cancel, or the end of the
+  // request, stops the wait within a second. Job::Result is also kPending if no background thread was free within
+  // timeout_ms plus OpenOptions::timeout_ms.
   Status StartWaitCold(uint32_t timeout_ms, Job* job) noexcept;
   // Looks the prompt up again and lands the hits in these pages; without arguments in the same pages. Segments that
   // miss again are computed as part of the plan: missing() is empty.
   Status LookAgain() noexcept { return LookAgain(static_cast<const int32_t*>(nullptr), 0); }
   Status LookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
-  Status LookAgain(const PageTable* page_tables, uint32_t count) noexcept;  // one table per group of layers
+  Status LookAgain(const PageTable* page_tables, uint32_t count) noexcept;  // one page table per group of layers
   Status StartLookAgain() noexcept { return StartLookAgain(static_cast<const int32_t*>(nullptr), 0); }
   Status StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
   Status StartLookAgain(const PageTable* page_tables, uint32_t count) noexcept;
@@ -304,18 +305,18 @@ class Request {
   const AdmittedPages& admitted() const noexcept;  // empty before Admit
 
   // Waits until the cached keys and values of this layer are in their pages and its tuples can be read. kRestart: they
-  // will not come; stop following the plan and call Finish.
+  // will not arrive; abandon the plan and call Finish.
   Status WaitLayer(uint32_t layer) noexcept;
   Status PollLayer(uint32_t layer) noexcept;
-  // The tuple of a step that is not computed, in a linear layer, after WaitLayer. kPending: WaitLayer was not called.
-  // If you read tuples after Finish, call Finish again when you are done: the session may have ended meanwhile.
+  // The tuple of a cached step in a linear layer, after WaitLayer. kPending: WaitLayer was not called. If you read
+  // tuples after Finish, call Finish again when you are done: the session may have ended meanwhile.
   Status StepTuple(uint32_t step, uint32_t layer, Tuple* out) noexcept;
   // Waits for one linear layer and advances it. kRestart: as WaitLayer; states and outputs are then undefined.
   Status Advance(const LayerAdvance& advance) noexcept;
 
   // The verdict; emit no token before it. kOk: all objects that the plan took from the cache were valid, and the pages
-  // are the engine's. kRestart, kOtherPages: compute the new plan in a fresh state and call Finish again; landed
-  // objects are used again.
+  // are the engine's. kRestart, kOtherPages: compute the new plan in a fresh state and call Finish again; objects
+  // that landed are not loaded again.
   Status Finish() noexcept;
   Status PollFinish() noexcept;
   // After kOtherPages: continues in these pages. The plan then takes nothing from the cache.
@@ -324,12 +325,12 @@ class Request {
   // Drops segments that another rank has missed. Call it after Finish. Returns kRestart.
   Status Lose(const uint32_t* segments, uint32_t count) noexcept;
 
-  // True: the pages that the request had belong to the cache, after kOtherPages.
+  // True: the request's former pages belong to the cache, after kOtherPages.
   bool pages_kept() const noexcept;
 
   // Ends the landing without waiting.
   void Cancel() noexcept;
-  // kOk: nothing can write to the pages any more; they are the engine's, and TakeQuiescedPages does not return them.
+  // kOk: nothing can write to the pages any longer; the engine owns them, and TakeQuiescedPages does not return them.
   // kFailedPrecondition: TakeQuiescedPages has returned them.
   Status PollQuiet() noexcept;
   // Ends the request's lease, when no Tuple is needed any more. Texts that began as its prompt may still be committed;
@@ -344,7 +345,7 @@ class Request {
   RequestState* impl_ = nullptr;
 };
 
-// One session with the node's daemon, one opened model, one memory.
+// One session with the node's daemon, one open model, one memory.
 class Cache {
  public:
   Cache() = default;
@@ -358,18 +359,18 @@ class Cache {
   // waits as long as Open does.
   static Status StartOpen(const OpenOptions& options, Cache* out, Job* job) noexcept;
 
-  uint8_t* data() const noexcept;  // of the memory; with kGpu an address on the GPU; null: no memory
+  uint8_t* data() const noexcept;  // start of the memory; with kGpu an address on the GPU; null: no memory
   uint64_t bytes() const noexcept;
-  // Where the attention layers' pages are, ascending by layer. `count` may be null.
+  // Places of the attention layers' pages, ascending by layer. `count` may be null.
   const PagePlace* places(uint32_t* count) const noexcept;
   bool connected() const noexcept;
-  // A non-fatal warning about the options; empty: none. Valid as long as the cache.
+  // A non-fatal warning about the options; empty: none. Valid as long as the cache lives.
   const char* warning() const noexcept;
 
   // Looks up several prompts with one call; one request per prompt.
   Status Begin(const Prompt* prompts, uint32_t count, Request* requests) noexcept;
   Status StartBegin(const Prompt* prompts, uint32_t count, Request* requests) noexcept;
-  // Lands plans that another process began, for this process's shard.
+  // Lands the plans of another process for this process's shard.
   Status Land(const PlanToLand* plans, uint32_t count, Request* requests) noexcept;
   Status StartLand(const PlanToLand* plans, uint32_t count, Request* requests) noexcept;
 
@@ -383,15 +384,15 @@ class Cache {
   // that serves a decode engine. Only tokens, conversation, media and salt of `text` are read. kOk: the node has it.
   // kPending: timeout; it may still arrive. kUnavailable: it will not arrive; the message has the reason.
   Status HandOff(const Text& text, const char* node, uint32_t wait_ms) noexcept;
-  // Writes the outcome (HandOffName): "handed", "late", or why the other engine must compute. The job's end waits for
-  // it: wait_ms, and some seconds more if the node is silent.
+  // Writes the outcome (HandOffName): "completed", "timed_out", or why the other engine must compute. Destroying the
+  // job waits for it: at most wait_ms, plus a few seconds if the node does not answer.
   Status StartHandOff(const Text& text, const char* node, uint32_t wait_ms, uint8_t* outcome, Job* job) noexcept;
 
-  // Offers to compute a segment for other engines of the tenant, on any node, and waits for one. kOk: `work` is a
-  // request with one run in missing() and no prompt or pages: compute and publish it. End it, or its Publish, before
-  // the next call, which reports the result. kPending: no work. kUnavailable: no daemon; returns after a moment. A
-  // dedicated engine calls it in a loop; others call it while they are idle. One thread at a time: a second call ends
-  // the first.
+  // Offers this engine's idle time: waits for a segment that another engine of the tenant, on any node, needs. kOk:
+  // `work` is a request without prompt and pages, with one run in missing(). Compute and publish the run, and end
+  // `work` before the next call, which reports the result. kPending: no work within wait_ms. kUnavailable: no daemon. A
+  // dedicated engine calls it in a loop, others while they are idle. One thread at a time: a second call ends the
+  // first.
   Status ServePrefill(uint32_t wait_ms, Request* work) noexcept;
   // Do not use `work` until the job's Poll returns kOk.
   Status StartServePrefill(uint32_t wait_ms, Request* work, Job* job) noexcept;
@@ -399,9 +400,9 @@ class Cache {
   // Sizes of the segments that this engine has published.
   void Stored(StoredSegments* out) const noexcept;
 
-  // Returns pages that the cache kept, and to which nothing writes any more, to the engine: at most `capacity`, written
-  // to `pages`. Returns their number. Waits up to timeout_ms for the first; 0 does not wait. `group`: whose page
-  // numbers, if each group numbers its own pages (Memory::groups).
+  // Gives quiesced pages that the cache kept back to the engine: writes at most `capacity` page numbers to `pages` and
+  // returns how many. Waits up to timeout_ms for the first; 0 does not wait. `group`: the group of the page numbers, if
+  // each group numbers its own pages (Memory::groups).
   uint64_t TakeQuiescedPages(int32_t* pages, uint64_t capacity, uint32_t timeout_ms, uint32_t group = 0) noexcept;
 
  private:

@@ -72,10 +72,10 @@ struct Layer {
   StateOrder order = StateOrder::kKeyFirst;
   uint32_t conv_channels = 0, conv_kernel = 0;  // 0: no short convolution
   const float* decay_table = nullptr;           // retnet, lightning, mamba2: [value_heads]; mamba1: [heads, d_k, d_v]
-  DType conv_dtype{};                           // of tails and of a span's convolution inputs; 0: state_dtype
+  DType conv_dtype{};                           // type of tails and of a span's convolution inputs; 0: state_dtype
   TailOrder conv_order = TailOrder::kTokenFirst;
 
-  // Opaque: bytes that are stored and landed as they are, for exact prefixes only. Sums over the tensor-parallel ranks,
+  // Opaque: bytes that are stored and landed unchanged, for exact prefixes only. Sums over the tensor-parallel ranks,
   // which have equal parts. At least one is positive.
   uint32_t token_bytes = 0;  // bytes of one token in the pages; 0: no pages
   uint64_t state_bytes = 0;  // bytes of the state after a token; 0: no state
@@ -84,7 +84,7 @@ struct Layer {
 // A model's identity, and the exact shape of its cached state. A null string is empty.
 struct Model {
   const char* model_id = nullptr;
-  const char* weights_digest = nullptr;  // of the weights as loaded; required
+  const char* weights_digest = nullptr;  // digest of the weights as loaded; required
   const char* dtype = nullptr;
   const char* quantization = nullptr;
   const char* tokenizer_digest = nullptr;
@@ -103,7 +103,7 @@ struct Model {
 // ---------------------------------------------------------------------------------------------------- the memory
 
 enum class MemoryKind : uint8_t {
-  kNone = 0,    // no pages: a scheduler that looks up and lands nothing
+  kNone = 0,    // no pages: a scheduler that looks up but does not land
   kHosted = 1,  // the daemon allocates the memory for this engine
   kMemfd = 2,   // the engine's memfd, sealed with F_SEAL_SHRINK
   kBeside = 3,  // the memory of OpenOptions::beside
@@ -112,8 +112,7 @@ enum class MemoryKind : uint8_t {
 
 // Where the pages of one attention layer are in the memory. All fields are bytes. The row of head h of the token in
 // slot s of page p is at offset + p × page_stride + s × token_stride + h × head_stride. An opaque layer with
-// token_bytes has key_offset, page_stride and token_stride only. What is said of attention layers below holds for it,
-// too.
+// token_bytes has key_offset, page_stride and token_stride only. Comments below on attention layers also apply to it.
 struct PagePlace {
   uint32_t layer = 0;
   uint64_t key_offset = 0, value_offset = 0;
@@ -217,7 +216,7 @@ struct Media {
   uint8_t hash[32] = {};
 };
 
-// The pages of one group of layers (Memory::groups): pages[p / page_tokens] has position p. Calls take one table per
+// The pages of one group of layers (Memory::groups): pages[p / page_tokens] holds position p. Calls take one table per
 // group, in the order of the groups.
 struct PageTable {
   const int32_t* pages = nullptr;
@@ -232,12 +231,13 @@ struct Prompt {
   uint64_t token_count = 0;
   const uint64_t* segment_lengths = nullptr;
   uint64_t segment_count = 0;
-  // The prompt's pages: page_table[p / page_tokens] has position p. Null: nothing lands here (PlanBytes, Admit).
+  // The prompt's pages: page_table[p / page_tokens] holds position p. Null: this request lands nothing (PlanBytes,
+  // Admit).
   const int32_t* page_table = nullptr;
   uint64_t page_count = 0;
   // Random bytes that name a conversation: the prompt may resume from the conversation's own states. Zero: none.
   uint8_t conversation[16] = {};
-  uint64_t needed_in_ms = 0;     // without a page table: when the request will need the hits, from now
+  uint64_t needed_in_ms = 0;     // without a page table: time until the request will need the hits, from now
   bool fill = false;             // the engine computes the runs of missing(); needs pages
   const Media* media = nullptr;  // offsets ascend
   uint64_t media_count = 0;
@@ -250,18 +250,17 @@ struct Prompt {
   // With `fill`, for an engine that only stores: Begin does not look the prompt up, and missing() lists the segments
   // that the cache lacks. Publish them and end the request. LookAgain looks the prompt up.
   bool store_only = false;
-  // Up to 4,096 bytes, for example a user's number; count 0: none. Prompts with different salts share no cached
-  // objects, so response times reveal nothing about other users' prompts. A daemon before protocol 4 misses every
-  // salted prompt.
+  // Up to 4,096 bytes, for example a user's number; count 0: none. Prompts with different salts share no objects, so
+  // response times reveal nothing about other users' prompts. A daemon before protocol 4 misses every salted prompt.
   const void* salt = nullptr;
   uint64_t salt_bytes = 0;
-  // [segment_count]: by how many positions the rotary position of a segment's keys exceeds its position in the page
-  // table. For models that count the positions of a medium differently than its tokens. Null: 0; the first is 0. Not
-  // with Memory::share_in_place. A daemon before protocol 3 misses shifted segments.
+  // [segment_count]: the rotary position of a segment's keys minus its position in the page table. For models that
+  // count the positions of a medium differently from its tokens. Null: all 0; the first shift must be 0. Not with
+  // Memory::share_in_place. A daemon before protocol 3 misses shifted segments.
   const int64_t* rotary_shifts = nullptr;
 };
 
-// A plan from another process, and the pages to land it in, as in Prompt.
+// A plan from another process, and the pages to land it in; see Prompt.
 struct PlanToLand {
   const uint8_t* plan = nullptr;
   uint64_t plan_bytes = 0;
@@ -271,15 +270,15 @@ struct PlanToLand {
   // them. If a prefix lands, its whole blocks within these tokens are not written. A block is the smallest whole number
   // of pages with 256 tokens or more.
   uint64_t present_tokens = 0;
-  const PageTable* page_tables = nullptr;  // instead of page_table, as in Prompt
+  const PageTable* page_tables = nullptr;  // replaces page_table; see Prompt
   uint32_t page_table_count = 0;
-  const int64_t* rotary_shifts = nullptr;  // one per segment of the plan, as in Prompt
+  const int64_t* rotary_shifts = nullptr;  // one per segment of the plan; see Prompt
   uint64_t rotary_shift_count = 0;
 };
 
 enum class StepKind : uint8_t {
   kCompute = 1,     // run tokens [begin, end) through the model
-  kCheckpoint = 2,  // take [0, end) from the cache: its states replace the running states
+  kCheckpoint = 2,  // take [0, end) from the cache and replace the running states by its states
   kInterior = 3,    // take [begin, end) from the cache: compose its tuples onto the running states (HYPIC §4.3)
 };
 
@@ -287,8 +286,8 @@ enum class StepKind : uint8_t {
 struct Step {
   static constexpr uint32_t kPrefix = UINT32_MAX;
   StepKind kind = StepKind::kCompute;
-  bool capture = false;         // of kCompute: capture the states at `end` for Commit
-  uint32_t segment = 0;         // of the other kinds: the cached segment; kPrefix: a prefix that is no segment
+  bool capture = false;         // for kCompute: capture the states at `end` for Commit
+  uint32_t segment = 0;         // for the other kinds: the cached segment; kPrefix: a prefix that is not a segment
   uint64_t begin = 0, end = 0;  // positions
 };
 
@@ -297,7 +296,7 @@ struct Segment {
   uint64_t bytes = 0;  // size of the cached object
   uint8_t reason = 0;  // 0: hit; otherwise why it missed (MissName)
   uint8_t tier = 0;    // the tier of the hit (TierName)
-  bool used = false;   // the plan takes it from the cache
+  bool used = false;   // whether the plan takes it from the cache
 };
 
 // Valid until the request ends, or a call on it returns kRestart or kOtherPages.
@@ -306,7 +305,7 @@ struct Plan {
   uint32_t step_count = 0;
   const Segment* segments = nullptr;
   uint32_t segment_count = 0;
-  uint64_t prefix_tokens = 0;  // of the first step, if that is a prefix that is no segment (Step::kPrefix)
+  uint64_t prefix_tokens = 0;  // tokens of the first step, if it is a prefix that is not a segment (Step::kPrefix)
   uint64_t cached_tokens = 0;  // tokens of all steps that are not computed
   bool own = false;            // the prefix is the conversation's own
   bool exact = true;           // the computed tokens are exact: no interior and no composed prefix
@@ -315,7 +314,7 @@ struct Plan {
   uint32_t prefix_span_tokens = 0;
 };
 
-// A segment that the engine computes alone and publishes: from a zero state, its token 0 at position 0, in any free
+// A segment that the engine computes by itself and publishes: from a zero state, its token 0 at position 0, in any free
 // pages.
 struct Run {
   const int32_t* tokens = nullptr;
@@ -330,19 +329,19 @@ struct Run {
 
 // The pages that Request::Admit lacks. Every page is free, reclaimable or held.
 struct PageShortage {
-  uint64_t needed = 0;  // in addition to those that the request's segments have already
+  uint64_t needed = 0;  // in addition to the pages that the request's segments already have
   uint64_t free = 0;
-  uint64_t reclaimable = 0;  // of segments that no request references
-  uint64_t held = 0;         // by running requests, or by segments that this request would share
+  uint64_t reclaimable = 0;  // pages of segments that no request references
+  uint64_t held = 0;         // pages of running requests, or of segments that this request would share
 };
 
 // One segment of an admitted request. Token i of the segment is at slot first_slot + i, counted from the start of its
-// page table. Tokens [first_token, end_token) are in shared pages; the others (the seams) are the request's own. Stored
-// keys that are rotated are rotated to their slot: token i by first_slot + i, in every request.
+// page table. Tokens [first_token, end_token) are in shared pages; the others (the seams) are in the request's own
+// pages. Rotated keys are rotated to their slot: token i by first_slot + i, in every request.
 struct SharedSegment {
   uint64_t first_slot = 0;
   uint64_t first_token = 0, end_token = 0;
-  const int32_t* pages = nullptr;  // of slots 0, page_tokens, …; −1: a page that is not shared
+  const int32_t* pages = nullptr;  // pages of slots 0, page_tokens, …; −1: a page that is not shared
   uint64_t page_count = 0;
 };
 
@@ -350,7 +349,7 @@ struct SharedSegment {
 struct AdmittedPages {
   const SharedSegment* segments = nullptr;  // one per segment of the prompt
   uint32_t segment_count = 0;
-  const int32_t* own_pages = nullptr;  // in the order in which Admit has added them
+  const int32_t* own_pages = nullptr;  // in the order in which Admit added them
   uint64_t own_page_count = 0;
 };
 

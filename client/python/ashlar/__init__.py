@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ashlar for engines written in Python: assemble prompts from cached segments and prefixes, and publish computed ones::
+"""Ashlar for engines written in Python: assembles prompts from cached segments and prefixes, and publishes computed
+ones:
 
     import ashlar
     cache = ashlar.Cache(model=..., rpc_socket=..., session_socket=..., pages=64)
     with cache.begin(tokens, segments=[...], page_table=pages) as request:
         ...
 
-A cache failure is a miss, never an exception: a dead daemon or a late landing changes only the plan. TypeError and
-ValueError begin with the name of the wrong argument; ConnectionError says that no daemon could be reached.
+A cache failure is a miss, never an exception: if the daemon is dead or a landing is late, only the plan changes.
+Messages of TypeError and ValueError begin with the name of the wrong argument. ConnectionError means that no daemon
+could be reached.
 """
 
 from __future__ import annotations
@@ -31,7 +33,8 @@ from ashlar.model import (
     TailOrder,
 )
 from ashlar.pages import PageClient, PageStore
-from ashlar.prompt import Prompt
+from ashlar.probe import NodeProbe, Probed, Prober
+from ashlar.prompt import Prompt, segment_lengths
 from ashlar.request import (
     ComputedRun,
     LinearTensors,
@@ -41,6 +44,7 @@ from ashlar.request import (
     Run,
     Segment,
     SharedSegment,
+    SpanRows,
     Step,
     StepKind,
 )
@@ -91,12 +95,15 @@ __all__ = [
     "LinearTensors",
     "MemoryKind",
     "Model",
+    "NodeProbe",
     "Opaque",
     "PageClient",
     "PagePlace",
     "PageShortage",
     "PageStore",
     "Plan",
+    "Probed",
+    "Prober",
     "Prompt",
     "Request",
     "Rope",
@@ -104,6 +111,7 @@ __all__ = [
     "Run",
     "Segment",
     "SharedSegment",
+    "SpanRows",
     "Started",
     "StateOrder",
     "Step",
@@ -114,4 +122,5 @@ __all__ = [
     "__version__",
     "attach",
     "cache_for",
+    "segment_lengths",
 ]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine API (ashlar/engine.h) for Python.
 
-Arrays are objects with DLPack: NumPy, torch on the CPU, JAX. They are not copied. A call that waits releases the GIL and
-keeps its arrays alive until it returns; its `async` form waits on a thread of its own.
+Arrays are objects with DLPack: NumPy, torch on the CPU, JAX. They are not copied. A blocking call releases the GIL and
+keeps its arrays alive until it returns. Its `async` form waits on a separate thread.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ import numpy.typing as npt
 from ashlar import _ashlar
 from ashlar._ashlar import Verdict, whole
 from ashlar.model import Attention, DType, Model, Opaque
-from ashlar.request import Array, LinearTensors, Request
+from ashlar.request import Array, LinearTensors, Request, SpanRows
 from ashlar.started import Started
 
-# NumPy has no bfloat16 and no 8-bit floats: those are seen as integers of their size.
+# NumPy has no bfloat16 and no 8-bit floats. They are passed as integers of the same size.
 _NUMPY_TYPES: dict[DType, Any] = {
     DType.F32: np.float32,
     DType.F16: np.float16,
@@ -38,11 +38,12 @@ _NUMPY_TYPES: dict[DType, Any] = {
 
 
 def _salt(salt: str | bytes) -> bytes:
-    return salt.encode() if isinstance(salt, str) else salt  # what is neither is refused by the module
+    return salt.encode() if isinstance(salt, str) else salt  # the compiled module refuses other types
 
 
 class MemoryKind(enum.Enum):
-    """Where the pages are: nowhere (a scheduler), in memory that the daemon allocates, in the engine's memfd or GPU."""
+    """Where the pages are: nowhere (for a scheduler), in memory that the daemon allocates, in the engine's memfd, or on
+    a GPU."""
 
     NONE = 0
     HOSTED = 1
@@ -70,7 +71,8 @@ class PagePlace:
 
 @dataclasses.dataclass(frozen=True)
 class LayerGroup:
-    """Attention layers that share a page table. `page_tokens` 0: the model's; `pages` 0: the cache's."""
+    """Attention layers that share a page table. `page_tokens` 0: the value of the model; `pages` 0: the value of the
+    cache."""
 
     layers: Sequence[int]
     page_tokens: int = 0
@@ -96,6 +98,8 @@ class _Options:
     common_pages: bool
     share_in_place: bool
     capture_tokens: int
+    span_tokens: int
+    span_dtype: DType
     epsilon: float
     land_ms: int
     quiet_ms: int
@@ -103,20 +107,25 @@ class _Options:
 
 
 class Cache:
-    """One session with the node's daemon, one opened model, one memory of pages. Thread-safe.
+    """One session with the node's daemon, one open model, and one region of pages. Thread-safe.
 
-    `groups`: groups of attention layers with page tables of their own; none: one page table serves all layers. With
-    groups, calls take a sequence of tables, one per group, instead of a page table. With `common_pages` all groups draw
-    page numbers from one pool, and a page belongs to one group at a time.
+    `groups`: groups of attention layers, each with its own page table. Without groups, one page table serves all
+    layers. With groups, calls take a sequence of tables, one per group, instead of a page table. With `common_pages`
+    all groups draw page numbers from one pool, and a page belongs to one group at a time.
 
     `share_in_place` (MEPIC): the daemon allocates page numbers, and requests read one copy of each segment. Begin requests
     without pages and call `Request.admit`.
 
-    With `MemoryKind.GPU` the pages are on a GPU that the daemon serves: an allocation of CUDA's virtual memory management
-    (cuMemCreate) of exactly `memory_bytes`, mapped at `gpu_address` and exported as the POSIX file `gpu_descriptor`, which
-    the caller keeps and may close after opening. `gpu`: CUDA's UUID of the GPU, 16 bytes; empty: the daemon's only GPU.
-    All other arrays are in host memory. The GPU's work on pages must have ended before they are published, committed or
-    landed in.
+    With `MemoryKind.GPU` the pages are on a GPU that the daemon serves: a CUDA virtual memory allocation (cuMemCreate)
+    of exactly `memory_bytes`, mapped at `gpu_address` and exported as the POSIX file descriptor `gpu_descriptor`. The
+    caller owns the descriptor and may close it after the cache is open. `gpu`: CUDA's UUID of the GPU, 16 bytes; empty:
+    the daemon's only GPU. All other arrays are in host memory. The GPU must have finished its work on pages before they
+    are published or committed, or before a hit lands in them.
+
+    `span_tokens` (KVBuffer §6): the caller captures the inputs of the linear layers for up to this many last tokens of a
+    text, at most 256, and passes them to `commit(span=…)`. The cache may then keep an earlier checkpoint, and a later
+    prompt resumes after any token of the span: `Request.advance` rebuilds the states by the recurrence. `span_dtype`:
+    type in which keys and values of spans are stored.
     """
 
     def __init__(
@@ -139,6 +148,8 @@ class Cache:
         common_pages: bool = False,
         share_in_place: bool = False,
         capture_tokens: int = 0,
+        span_tokens: int = 0,
+        span_dtype: DType = DType.F32,
         epsilon: float = 1e-6,
         land_ms: int = 5000,
         quiet_ms: int = 10000,
@@ -162,6 +173,8 @@ class Cache:
             common_pages=common_pages,
             share_in_place=share_in_place,
             capture_tokens=capture_tokens,
+            span_tokens=span_tokens,
+            span_dtype=span_dtype,
             epsilon=epsilon,
             land_ms=land_ms,
             quiet_ms=quiet_ms,
@@ -181,7 +194,7 @@ class Cache:
 
     @classmethod
     def start_open(cls, *arguments: Any, **options: Any) -> Started[Self]:
-        """`Cache(...)` without waiting for the daemon. Takes the same arguments."""
+        """Like `Cache(...)`, but does not wait for the daemon. Takes the same arguments."""
         given = inspect.signature(cls).bind(*arguments, **options)
         given.apply_defaults()
         all_options = _Options(**given.arguments)
@@ -209,10 +222,11 @@ class Cache:
         return False
 
     def close(self) -> None:
-        """Ends the session when its last request has ended. In a forked child it does nothing.
+        """Ends the session after its last request ends. Does nothing in a forked child.
 
-        That last end waits until nothing can write to the memory; if the daemon hangs, for as long as it hangs. Arrays of
-        the memory stay valid while they are referenced, but what is written to them reaches no one.
+        The last request's end waits until nothing can write to the memory. If the daemon hangs, it waits as long as the
+        daemon hangs. Arrays of the memory stay valid while they are referenced, but data written to them is no longer
+        shared.
         """
         self._handle.close()
 
@@ -267,7 +281,7 @@ class Cache:
         )
 
     def _pages_of(self, layer: int) -> tuple[PagePlace, int, int]:
-        """A layer's place, the number of its pages, and their tokens."""
+        """Returns a layer's index, its number of pages, and the tokens per page."""
         place = next((place for place in self.places if place.layer == layer), None)
         if place is None:
             raise ValueError(f"layer: {layer} has no pages; the cache was opened without memory")
@@ -291,12 +305,12 @@ class Cache:
     ) -> Request:
         """Looks a prompt up and lands the hits. `segments`: the lengths of its segments, in tokens, from position 0.
 
-        `fill`: this engine computes the runs of `Request.missing`. `cold_parallel`, with `fill`: other engines that offer
-        prefill may compute some of them; compute `missing`, then call `Request.wait_cold`. `store_only`, with `fill`:
-        nothing is looked up, and `missing` lists what the cache lacks; publish it and end the request. `conversation`: 16
-        random bytes that name a conversation. `media`: (index of the first token, SHA-256 of the content) of each medium.
-        `salt`: prompts with different salts share nothing. `rotary_shifts`: one per segment, by how many positions the
-        rotary position of its keys exceeds its position in the page table.
+        `fill`: this engine computes the runs of `Request.missing`. `cold_parallel`, with `fill`: other engines that
+        offer prefill may compute some of the runs. Compute `missing`, then call `Request.wait_cold`. `store_only`, with
+        `fill`: the prompt is not looked up, and `missing` lists the runs that the cache lacks. Publish them and end the
+        request. `conversation`: 16 random bytes that name a conversation. `media`: (index of the first token, SHA-256
+        of the content) of each medium. `salt`: prompts with different salts share nothing. `rotary_shifts`: one per
+        segment; the rotary position of its keys minus their position in the page table.
         """
         rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only, _salt(salt), rotary_shifts
         return self._handle.begin(Request, tokens, segments, page_table, *rest, True)  # type: ignore[return-value]
@@ -340,7 +354,7 @@ class Cache:
         wait: bool = True,
         rotary_shifts: Sequence[int] = (),
     ) -> Request:
-        """Lands a plan that another process began (`Request.plan_bytes`), for this process's shard.
+        """Lands the plan of another process (`Request.plan_bytes`) for this process's shard.
 
         `present_tokens`: the pages already hold the keys and values of this many first tokens; a prefix's whole blocks
         within them are not written.
@@ -362,15 +376,17 @@ class Cache:
         out: Array | None = None,
         transition: Array | None = None,
         decay: Array | None = None,
+        exponents: Array | None = None,
         norm_epsilon: float = 0.0,
         q_scale: float = 1.0,
     ) -> None:
         """Computes one linear layer of a missing run, from a zero state, with kernels in this process.
 
-        Writes state and transition, and, if `decay` is given, the product of the decays: [value_heads, d_k].
+        Writes the state and the transition. If `decay` is given, also writes the product of the decays: [value_heads,
+        d_k]. A float16 state needs `exponents`: int32, [value_heads].
         """
         self._handle.compute_alone(
-            request, missing, layer, state, q, k, v, g, beta, out, transition, decay, norm_epsilon, q_scale
+            request, missing, layer, state, q, k, v, g, beta, out, transition, decay, exponents, norm_epsilon, q_scale
         )
 
     def commit(
@@ -385,12 +401,15 @@ class Cache:
         composed: bool = False,
         media: Sequence[tuple[int, bytes]] = (),
         salt: str | bytes = b"",
+        span: tuple[int, Sequence[SpanRows]] | None = None,
     ) -> list[str]:
-        """Offers the states of a text that was run through the model, for later texts to resume from.
+        """Offers the states of a computed text, so that later texts can resume from them.
 
         `checkpoints`: (depth, every linear layer's tensors), depths ascending, the last one the text's length. Returns
-        an outcome for each: "kept", or why the cache does not keep it. `prompt_tokens`: None means all are the prompt's; more than
-        `tokens` are of a prompt that goes on after them.
+        an outcome for each: "kept", or why the cache does not keep it. `prompt_tokens`: the length of the prompt; None
+        means the length of `tokens`. It is larger than that if `tokens` is only the first part of the prompt.
+        `span`: (begin, rows of every linear layer) for the tokens from `begin`, where a checkpoint ends, to the text's end
+        (`Cache.span_tokens`).
         """
         return self._handle.commit(
             request,
@@ -402,6 +421,7 @@ class Cache:
             composed,
             media,
             _salt(salt),
+            span,
         )
 
     async def commit_async(
@@ -422,9 +442,9 @@ class Cache:
         salt: str | bytes = b"",
         wait_ms: int = 1000,
     ) -> str:
-        """Sends a committed text to another node, whose engines resume at its end. For a prefill engine.
+        """Sends a committed text to another node, so that its engines resume at the text's end. For a prefill engine.
 
-        Returns "handed", "late" if it may still arrive, or the reason why the other engine must compute.
+        Returns "completed", "timed_out" if the text may still arrive, or the reason why the other engine must compute it.
         """
         return self._handle.hand_off(tokens, node, conversation, media, _salt(salt), wait_ms)
 
@@ -435,7 +455,7 @@ class Cache:
         """Waits for a segment to compute for other engines of the tenant, on any node.
 
         The request has one run in `missing` and no prompt. Compute it, publish it, and end the request before the next
-        call. None: no work, or no daemon. One thread at a time.
+        call. Returns None if there is no work or no daemon. Call it from one thread at a time.
         """
         return cast("Request | None", self._handle.serve_prefill(Request, wait_ms))
 
@@ -452,5 +472,6 @@ class Cache:
         return self._handle.stored()
 
     def take_quiesced_pages(self, most: int, timeout_ms: int = 0, group: int = 0) -> list[int]:
-        """Returns at most `most` pages that the cache kept and to which nothing writes any more. `group`: whose page numbers."""
+        """Returns at most `most` pages that the cache kept and to which no transfer writes any longer. `group`: the
+        group whose page numbers to return."""
         return self._handle.take_quiesced_pages(most, timeout_ms, group)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names a checkpoint by its content: one name in every folder, and on every node, that has the same files."""
+"""Names a checkpoint by its content: folders and nodes that have the same files get the same name."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from ashlar.digests import Stopped, file_digest
 
 logger = logging.getLogger("ashlar")
 
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors", ".json", ".py")  # and code that comes with them
+# Also code that ships with the weights.
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors", ".json", ".py")
 _TOKENIZER = re.compile(
     r"(tokenizer|special_tokens|added_tokens|vocab|merges|tekken|spiece|sentencepiece).*|.*\.(model|tiktoken)"
 )
 _START_WAIT = 0.5  # seconds: enough for a digest that was computed before
-_CLOCK_NS = 20_000_000  # by which the kernel's times of files and processes differ
+_CLOCK_NS = 20_000_000  # largest difference between the kernel's file times and process times
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def without_place(config: Any) -> Any:
-    """A model's configuration without the folder or the name that it was loaded by."""
+    """A model's configuration without the folder or name from which it was loaded."""
     if isinstance(config, Mapping):
         return {name: without_place(value) for name, value in config.items() if name != "_name_or_path"}
     if isinstance(config, (list, tuple)):
@@ -49,9 +50,9 @@ def _files(path: pathlib.Path) -> list[pathlib.Path]:
 
 
 def process_start() -> int | None:
-    """When this process began, in nanoseconds since 1970; None: it is no child of `multiprocessing`.
+    """Returns when this process began, in nanoseconds since 1970, or None if it is no child of `multiprocessing`.
 
-    vLLM and SGLang load a model in such a child. A main process may have written the checkpoint itself.
+    vLLM and SGLang load a model in such a child. A main process may itself have written the checkpoint.
     """
     if multiprocessing.parent_process() is None:
         return None
@@ -61,11 +62,11 @@ def process_start() -> int | None:
 
 
 def _moved_since(path: pathlib.Path, since: int) -> pathlib.Path | None:
-    """What was written or replaced since then: a file, or a link or a folder on the way to it."""
+    """Returns a file, link or folder on the path that was written or replaced since then, if any."""
     resolved = path.resolve()
     for each in {path.absolute(), *path.absolute().parents, resolved, *resolved.parents}:
         found = each.lstat()
-        # A folder that gets another entry changes both times alike; one that is renamed changes the status alone.
+        # Adding an entry to a folder changes both of its times. Renaming a folder changes only its status time.
         entered = stat.S_ISDIR(found.st_mode) and found.st_ctime_ns == found.st_mtime_ns
         if found.st_ctime_ns > since and not entered:
             return each
@@ -73,9 +74,9 @@ def _moved_since(path: pathlib.Path, since: int) -> pathlib.Path | None:
 
 
 def weights(place: str, stop: threading.Event | None = None) -> str | None:
-    """Digest of a checkpoint's files, whole; None: `place` is neither a folder nor a file.
+    """Returns the digest of all files of a checkpoint, or None if `place` is neither a folder nor a file.
 
-    OSError: a file cannot be read, or changes meanwhile. Stopped: `stop` was set.
+    OSError: a file cannot be read, or changes while it is read. Stopped: `stop` was set.
     """
     path, digest = pathlib.Path(place), hashlib.sha256()
     if path.is_file():
@@ -88,13 +89,13 @@ def weights(place: str, stop: threading.Event | None = None) -> str | None:
 
 
 class Weights:
-    """A checkpoint's digest, computed by a thread of its own: the engine serves meanwhile, and the cache is not used yet."""
+    """A checkpoint's digest, computed on a separate thread. The engine serves meanwhile, without the cache."""
 
     def __init__(self, place: str, known: str | None = None, draft: str | None = None) -> None:
-        """`known`: the digest where it was given, so that nothing is read. `draft`: another checkpoint, of a draft model.
+        """`known`: a digest that the caller gives, so that no file is read. `draft`: the checkpoint of a draft model.
 
-        The engine has loaded the files before. One that has changed since this process began gives no digest: it may
-        be another one than the engine has read.
+        The engine has loaded the files before. If a file has changed since this process began, there is no digest,
+        because the engine may have read other content.
         """
         self._digest = known
         self._since = process_start()
@@ -130,7 +131,7 @@ class Weights:
         self._known.set()
 
     def digest(self) -> str | None:
-        """None: not known yet, or never, as the log says."""
+        """Returns None while the digest is unknown. The log says if it cannot become known."""
         return self._digest
 
     def wait(self, seconds: float | None = None) -> str | None:
@@ -144,7 +145,7 @@ class Weights:
 
 
 def tokenizer(place: str) -> str | None:
-    """Digest of a tokenizer's files, whole; None: `place` is neither a folder nor a file."""
+    """Returns the digest of all files of a tokenizer, or None if `place` is neither a folder nor a file."""
     path, digest = pathlib.Path(place), hashlib.sha256()
     if path.is_file():
         digest.update(path.read_bytes())
@@ -159,9 +160,10 @@ def tokenizer(place: str) -> str | None:
 
 
 def commit(revision: Any) -> str | None:
-    """Of a hub's repository: the commit that a revision names; None where it may name another one tomorrow.
+    """Returns the commit that a revision of a hub's repository names, or None if the revision may name another commit
+    later.
 
-    `revision` is a text, or a ResolvedRevision of huggingface_hub: a text such as "main", with its commit beside it.
+    `revision` is a string, or huggingface_hub's ResolvedRevision: a string such as "main" together with its commit.
     """
     found = str(getattr(revision, "resolved", None) or revision or "")
     return found if _COMMIT.fullmatch(found) else None

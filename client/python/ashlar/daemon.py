@@ -4,8 +4,8 @@
     with ashlar.daemon.start(dram="1GiB") as daemon:
         cache = ashlar.Cache(model, daemon.rpc_socket, daemon.session_socket, pages=64)
 
-`python -m ashlar.daemon` runs one in the foreground, at the sockets where engines of the same user look for it, and
-prints them.
+`python -m ashlar.daemon` runs a daemon in the foreground, at the default sockets of engines of the same user, and
+prints their paths.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from typing import Literal
 from ashlar._ashlar import real, text, whole
 from ashlar.sockets import user_folder
 
-# Becomes the daemon, which gets SIGTERM when the thread ends that has forked it (PR_SET_PDEATHSIG). A program of its
-# own, as nothing but an exec is safe after the fork of a process with threads.
+# Becomes the daemon, which gets SIGTERM when the thread that forked it ends (PR_SET_PDEATHSIG). It is a separate
+# program because only exec is safe after a process with threads forks.
 _BOUND = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15)
@@ -44,7 +44,7 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def program() -> str:
-    """The daemon's program: $ASHLARD, else the one of this package, else the one in PATH."""
+    """The daemon's program: $ASHLARD if set, else the one of this package, else the one in PATH."""
     beside = pathlib.Path(__file__).parent / "bin" / "ashlard"
     for candidate in (os.environ.get("ASHLARD"), str(beside), shutil.which("ashlard")):
         if candidate and os.access(candidate, os.X_OK):
@@ -60,14 +60,14 @@ _Calls = queue.SimpleQueue[tuple[Callable[[], None], Future[None]]]
 
 
 class _Forker:
-    """Calls from one thread that lives as long as the process, whatever becomes of the thread that asks."""
+    """Calls functions on one thread that lives as long as the process, even if the calling thread ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._calls: _Calls | None = None
 
     def call(self, function: Callable[[], None]) -> None:
-        """Returns or raises once the function is over, or will not be called, also where the caller is interrupted."""
+        """Returns or raises once the function has ended or will not be called, even if the caller is interrupted."""
         future: Future[None] = Future()
         try:
             with self._lock:
@@ -100,7 +100,7 @@ os.register_at_fork(after_in_child=_forker.__init__)  # type: ignore[misc]  # a 
 
 
 def _yaml(value: object) -> str:
-    """In YAML's flow style. Plain words stay unquoted: 64MiB is a size, "64MiB" would be a text."""
+    """Formats a value in YAML's flow style. Plain words stay unquoted: 64MiB is a size, "64MiB" would be a string."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{key}: {_yaml(item)}" for key, item in value.items()) + "}"
     if isinstance(value, (list, tuple)):
@@ -111,15 +111,15 @@ def _yaml(value: object) -> str:
 
 
 def _answers(path: str) -> bool:
-    """Whether a process listens at this socket."""
+    """Returns whether a process listens at this socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         return probe.connect_ex(path) == 0
 
 
 class Daemon:
-    """A daemon that ends with `stop`, with its `with` block, or with the process that has made this object.
+    """A daemon that ends with `stop`, with its `with` block, or with the process that created this object.
 
-    It is that process's alone: in a forked child `stop`, `kill` and the end of the `with` block do nothing.
+    Only that process controls it: in a forked child `stop`, `kill` and the end of the `with` block do nothing.
     """
 
     def __init__(self, folder: _Path, config: dict[str, object], log_level: str) -> None:
@@ -146,7 +146,7 @@ class Daemon:
         return None if self._process is None else self._process.pid
 
     def start(self, timeout: float = 30.0) -> None:
-        """Returns when it answers. Where it raises, or is interrupted, no daemon is left."""
+        """Returns when the daemon answers. If this raises or is interrupted, no daemon is left running."""
         if os.getpid() != self._owner:
             raise RuntimeError("start: the daemon belongs to the parent process; start one in this process")
         timeout = real("timeout", timeout)
@@ -176,7 +176,7 @@ class Daemon:
         return "\n".join(pathlib.Path(self.log).read_text(errors="replace").splitlines()[-count:])
 
     def _running(self) -> _Process | None:
-        """The daemon's process, where it runs and is this process's to end."""
+        """The daemon's process if it runs and this process has to stop it."""
         return self._process if os.getpid() == self._owner else None
 
     def stop(self, timeout: float = 30.0) -> None:
@@ -193,7 +193,7 @@ class Daemon:
         self._process = None
 
     def kill(self) -> None:
-        """As by SIGKILL: nothing is written any more."""
+        """Stops the daemon as SIGKILL does: it writes nothing more."""
         process = self._running()
         if process is not None:
             process.kill()
@@ -211,11 +211,11 @@ class Daemon:
             shutil.rmtree(self.folder, ignore_errors=True)
         return False
 
-    _temporary = False  # its folder
+    _temporary = False  # whether this object created the folder
 
 
 def _size(name: str, given: object) -> str | int:
-    """A size as the configuration has it: bytes, or a text such as 64MiB, which the daemon reads."""
+    """A size in the form of the configuration: bytes, or a string such as 64MiB, which the daemon parses."""
     return text(name, given) if isinstance(given, str) else whole(name, given)
 
 
@@ -231,9 +231,9 @@ def start(
 ) -> Daemon:
     """Starts a daemon and returns when it answers.
 
-    `folder`: for sockets, log and disk tier; without one a temporary folder that goes with the `with` block. `ssd`: the
-    disk tier's size, empty for none. `admission`: what the disk takes; `config`: further sections of the configuration,
-    both as in ashlard.example.yaml.
+    `folder`: holds sockets, log and disk tier; by default a temporary folder that is deleted with the `with` block.
+    `ssd`: the disk tier's size; empty: no disk tier. `admission`: the disk's admission policy; `config`: further
+    sections of the configuration, both as in ashlard.example.yaml.
     """
     dram, ssd, arena = _size("dram", dram), _size("ssd", ssd), _size("arena", arena)
     if not isinstance(folder, (str, os.PathLike, type(None))):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of large files. Each is computed once: a folder of the user keeps it by the file's inode, size and times."""
+"""Digests of large files. Each is computed once and kept in a folder of the user, by the file's inode, size and times."""
 
 from __future__ import annotations
 
@@ -22,13 +22,11 @@ _PART = 64 << 20  # bytes that one thread hashes at a time
 _READ = 4 << 20  # bytes
 _KEPT_FROM = 1 << 20  # bytes; smaller files are hashed every time
 _THREADS = 4
-_SETTLED_NS = (
-    2_000_000_000  # a file that changed less than this before it was read may change again within one timestamp
-)
+_SETTLED_NS = 2_000_000_000  # a file that changed later than this before the read may change again within one timestamp
 _MOST_ENTRIES = 4096
 _ATTEMPTS = 3
 _POLL = 0.05  # seconds
-_LOCKED = 600  # seconds, for which an entry's lock is waited for
+_LOCKED = 600  # seconds to wait for an entry's lock
 _ENTRY = re.compile(rb"ashlar-digest-1 ([0-9a-f]{64})\n")
 
 
@@ -42,7 +40,7 @@ def _folders() -> list[pathlib.Path]:
 
 
 def _folder() -> pathlib.Path | None:
-    """Where digests are kept: a folder that only this user can write to; None: there is none."""
+    """Returns the folder of kept digests, writable only by this user, or None if there is none."""
     for folder in _folders():
         try:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -56,14 +54,15 @@ def _folder() -> pathlib.Path | None:
 
 
 def _key(found: os.stat_result) -> str:
-    """Names one content of one file: any write changes the times, and a copy has another inode."""
+    """Names one content of one file: any write changes the times, and a copy has a different inode."""
     named = (found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
     return hashlib.sha256(repr(named).encode()).hexdigest()
 
 
 @contextlib.contextmanager
 def _entry(key: str, stop: threading.Event) -> Iterator[int | None]:
-    """The kept digest's file, locked: processes that want the same digest wait for the first one. None: not kept."""
+    """Opens and locks the kept digest's file, or returns None if digests are not kept. Processes that want the same
+    digest wait for the first one."""
     folder = _folder()
     if folder is None:
         yield None
@@ -83,7 +82,8 @@ def _entry(key: str, stop: threading.Event) -> Iterator[int | None]:
             except BlockingIOError:
                 if stop.wait(_POLL):
                     raise Stopped from None
-                if time.monotonic() > limit:  # by a process that is stopped, or forked from one that ended
+                # The lock's holder is stopped, or was forked from a process that has ended.
+                if time.monotonic() > limit:
                     logger.warning("Ashlar: %s has been locked for %d s; hashing the weights again", key, _LOCKED)
                     break
             except OSError:  # a file system without locks: at worst the digest is computed twice
@@ -110,21 +110,21 @@ def _hash_part(descriptor: int, begin: int, end: int, buffer: memoryview, stop: 
             raise Stopped
         count = os.preadv(descriptor, [buffer[: min(len(buffer), end - begin)]], begin)
         if count == 0:
-            break  # it was cut meanwhile, as the caller finds out
+            break  # the file was truncated meanwhile; the caller detects it
         digest.update(buffer[:count])
         begin += count
     return digest.digest()
 
 
 def _hash(descriptor: int, size: int, stop: threading.Event) -> str:
-    """SHA-256 over the digests of a file's parts, which several threads compute."""
+    """Returns SHA-256 over the digests of a file's parts, which several threads compute."""
     begins = range(0, size, _PART)
     digests = [b""] * len(begins)
     errors: list[BaseException] = []
     numbers = itertools.count()
 
     def work() -> None:
-        with contextlib.suppress(OSError):  # the engine's own threads come first
+        with contextlib.suppress(OSError):  # the engine's own threads have priority
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)
         buffer = memoryview(bytearray(min(_READ, max(1, size))))
         try:
@@ -146,7 +146,8 @@ def _hash(descriptor: int, size: int, stop: threading.Event) -> str:
 
 
 def file_digest(path: pathlib.Path, stop: threading.Event | None = None) -> str:
-    """Digest of a file's whole content. OSError: it cannot be read, or changes while it is read. Stopped: `stop` is set."""
+    """Returns the digest of a file's whole content. OSError: it cannot be read, or changes while it is read. Stopped:
+    `stop` is set."""
     stop = stop or threading.Event()
     for _ in range(_ATTEMPTS):
         with path.open("rb", buffering=0) as file:

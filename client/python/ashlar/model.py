@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine's description of its model: identity, layers, and the shape of their cached state.
 
-The numbers of the enumerations are those of docs/formats.md and never change.
+The numbers of the enumerations are the ones in docs/formats.md and never change.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class LayerKind(enum.Enum):
 
 
 class RopeStyle(enum.Enum):
-    """The dimensions that turn together: i with i + rotary_dim / 2, or 2i with 2i + 1."""
+    """The pairs of dimensions that are rotated together: i with i + rotary_dim / 2, or 2i with 2i + 1."""
 
     NONE = 0
     HALF_SPLIT = 1
@@ -35,7 +35,7 @@ class RopeStyle(enum.Enum):
 
 
 class StoredKeys(enum.Enum):
-    """The form of the keys in the engine's pages: turned to their position, or not turned at all."""
+    """The form of the keys in the engine's pages: rotated to their position, or not rotated."""
 
     ZERO_BASED = 1
     UNROTATED = 2
@@ -66,7 +66,7 @@ class TailOrder(enum.Enum):
 
 @dataclasses.dataclass(frozen=True)
 class Rope:
-    """Rotary positions: radians a position for each pair of dimensions, `rotary_dim / 2` of them."""
+    """Rotary positions: radians per position for each pair of dimensions, `rotary_dim / 2` of them."""
 
     frequencies: Sequence[float]
     style: RopeStyle = RopeStyle.HALF_SPLIT
@@ -75,7 +75,7 @@ class Rope:
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-    """A layer that keeps a key and a value a token and head (MLA: a latent and a rotary part, `kv_heads` 1)."""
+    """A layer that keeps a key and a value per token and head (MLA: a latent and a rotary part, `kv_heads` 1)."""
 
     kv_heads: int
     key_dim: int
@@ -112,10 +112,10 @@ class Linear:
 
 @dataclasses.dataclass(frozen=True)
 class Opaque:
-    """A layer whose bytes are stored and landed as they are: its model has exact prefixes but no segments.
+    """A layer whose bytes are stored and landed unchanged. Its model has exact prefixes but no segments.
 
-    Both are sums over the tensor-parallel ranks, which have equal parts: `token_bytes` of a token in the pages,
-    `state_bytes` of the state. At least one is positive.
+    Both are sums over the tensor-parallel ranks, which have equal parts: `token_bytes` per token in the pages, and
+    `state_bytes` of the state. At least one of them is positive.
     """
 
     token_bytes: int = 0
@@ -128,7 +128,7 @@ class Opaque:
 
 @dataclasses.dataclass(frozen=True)
 class Model:
-    """A model's identity and layout: what is cached of one model is never found by another.
+    """A model's identity and layout. Entries of one model are never found by another.
 
     Leave `flops_per_token` at 0 to have the daemon estimate both FLOPs from the layout. `tokens_per_second`, of prefill,
     switches the break-even check on.

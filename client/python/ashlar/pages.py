@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages of bytes under keys that the caller makes, in the cache: for engines that hash prefixes themselves.
+"""Pages of bytes in the cache under keys that the caller makes. For engines that hash prefixes themselves.
 
     store = ashlar.PageStore(daemon.rpc_socket, daemon.session_socket, model_id="m", weights_digest="w",
                              content="kv pages", page_bytes=1 << 20, page_tokens=64)
     store.put([key], lambda i, slot: copy_into(slot, page))
     store.get([key], lambda i, slot: copy_out_of(slot))
 
-A key is 32 bytes, a hash that names one content for ever. Pages have the cache's tenants, namespaces, checksums, tiers
+A key is a 32-byte hash that always names the same content. Pages have the cache's tenants, namespaces, checksums, tiers
 and prices. A cache failure is a miss.
 """
 
@@ -34,7 +34,7 @@ _KEY_BYTES = 32
 
 
 def _checked(keys: Sequence[bytes]) -> list[bytes]:
-    """All of a call's keys, before the first of them takes a slot."""
+    """Checks all keys of a call before the first of them takes a slot."""
     if isinstance(keys, (str, bytes)) or not isinstance(keys, Sequence):
         raise TypeError(f"keys: {type(keys).__name__} was given; expected a sequence of bytes")
     for i, key in enumerate(keys):
@@ -51,8 +51,8 @@ def _check_call(name: str, call: PageCall) -> None:
 
 
 class Fetched(NamedTuple):
-    miss: str | None  # why it was missed; None: it was found
-    tier: str | None  # that it was found in
+    miss: str | None  # reason of the miss; None: hit
+    tier: str | None  # tier of the hit
 
 
 class PageClient:
@@ -72,9 +72,10 @@ class PageClient:
 class PageStore:
     """Pages of one size and content. Thread-safe.
 
-    model_id, weights_digest: of the model that the pages are of. content: all else that must agree between those who
-    share pages, as their layout and rank. page_tokens: what a page stands for, 8 or more; with tokens_per_second it is
-    what a hit is worth. slots: pages of memory shared with the daemon; a call of more keys takes turns.
+    model_id, weights_digest: the model of the pages. content: everything else that must agree between engines that
+    share pages, such as their layout and rank. page_tokens: tokens per page, at least 8; together with
+    tokens_per_second it sets the value of a hit. slots: pages of memory shared with the daemon; a call with more keys
+    proceeds in batches.
     """
 
     def __init__(
@@ -111,7 +112,7 @@ class PageStore:
         return False
 
     def close(self) -> None:
-        """Releases the memory, once nothing writes to it any more. Other calls must not be under way, nor follow.
+        """Releases the memory once nothing can write to it any longer. No other call may be in progress or follow.
 
         Slots that a caller still holds stay mapped. In a forked child it does nothing.
         """
@@ -126,7 +127,7 @@ class PageStore:
         return self._memory[slot, : self.page_bytes]
 
     def _take(self, most: int) -> list[int]:
-        """Up to `most` free slots, one at least; none if there is none in time."""
+        """Returns 1 to `most` free slots, or none if no slot becomes free in time."""
         deadline = time.monotonic() + self._wait_s
         with self._changed:
             while True:
@@ -146,16 +147,17 @@ class PageStore:
             self._changed.notify_all()
 
     def _checked(self, keys: Sequence[bytes]) -> list[bytes]:
-        self._handle.check_open()  # before a lock is taken: one that another thread had at a fork is never released
+        self._handle.check_open()  # before a lock is taken: a lock that another thread held at a fork is never released
         return _checked(keys)
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
         return list(self._handle.exists(self._checked(keys)))
 
     def put(self, keys: Sequence[bytes], fill: PageCall) -> list[str]:
-        """Stores pages. `fill` is called for those that the cache wants, and writes the page's bytes.
+        """Stores pages. Calls `fill` for each page that the cache accepts, to write the page's bytes.
 
-        Returns an outcome a key: "published", "already_present", "being_published", or why the cache does not take it.
+        Returns one outcome per key: "published", "already_present", "being_published", or why the cache does not accept
+        the page.
         """
         outcomes: list[str] = []
         wanted = self._checked(keys)
@@ -169,7 +171,7 @@ class PageStore:
         for i, (outcome, reservation) in enumerate(self._handle.reserve(keys)):
             outcomes.append(outcome)
             if reservation is not None:
-                outcomes[i] = "busy"  # until it is published
+                outcomes[i] = "busy"  # until the slot is published
                 granted.append((i, reservation))
         try:
             while granted:
@@ -192,11 +194,11 @@ class PageStore:
         return outcomes
 
     def get(self, keys: Sequence[bytes], take: PageCall) -> list[str | None]:
-        """Fetches pages. `take` is called for each that was found, and reads its bytes. Returns why it was missed."""
+        """Fetches pages. Calls `take` for each page found, to read its bytes. Returns the reason of each miss."""
         return [page.miss for page in self.fetch(keys, take)]
 
     def fetch(self, keys: Sequence[bytes], take: PageCall) -> list[Fetched]:
-        """As `get`. Says the tiers, too."""
+        """Like `get`, but also returns the tiers."""
         fetched: list[Fetched] = []
         wanted = self._checked(keys)
         _check_call("take", take)

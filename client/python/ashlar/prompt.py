@@ -1,24 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A prompt that says where its segments end."""
+"""A prompt that declares where its segments end."""
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
+
+from ashlar._ashlar import whole
 
 Tokens = npt.NDArray[np.int32]
 _MOST = np.iinfo(np.int32).max
 
 
 def token_row(name: str, given: Any) -> Tokens:
-    """A part of a prompt as 32-bit integers: of a list, an array, or a tensor of one sequence, [n] or [1, n].
+    """Returns a part of a prompt as 32-bit integers, from a list, an array, or a tensor of one sequence, [n] or [1, n].
 
-    Raises TypeError or ValueError whose message begins with `name`, and never shows the text itself.
+    Raises TypeError or ValueError with a message that begins with `name` and never contains the text itself.
     """
     if isinstance(given, (str, bytes)):
         raise TypeError(f"{name}: a str of {len(given)} characters was given; expected tokens, which are whole numbers")
@@ -39,13 +41,52 @@ def token_row(name: str, given: Any) -> Tokens:
     return row.ravel().astype(np.int32)
 
 
+def separator_ends(tokens: Tokens, separator: Sequence[int]) -> list[int]:
+    """Returns the positions after each separator; none for an empty separator."""
+    if len(separator) == 0 or len(tokens) < len(separator):
+        return []
+    windows = np.lib.stride_tricks.sliding_window_view(tokens, len(separator))
+    ends: list[int] = ((windows == np.asarray(separator)).all(1).nonzero()[0] + len(separator)).tolist()
+    return ends
+
+
+def lengths_between(ends: Iterable[int], count: int, min_tokens: int = 0) -> list[int]:
+    """Returns the lengths of the segments that end at `ends`, in a prompt of `count` tokens. Its last token is in none.
+
+    Neighbouring segments of fewer than `min_tokens` are joined.
+    """
+    lengths: list[int] = []
+    before = min_tokens
+    for length in np.diff(sorted({0, *ends})).tolist():
+        # A segment below the minimum is not joined with longer neighbours, because that would change their names.
+        if length < min_tokens and before < min_tokens:
+            lengths[-1] += length
+        else:
+            lengths.append(length)
+        before = length
+    return lengths if sum(lengths) < count else lengths[:-1]
+
+
+def segment_lengths(tokens: Any, separator: Any, *, min_tokens: int = 0) -> list[int]:
+    """Returns the lengths of a prompt's segments, from position 0 on, for `Cache.begin`. Each ends with the separator.
+
+    `tokens`, `separator`: lists, arrays or tensors of tokens. The tokens after the last separator are the query, which
+    has at least one token. Neighbouring segments of fewer than `min_tokens` are joined. A separator that is text must
+    always have the same tokens: a special token has.
+    """
+    row, end = token_row("tokens", tokens), token_row("separator", separator)
+    if len(end) == 0:
+        raise ValueError("separator: no tokens; expected at least one")
+    return lengths_between(separator_ends(row, end.tolist()), len(row), whole("min_tokens", min_tokens))
+
+
 @dataclasses.dataclass(frozen=True)
 class Prompt:
-    """Texts that may be reused at any position, and the query after them, which is always computed.
+    """Segments that may be reused at any position, and the query after them, which is always computed.
 
     Each segment, and the query, is a list of tokens, an array or a tensor. `conversation`: 16 random bytes, the same in
-    every turn: the next turn may then resume from the states of this one, though they are composed. `salt`: prompts with
-    different salts, or with none, share nothing.
+    every turn. The next turn may then resume from this turn's composed states. `salt`: prompts with different salts
+    share nothing, nor do prompts with and without a salt.
     """
 
     segments: Sequence[Any]
@@ -65,6 +106,13 @@ class Prompt:
             raise TypeError(f"salt: {type(self.salt).__name__} was given; expected str or bytes")
         if len(self.tokens) == 0:
             raise ValueError("segments: no tokens in segments or query; expected at least one")
+
+    @classmethod
+    def split(cls, tokens: Any, separator: Any, *, conversation: bytes = b"", salt: str | bytes = b"") -> Self:
+        """Cuts a prompt at its separators: see `segment_lengths`."""
+        row = token_row("tokens", tokens)
+        *segments, query = np.split(row, np.cumsum([0, *segment_lengths(row, separator)])[1:])
+        return cls(segments, query, conversation, salt)
 
     @functools.cached_property
     def _rows(self) -> list[Tokens]:

@@ -18,17 +18,17 @@ from ashlar import _ashlar
 from ashlar._ashlar import Verdict
 from ashlar.started import Started
 
-Array = Any  # with __dlpack__
+Array = Any  # an object with __dlpack__
 Pages = npt.NDArray[np.int32]
 
 
 class StepKind(enum.Enum):
     COMPUTE = 1  # run tokens [begin, end) through the model
-    CHECKPOINT = 2  # take [0, end) from the cache: its states replace the running states
-    INTERIOR = 3  # take [begin, end) from the cache: compose it onto the running states
+    CHECKPOINT = 2  # take [0, end) from the cache and replace the running states by its states
+    INTERIOR = 3  # take [begin, end) from the cache and compose it onto the running states
 
 
-_STEP_KINDS = (StepKind.COMPUTE, StepKind.COMPUTE, StepKind.CHECKPOINT, StepKind.INTERIOR)  # by number
+_STEP_KINDS = (StepKind.COMPUTE, StepKind.COMPUTE, StepKind.CHECKPOINT, StepKind.INTERIOR)  # indexed by step number
 
 
 class Step(NamedTuple):
@@ -36,16 +36,16 @@ class Step(NamedTuple):
     begin: int
     end: int
     capture: bool  # capture the states at `end` for `Cache.commit`
-    segment: int | None  # the cached segment; None: computed, or a prefix that is no segment
+    segment: int | None  # the cached segment; None: computed, or a prefix that is not a segment
 
 
 class Segment(NamedTuple):
     start: int
     tokens: int
     bytes: int
-    miss: str | None  # why it missed; None: hit
-    tier: str | None  # of the hit
-    used: bool  # the plan takes it from the cache
+    miss: str | None  # reason of the miss; None: hit
+    tier: str | None  # tier of the hit
+    used: bool  # whether the plan takes it from the cache
 
 
 class Plan(_ashlar.Plan):
@@ -80,7 +80,7 @@ class Plan(_ashlar.Plan):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A segment to compute alone, from a zero state at position 0, for `Request.publish`."""
+    """A segment to compute by itself, from a zero state at position 0, for `Request.publish`."""
 
     tokens: Pages
     segment: int
@@ -91,9 +91,11 @@ class Run:
 
 @dataclasses.dataclass(frozen=True)
 class LinearTensors:
-    """The tensors of one linear layer: its state, the convolution's last inputs, and for a run its transition (float32).
+    """The tensors of one linear layer: its state, the convolution's last inputs, and for a run also its transition
+    (float32).
 
-    State and tail may be in an engine's blocks: each head, and each row of the tail, dense and at equal distances.
+    State and tail may be in an engine's blocks: each head, and each row of the tail, is dense, and they are at equal
+    distances.
     """
 
     layer: int
@@ -102,6 +104,22 @@ class LinearTensors:
     transition: Array | None = None
     decay: Array | None = None
     exponents: Array | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class SpanRows:
+    """The inputs of one linear layer for the tokens of a span, float32, one dense row per token (KVBuffer §6).
+
+    Shapes: `k` [tokens, key_heads · d_k], `v` [tokens, value_heads · d_v], `g` and `beta` as in `Request.advance`,
+    `conv_inputs` [tokens, conv_channels]. None where the family has none.
+    """
+
+    layer: int
+    k: Array
+    v: Array
+    g: Array | None = None
+    beta: Array | None = None
+    conv_inputs: Array | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,11 +133,11 @@ class ComputedRun:
 
 
 class PageShortage(NamedTuple):
-    """The pages that `Request.admit` lacks. Every page is free, reclaimable or held."""
+    """The pages that `Request.admit` needs and lacks. Every page is free, reclaimable or held."""
 
-    needed: int  # in addition to those that the request's segments have already
+    needed: int  # in addition to the pages that the request's segments already have
     free: int
-    reclaimable: int  # of segments that no request references
+    reclaimable: int  # pages of segments that no request references
     held: int
 
 
@@ -137,11 +155,11 @@ class SharedSegment(NamedTuple):
 
 
 class Request(_ashlar.Request):
-    """A prompt. Used by one thread at a time. `with` ends it, as does its last reference."""
+    """A prompt. Used by one thread at a time. It ends with its `with` block or its last reference."""
 
     plan_type = Plan
 
-    if TYPE_CHECKING:  # the bound one, whose type is not told
+    if TYPE_CHECKING:  # the object of the compiled module, whose type is not declared
 
         @property
         def plan(self) -> Plan: ...
@@ -157,7 +175,7 @@ class Request(_ashlar.Request):
 
     @property
     def missing(self) -> list[Run]:
-        """The runs to compute and publish, if the request was begun with `fill`. Then call `look_again`."""
+        """The runs to compute and publish if the request was begun with `fill`. Then call `look_again`."""
         return [Run(**{**run, "tokens": np.array(run["tokens"], np.int32)}) for run in self.raw_missing()]
 
     def publish(
@@ -171,21 +189,23 @@ class Request(_ashlar.Request):
         return self.raw_publish(missing, linear, page_table, first_position)
 
     def publish_many(self, runs: Sequence[ComputedRun]) -> list[str]:
-        """Publishes several small runs with one call to the daemon, each in pages of its own. Returns their outcomes."""
+        """Publishes several small runs with one call to the daemon. Each run is in separate pages. Returns their
+        outcomes."""
         return self.raw_publish_many(runs)
 
     def admit(self, own_pages: int) -> PageShortage | None:
-        """Gets the shared pages of the prompt's segments, and `own_pages` pages for all other tokens.
+        """Obtains the shared pages of the prompt's segments, and `own_pages` pages for all other tokens.
 
         For a cache with `share_in_place`; call it before `wait_layer`. Further calls raise the number of own pages.
-        Returns None, or what it lacks: then nothing has changed. The pages return to the daemon when the request ends.
+        Returns None, or the shortage; in that case nothing has changed. The pages return to the daemon when the request
+        ends.
         """
         lacks: Any = self.raw_admit(own_pages)
         return None if lacks is None else PageShortage(*lacks)
 
     @property
     def shared_segments(self) -> list[SharedSegment]:
-        """Where the segments of an admitted request are, one per segment of the prompt; empty before `admit`."""
+        """The places of an admitted request's segments, one per segment of the prompt; empty before `admit`."""
         return [SharedSegment(*segment) for segment in self.raw_shared_segments()]
 
     def advance(
@@ -206,12 +226,13 @@ class Request(_ashlar.Request):
         norm_epsilon: float = 0.0,
         q_scale: float = 1.0,
     ) -> Verdict:
-        """Advances a linear layer over positions [begin, end): composes cached steps, and runs the rows between them.
+        """Advances a linear layer over positions [begin, end): composes cached steps, and computes the rows between
+        them.
 
-        Rows are float32, [tokens of the computed positions, ...]. `state` is the state at `begin` on entry and at `end` on
-        return. `copies`: (position, array) pairs; each array gets the state at its position. States may be in an engine's
-        blocks: each head dense, heads at equal distances. With `norm_epsilon`, each head's q and k are first multiplied by
-        1 / sqrt(sum of squares + norm_epsilon); then q by `q_scale`.
+        Rows are float32, [tokens of the computed positions, ...]. `state` is the state at `begin` on entry and at `end`
+        on return. `copies`: (position, array) pairs; each array receives the state at its position. States may be in an
+        engine's blocks: each head is dense, and heads are at equal distances. With `norm_epsilon`, each head's q and k
+        are first multiplied by 1 / sqrt(sum of squares + norm_epsilon); then q by `q_scale`.
         """
         return self.raw_advance(
             layer, begin, end, state, q, k, v, g, beta, out, exponents, copies, norm_epsilon, q_scale

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a daemon's sockets are if no path is given."""
+"""The locations of a daemon's sockets if no path is given."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ SYSTEM_FOLDER = "/run/ashlar"
 
 
 def user_folder() -> str:
-    """The socket folder of a daemon that this user runs; empty if there is no place for one.
+    """Returns the socket folder of a daemon run by this user, or an empty string if there is no suitable folder.
 
     For root: /run/ashlar. For others: ashlar in $XDG_RUNTIME_DIR.
     """

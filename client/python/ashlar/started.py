@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls that were started and are asked for (ashlar/engine.h, Job)."""
+"""Started calls, whose results are polled (ashlar/engine.h, Job)."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ T = TypeVar("T")
 
 
 class Started(Generic[T]):
-    """A call of the daemon that nobody waits for. Its last reference waits until the call is over."""
+    """A call to the daemon in progress. Dropping its last reference waits until the call is over."""
 
     def __init__(self, job: _ashlar.Job, result: Callable[[], T]) -> None:
         self._job = job
         self._result = result
 
     def poll(self) -> bool:
-        """Whether the call is over. Does not wait."""
+        """Returns whether the call is over. Does not wait."""
         return self._job.poll() == Verdict.OK
 
     def result(self) -> T:
-        """Waits, and returns what the call returns, or raises what it raises. Call it once."""
+        """Waits, and returns or raises the result of the call. Call it once."""
         self._job.wait()
         return self._result()
 

@@ -1,21 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices that the weights of a model in memory are other ones: what is cached of it is then another model's."""
+"""Detects that the weights of a model in memory have changed. Entries cached before then belong to another model."""
 
 from __future__ import annotations
 
-import contextlib
 import weakref
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 _SAMPLES = 256  # elements of each parameter
-_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by bytes: NaN is equal to itself
+# Compared as bytes, so that NaN equals itself.
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-def _sample(parameter: torch.Tensor) -> torch.Tensor | None:
-    """A view of elements spread over a parameter; None: of a kind that has no such view."""
+class _Places(NamedTuple):
+    """Elements spread over a parameter."""
+
+    elements: int
+    step: int
+    offset: int  # in the storage
+    kind: torch.dtype  # an integer of the elements' size
+
+
+def _places(parameter: torch.Tensor) -> _Places | None:
+    """Returns None if the parameter's type has no view of these elements."""
     numbers = parameter.numel()
     kind = _INTEGERS.get(parameter.element_size())
     if (
@@ -27,11 +36,11 @@ def _sample(parameter: torch.Tensor) -> torch.Tensor | None:
         return None
     count = min(_SAMPLES, numbers)
     step = max(1, numbers // count)
-    step -= step > 1 and step % 2 == 0  # odd, so that the samples of a matrix lie in many columns
+    step -= step > 1 and step % 2 == 0  # odd, so that the samples of a matrix are in many columns
     offset = parameter.storage_offset()
     if offset + (count - 1) * step >= parameter.untyped_storage().nbytes() // parameter.element_size():
         return None
-    return torch.as_strided(parameter.detach(), (count,), (step,), offset).view(kind)
+    return _Places(count, step, offset, kind)
 
 
 def _version(parameter: torch.Tensor) -> int:
@@ -39,7 +48,7 @@ def _version(parameter: torch.Tensor) -> int:
 
 
 class Sight:
-    """The weights at one point of the device's work, beside those that are known."""
+    """The weights at one point of the device's work, and the accepted weights."""
 
     def __init__(self, marked: bool, differences: list[torch.Tensor]) -> None:
         self._marked, self._differences = marked, differences
@@ -50,11 +59,12 @@ class Sight:
 
 
 class WeightsWatch:
-    """Compares a model's parameters with those of the last `accept`, or of the start.
+    """Compares a model's parameters with those at the last `accept`, or at the start.
 
-    Three signs: a call of `load_weights`; the address and the version counter of each parameter; and samples of its
-    elements, as a write through `.data` leaves no other trace. A write that leaves all samples as they were is not seen.
-    `sampled` False: for engines that move weights about as they run; `load_weights` alone is a sign then.
+    There are three signs of a change: a call of `load_weights`; the address, size, type and version counter of each
+    parameter; and samples of its elements, because a write through `.data` leaves no other trace. A write that changes
+    no sample is not detected. `sampled` False: for engines that move weights while they run; then only `load_weights` is
+    a sign.
     """
 
     def __init__(self, model: Any, sampled: bool = True) -> None:
@@ -75,19 +85,24 @@ class WeightsWatch:
         return load_weights
 
     def _look(self) -> tuple[list[Any], dict[Any, torch.Tensor]]:
+        """Engines wait for this in each step that saves, so it makes only the views."""
         marks: list[Any] = [self._told]
         samples: dict[Any, list[torch.Tensor]] = {}
-        for each in self._parameters:
-            parameter = each()
-            if parameter is None or parameter.device.type == "meta":
-                marks.append(None)
-                continue
-            marks.append((parameter.data_ptr(), _version(parameter)))
-            sample = None
-            with contextlib.suppress(RuntimeError, NotImplementedError), torch.no_grad():
-                sample = _sample(parameter)
-            if sample is not None:
-                samples.setdefault((parameter.device, sample.dtype), []).append(sample)
+        with torch.no_grad():
+            for each, places in zip(self._parameters, self._sampled_places):
+                parameter = each()
+                if parameter is None or parameter.device.type == "meta":
+                    marks.append(None)
+                    continue
+                marks.append((parameter.data_ptr(), parameter.numel(), parameter.dtype, _version(parameter)))
+                if places is None:
+                    continue
+                try:
+                    view = parameter.as_strided((places.elements,), (places.step,), places.offset).view(places.kind)
+                except (RuntimeError, NotImplementedError) as error:  # its storage or its type is another one
+                    marks.append(str(error))
+                    continue
+                samples.setdefault((parameter.device, places.kind), []).append(view)
         return marks, {key: torch.cat(views) for key, views in samples.items()}
 
     def look(self) -> Sight:
@@ -102,8 +117,9 @@ class WeightsWatch:
         return self.look().changed()
 
     def accept(self) -> None:
-        """Takes the weights as they are now for the known ones."""
+        """Accepts the current weights as the known ones."""
         model = self._model()
-        listed = model.parameters() if model is not None and self._sampled else ()
+        listed = list(model.parameters()) if model is not None and self._sampled else []
         self._parameters = [weakref.ref(each) for each in listed]
+        self._sampled_places = [None if each.device.type == "meta" else _places(each) for each in listed]
         self._known = self._look()

@@ -16,11 +16,11 @@ std::string Printed(nb::handle number) {
   return text.size() <= 40 ? text : text.substr(0, 37) + "...";
 }
 
-// Throws for bool, and for what is no whole number.
+// Throws for bool and for values that are not integers.
 nb::object Index(std::string_view name, nb::handle given) {
   if (PyBool_Check(given.ptr()) || PyIndex_Check(given.ptr()) == 0) throw WrongType(name, given, "a whole number");
   PyObject* const index = PyNumber_Index(given.ptr());
-  if (index == nullptr) {  // as of an array
+  if (index == nullptr) {  // an array, for example
     PyErr_Clear();
     throw WrongType(name, given, "a whole number");
   }
@@ -56,7 +56,7 @@ int64_t WholeBetween(std::string_view name, nb::handle given, int64_t least, int
 uint64_t WholeUpTo(std::string_view name, nb::handle given, uint64_t most) {
   const nb::object index = Index(name, given);
   const uint64_t value = PyLong_AsUnsignedLongLong(index.ptr());
-  if (value == UINT64_MAX && PyErr_Occurred() != nullptr) {  // negative, or of more than 64 bits
+  if (value == UINT64_MAX && PyErr_Occurred() != nullptr) {  // negative, or wider than 64 bits
     PyErr_Clear();
   } else if (value <= most) {
     return value;
@@ -140,8 +140,8 @@ int MemberOf(std::string_view name, nb::handle given, const char* module, const 
 
 namespace {
 
-// Structs of the engine API that the package's calls do not have, or call otherwise. Of plans Python's name is `plan`,
-// but for the two fields that are arguments of their own.
+// Fields of the engine API that the package's calls lack or name differently. Fields of a plan are `plan` in Python,
+// except the two fields that are separate arguments.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kStructs{{{"prompts", ""},
                                                                                   {"look_again", ""},
                                                                                   {"move", ""},
@@ -156,17 +156,28 @@ constexpr std::array<std::pair<std::string_view, std::string_view>, 14> kStructs
                                                                                   {"layout", ""},
                                                                                   {"identity", ""},
                                                                                   {"options", ""}}};
-constexpr std::array<std::pair<std::string_view, std::string_view>, 20> kFields{
-    {{"segment_lengths", "segments"}, {"rotary_shift_count", "rotary_shifts"},
-     {"segment_count", "segments"},   {"token_count", "tokens"},
-     {"page_tables", "page_table"},   {"page_table_count", "page_table"},
-     {"page_count", "page_table"},    {"checkpoint_count", "checkpoints"},
-     {"linear_count", "linear"},      {"media_count", "media"},
-     {"salt_bytes", "salt"},          {"group_count", "groups"},
-     {"layer_count", "layers"},       {"place_count", "places"},
-     {"copy_count", "copies"},        {"kind", "memory_kind"},
-     {"bytes", "memory_bytes"},       {"gpu_data", "gpu_address"},
-     {"timeout", "timeout_ms"},       {"rotary_dim", "frequencies"}}};
+constexpr std::array<std::pair<std::string_view, std::string_view>, 21> kFields{
+    {{"segment_lengths", "segments"},
+     {"rotary_shift_count", "rotary_shifts"},
+     {"segment_count", "segments"},
+     {"token_count", "tokens"},
+     {"page_tables", "page_table"},
+     {"page_table_count", "page_table"},
+     {"page_count", "page_table"},
+     {"checkpoint_count", "checkpoints"},
+     {"linear_count", "linear"},
+     {"media_count", "media"},
+     {"salt_bytes", "salt"},
+     {"group_count", "groups"},
+     {"layer_count", "layers"},
+     {"place_count", "places"},
+     {"copy_count", "copies"},
+     {"kind", "memory_kind"},
+     {"bytes", "memory_bytes"},
+     {"gpu_data", "gpu_address"},
+     {"timeout", "timeout_ms"},
+     {"rotary_dim", "frequencies"},
+     {"ns", "namespace"}}};
 
 // Calls that texts of errors name.
 constexpr std::array<std::pair<std::string_view, std::string_view>, 6> kCalls{
@@ -219,11 +230,11 @@ std::string InPythonsNames(std::string_view message) {
       continue;
     }
     std::string_view renamed = Find(kFields, name).value_or(name);
-    const bool ambiguous = name == "kind" || name == "bytes";  // the memory's alone are named so
+    const bool ambiguous = name == "kind" || name == "bytes";  // only the memory's fields have these names
     if (ambiguous && !of_memory) renamed = name;
     if (of_rows && name == "tokens") renamed = "k";
     const std::string_view index = part.substr(name.size());
-    if (name == "computed" || name == "missing") {  // one run of many has an index
+    if (name == "computed" || name == "missing") {  // a run in a list of runs has an index
       if (!index.empty()) parts.push_back("runs" + std::string(index));
       if (name == "missing") parts.emplace_back(name);
       continue;
@@ -266,7 +277,7 @@ engine::Code Checked(const engine::Status& status) {
   throw nb::python_error();
 }
 
-// For the package's own functions, which read their arguments as the module does.
+// For the package's own functions, which read their arguments like the module does.
 void BindArguments(nb::module_& module) {
   module.def(
       "whole",

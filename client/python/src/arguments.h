@@ -30,16 +30,16 @@ nb::builtin_exception WrongType(std::string_view name, nb::handle given, std::st
 // "name[3]"
 std::string At(std::string_view name, size_t index);
 
-// int, and whatever else is a whole number by __index__ (NumPy's integers). Not bool.
+// An int, or any object with __index__ (NumPy's integers). Not bool.
 int64_t WholeBetween(std::string_view name, nb::handle given, int64_t least, int64_t most);
 uint64_t WholeUpTo(std::string_view name, nb::handle given, uint64_t most);
 template <std::unsigned_integral T>
 T Whole(std::string_view name, nb::handle given) {
   return static_cast<T>(WholeUpTo(name, given, std::numeric_limits<T>::max()));
 }
-// A finite number: int, float, or what has __float__. Not bool.
+// A finite number: an int, a float, or an object with __float__. Not bool.
 double Real(std::string_view name, nb::handle given);
-// bool, or NumPy's.
+// A bool of Python or NumPy.
 bool Flag(std::string_view name, nb::handle given);
 std::string Text(std::string_view name, nb::handle given);
 // str, bytes or os.PathLike.
@@ -71,7 +71,7 @@ std::vector<T> RealNumbers(std::string_view name, nb::handle given) {
   return numbers;
 }
 
-// One of the package's own classes ("ashlar.model", "Rope").
+// Checks for one of the package's own classes ("ashlar.model", "Rope").
 void CheckClass(std::string_view name, nb::handle given, const char* module, const char* type);
 // A member of one of the package's enumerations.
 int MemberOf(std::string_view name, nb::handle given, const char* module, const char* type);
@@ -82,15 +82,15 @@ T& Bound(std::string_view name, nb::handle given, const char* expected) {
   return *nb::cast<T*>(given);
 }
 
-// Throws what Python calls the error: ValueError, ConnectionError, MemoryError, PermissionError, RuntimeError. Returns
-// kOk, kPending, kRestart and kOtherPages, which are no errors. The engine API's names of fields become those of the
-// package's arguments.
+// Throws the Python exception for the error: ValueError, ConnectionError, MemoryError, PermissionError, RuntimeError.
+// Returns kOk, kPending, kRestart and kOtherPages, which are not errors. Replaces the engine API's field names by the
+// package's argument names.
 engine::Code Checked(const engine::Status& status);
 // "prompts[0].segment_lengths[2]: …" is Python's "segments[2]: …".
 std::string InPythonsNames(std::string_view message);
 
-// An argument that the bound function reads by name itself: nanobind's own errors list signatures. One that is left out
-// is None, and refused as such where it is needed.
+// An argument that the bound function reads by name itself, because nanobind's own errors list signatures. An omitted
+// argument is None, and refused as None if it is required.
 inline auto Any(const char* name) {
   return nb::arg(name).none() = nb::none();
 }

@@ -9,7 +9,7 @@ namespace {
 
 // Throws unless NumPy's array can become one of 32-bit integers without changing a number.
 void CheckNumbers(const char* name, const nb::object& array) {
-  if (nb::cast<int64_t>(array.attr("size")) == 0) return;  // of an empty list it makes floats
+  if (nb::cast<int64_t>(array.attr("size")) == 0) return;  // NumPy makes floats of an empty list
   const nb::object type = array.attr("dtype");
   const auto kind = nb::cast<char>(type.attr("kind"));
   const auto bytes = nb::cast<size_t>(type.attr("itemsize"));
@@ -29,11 +29,11 @@ void CheckNumbers(const char* name, const nb::object& array) {
 
 Integers::Integers(const char* name, nb::handle given) {
   if (Take(given)) return;
-  // NumPy converts what is no such row; its array outlives this reference by the buffer.
+  // NumPy converts objects that are not such a row. The buffer keeps NumPy's array alive.
   nb::object dense;
   try {
     dense = nb::module_::import_("numpy").attr("ascontiguousarray")(given);
-  } catch (const nb::python_error& error) {  // as of lists of different lengths
+  } catch (const nb::python_error& error) {  // lists of different lengths, for example
     if (!error.matches(PyExc_ValueError) && !error.matches(PyExc_TypeError)) throw;
     throw Refused(name, "not a list of integers");
   }
@@ -116,16 +116,16 @@ DType TypeOf(const std::string& name, const Strided& tensor) {
 
 void CheckType(const std::string& name, const Strided& tensor, DType type) {
   const char* const needed = type == DType::kF32 ? "float32" : type == DType::kF16 ? "float16" : "bfloat16";
-  if (TypeOf(name, tensor) != type) throw Refused(name, NameOf(tensor.dtype()) + ", not " + needed);
+  if (TypeOf(name, tensor) != type) throw Refused(name, NameOf(tensor.dtype()) + "; expected " + needed);
 }
 
 template <typename Scalar>
 Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements) {
   if (tensor.dtype() != nb::dtype<Scalar>()) {
-    throw Refused(name, NameOf(tensor.dtype()) + ", not " + NameOf(nb::dtype<Scalar>()));
+    throw Refused(name, NameOf(tensor.dtype()) + "; expected " + NameOf(nb::dtype<Scalar>()));
   }
   if (tensor.size() != elements) {
-    throw Refused(name, std::to_string(tensor.size()) + " elements, not " + std::to_string(elements));
+    throw Refused(name, std::to_string(tensor.size()) + " elements; expected " + std::to_string(elements));
   }
   if (!IsDense(tensor)) throw Refused(name, "not dense");
   return static_cast<Scalar*>(tensor.data());
@@ -133,7 +133,7 @@ Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements
 
 void* BytesOf(const std::string& name, const Strided& tensor, uint64_t bytes) {
   const uint64_t given = tensor.itemsize() * tensor.size();
-  if (given != bytes) throw Refused(name, std::to_string(given) + " bytes, not " + std::to_string(bytes));
+  if (given != bytes) throw Refused(name, std::to_string(given) + " bytes; expected " + std::to_string(bytes));
   if (!IsDense(tensor)) throw Refused(name, "not dense");
   return tensor.data();
 }
@@ -143,9 +143,9 @@ template int32_t* DataOf(const std::string& name, const Strided& tensor, uint64_
 
 RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint64_t rows, uint64_t width) {
   if (tensor.size() != rows * width) {
-    throw Refused(name, std::to_string(tensor.size()) + " elements, not " + std::to_string(rows * width));
+    throw Refused(name, std::to_string(tensor.size()) + " elements; expected " + std::to_string(rows * width));
   }
-  // From the last dimension on: dense up to a row's width, and from there on one stride.
+  // Starting with the last dimension: dense up to a row's width, and one stride after that.
   int64_t dense = 1;
   size_t i = tensor.ndim();
   for (; i > 0 && dense < static_cast<int64_t>(width); --i) {
@@ -159,7 +159,7 @@ RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint6
   for (; i > 0; --i) {
     if (tensor.shape(i - 1) == 1) continue;
     if (!stride.has_value()) stride = next = tensor.stride(i - 1);
-    if (tensor.stride(i - 1) != next) throw Refused(name, "its rows have different strides");
+    if (tensor.stride(i - 1) != next) throw Refused(name, "the strides between its rows differ; expected one stride");
     next *= static_cast<int64_t>(tensor.shape(i - 1));
   }
   if (stride.value_or(0) < static_cast<int64_t>(width)) throw Refused(name, "its rows overlap");

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arrays from Python (NumPy, torch, anything with DLPack) as the engine API takes them: never copied, always checked.
+// Arrays from Python (NumPy, torch, anything with DLPack) for the engine API: never copied, always checked.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -22,10 +22,11 @@ namespace ashlar::python {
 using Floats = nb::ndarray<const float, nb::device::cpu>;
 using MutableFloats = nb::ndarray<float, nb::device::cpu>;
 using Exponents = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Strided = nb::ndarray<nb::device::cpu>;  // of any element type, not dense
+using Strided = nb::ndarray<nb::device::cpu>;  // of any element type; need not be dense
 
-// A list of 32-bit integers, held while this lives: where it lies if it is one dense row of them, else a copy by NumPy.
-// Buffers are asked for first, which is several times as fast as DLPack. Created and destroyed with the GIL.
+// A list of 32-bit integers, valid while this object lives: the given memory if it is one dense row of them, otherwise
+// a copy by NumPy. Buffers are asked for first, which is several times as fast as DLPack. Created and destroyed with
+// the GIL.
 class Integers {
  public:
   Integers(const char* name, nb::handle given);
@@ -47,7 +48,7 @@ class PageTables {
  public:
   PageTables(const std::string& name, nb::handle given, size_t groups);
 
-  // Says in a struct of the engine API where they are; nothing where None was given.
+  // Sets the fields of an engine API struct to these rows. Sets nothing if None was given.
   template <typename Struct>
   void Put(Struct& out) const {
     out.page_tables = tables_.empty() ? nullptr : tables_.data();
@@ -62,15 +63,15 @@ class PageTables {
   std::vector<engine::PageTable> tables_;
 };
 
-// One token's row after another: `stride` floats from one to the next, the row itself dense.
+// Rows of consecutive tokens, `stride` floats apart. Each row is dense.
 struct RowsView {
   const float* data = nullptr;
   uint64_t tokens = 0;
   int64_t stride = 0;
 };
 
-// An object of `type`, a Python class that is or derives from the bound class of T: what calls return is then the class
-// that users see, and nothing wraps it.
+// An object of `type`, a Python class that is or derives from the bound class of T. Calls thus return the class that
+// users see, without a wrapper.
 template <typename T>
 std::pair<nb::object, T*> MakeObject(nb::handle type) {
   nb::object object = nb::inst_alloc(type);
@@ -79,7 +80,7 @@ std::pair<nb::object, T*> MakeObject(nb::handle type) {
   return {std::move(object), value};
 }
 
-// Checks that an array is [tokens, ...] with `width` floats a token, dense within the token, and tokens apart.
+// Checks that an array is [tokens, ...] with `width` floats per token. Each token is dense, and tokens do not overlap.
 template <typename Array>
 RowsView RowsOf(const std::string& name, const Array& array, uint64_t width) {
   if (array.ndim() < 1) throw Refused(name, "has no dimensions");
@@ -89,16 +90,16 @@ RowsView RowsOf(const std::string& name, const Array& array, uint64_t width) {
     dense *= static_cast<int64_t>(array.shape(i));
   }
   if (static_cast<uint64_t>(dense) != width) {
-    throw Refused(name, std::to_string(dense) + " floats a token, not " + std::to_string(width));
+    throw Refused(name, std::to_string(dense) + " floats a token; expected " + std::to_string(width));
   }
   const int64_t stride = array.shape(0) > 1 ? array.stride(0) : dense;
   if (stride > -dense && stride < dense) throw Refused(name, "the tokens' rows overlap");
   return {array.data(), array.shape(0), stride};
 }
 
-// An array of Python's, where it lies: a copy would end with this call. TypeError for what is none.
+// A Python array in its own memory, because a copy would be freed when this call ends. TypeError if it is not an array.
 Strided ArrayOf(std::string_view name, nb::handle given);
-// The same of one element type; none where None is given.
+// The same for one element type. Returns no array if None is given.
 template <typename Array>
 std::optional<Array> OptionalArray(std::string_view name, nb::handle given, std::string_view expected) {
   if (given.is_none()) return std::nullopt;
@@ -115,22 +116,22 @@ inline std::optional<MutableFloats> OptionalOutput(std::string_view name, nb::ha
 inline std::optional<Exponents> OptionalExponents(std::string_view name, nb::handle given) {
   return OptionalArray<Exponents>(name, given, "a dense array of int32 in the processor's memory");
 }
-// The element type of a tensor. Throws for one that states do not have.
+// The element type of a tensor. Throws for a type that states cannot have.
 DType TypeOf(const std::string& name, const Strided& tensor);
 // Throws unless the tensor's elements are of this type of the engine API's.
 void CheckType(const std::string& name, const Strided& tensor, DType type);
-// The elements of a dense tensor. Throws unless it has so many of Scalar.
+// The elements of a dense tensor. Throws unless it has this number of Scalar.
 template <typename Scalar>
 Scalar* DataOf(const std::string& name, const Strided& tensor, uint64_t elements);
-// The bytes of a dense tensor of any type. Throws unless it has so many.
+// The bytes of a dense tensor of any type. Throws unless it has this number of bytes.
 void* BytesOf(const std::string& name, const Strided& tensor, uint64_t bytes);
-// `rows` runs of elements, each dense, as the first dimensions of the tensor cut them.
+// `rows` dense runs of elements: the first dimensions of the tensor.
 struct RowsOfElements {
   void* data = nullptr;
-  int64_t stride = 0;  // in elements, from one row to the next; 0: dense
+  int64_t stride = 0;  // elements from one row to the next; 0: dense
 };
-// Throws unless the tensor has `rows` rows of `width` elements, each dense, all equally far apart: [rows, ...], or one
-// dimension of all elements.
+// Throws unless the tensor has `rows` dense rows of `width` elements at equal distances: [rows, ...], or one dimension
+// of all elements.
 RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint64_t rows, uint64_t width);
 
 }  // namespace ashlar::python

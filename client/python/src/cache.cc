@@ -7,16 +7,16 @@
 #include <algorithm>
 #include <cstring>
 
-#include "client/engine/prompt_run.h"
+#include "client/engine/handles.h"
 #include "client/python/src/handles.h"
 #include "client/python/src/inputs.h"
 
 namespace ashlar::python {
 namespace {
 
-constexpr uint64_t kMostQuietPages = 1 << 20;  // of one call
+constexpr uint64_t kMostQuietPages = 1 << 20;  // limit of one call
 
-// Bytes of a fixed number; none: zeros stay.
+// Reads a fixed number of bytes. For None, the zeros are kept.
 template <size_t count>
 void ReadBytes(const char* name, nb::handle given, uint8_t (&out)[count], bool optional = true) {
   const std::string bytes = Bytes(name, given);
@@ -57,7 +57,7 @@ engine::PagePlace ReadPlace(const std::string& name, nb::handle place) {
           .scale_head_stride = number("scale_head_stride")};
 }
 
-// The groups of layers, and the lists that they point to.
+// The groups of layers, and the lists to which they point.
 struct ReadGroups {
   explicit ReadGroups(nb::handle groups) {
     for (const nb::handle group : Elements("groups", groups, "a sequence of ashlar.LayerGroup")) {
@@ -76,7 +76,7 @@ struct ReadGroups {
   std::vector<engine::LayerGroup> all;
 };
 
-// The options of a cache, and all that they point to.
+// The options of a cache, and everything to which they point.
 struct ReadOptions {
   explicit ReadOptions(nb::handle options)
       : model(std::make_shared<OpenedModel>(options.attr("model"))),
@@ -96,6 +96,8 @@ struct ReadOptions {
     ReadMemory(options, number, descriptor);
     model->groups = open.memory.kind == engine::MemoryKind::kNone ? 0 : groups.all.size();
     open.capture_tokens = number("capture_tokens");
+    open.span_tokens = number("span_tokens");
+    open.span_dtype = static_cast<DType>(MemberOf("span_dtype", options.attr("span_dtype"), "ashlar.model", "DType"));
     open.epsilon = Real("epsilon", options.attr("epsilon"));
     open.land_ms = number("land_ms");
     open.quiet_ms = number("quiet_ms");
@@ -142,7 +144,7 @@ std::unique_ptr<PyCache> Open(nb::handle given) {
   return self;
 }
 
-// A cache that is open once its job is over, and the job.
+// Returns a cache that is open once its job is over, and the job.
 nb::tuple StartOpen(nb::handle given) {
   auto options = std::make_shared<ReadOptions>(given);
   auto cache = std::make_unique<PyCache>();
@@ -216,13 +218,13 @@ nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, nb::handle s
   const std::vector<int64_t> shifts = ReadShifts(rotary_shifts);
   if (!shifts.empty() && shifts.size() != lengths.size()) {
     throw Refused("rotary_shifts",
-                  std::to_string(shifts.size()) + ", and there are " + std::to_string(lengths.size()) + " segments");
+                  std::to_string(shifts.size()) + "; expected one per segment, " + std::to_string(lengths.size()));
   }
   if (!shifts.empty()) prompt.rotary_shifts = shifts.data();
   const PageTables pages("page_table", page_table, self.model->groups);
   pages.Put(prompt);
   ReadBytes("conversation", conversation, prompt.conversation);
-  engine::Request* const begun = &*request->request;  // this thread's alone so far
+  engine::Request* const begun = &*request->request;  // not yet shared with other threads
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
     return wait ? cache.Begin(&prompt, 1, begun) : cache.StartBegin(&prompt, 1, begun);
   }));
@@ -244,7 +246,7 @@ nb::object Land(PyCache& self, nb::handle type, nb::handle plan, nb::handle page
   if (!shifts.empty()) landing.rotary_shifts = shifts.data();
   landing.rotary_shift_count = shifts.size();
   pages.Put(landing);
-  engine::Request* const landed = &*request->request;  // this thread's alone so far
+  engine::Request* const landed = &*request->request;  // not yet shared with other threads
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
     return waits ? cache.Land(&landing, 1, landed) : cache.StartLand(&landing, 1, landed);
   }));
@@ -269,12 +271,62 @@ struct ReadCheckpoints {
   std::vector<engine::Checkpoint> offers;
 };
 
+// `span`: (begin, ashlar.SpanRows of every linear layer), or None.
+struct ReadSpan {
+  ReadSpan(nb::handle span, uint64_t tokens, const ModelDescription& model) {
+    if (span.is_none()) return;
+    constexpr const char* kPair = "a pair of begin and the rows of every linear layer";
+    const nb::list pair = Elements("span", span, kPair);
+    if (nb::len(pair) != 2) throw Refused("span", std::string("expected ") + kPair);
+    begin = Whole<uint64_t>("span.begin", pair[0]);
+    if (begin == 0 || begin >= tokens) {
+      throw Refused("span.begin",
+                    std::to_string(begin) + " is out of range; the text has " + std::to_string(tokens) + " tokens");
+    }
+    for (const nb::handle item : Elements("span.layers", pair[1], "a sequence of ashlar.SpanRows")) {
+      const std::string name = At("span.layers", layers.size());
+      CheckClass(name, item, "ashlar.request", "SpanRows");
+      engine::SpanRows rows{.layer = Whole<uint32_t>(name + ".layer", item.attr("layer"))};
+      const LinearWidths& widths = model.Linear(rows.layer, name + ".layer");
+      const auto take = [&](const char* part, uint64_t width) {
+        return Rows(name + "." + part, item.attr(part), width, tokens - begin);
+      };
+      rows.keys = take("k", widths.keys);
+      rows.values = take("v", widths.values);
+      rows.gates = take("g", widths.gates);
+      rows.betas = take("beta", widths.betas);
+      rows.conv_inputs = take("conv_inputs", widths.conv_channels);
+      layers.push_back(rows);
+    }
+    if (layers.empty()) throw Refused("span.layers", "empty; expected the rows of every linear layer");
+  }
+  uint64_t begin = 0;
+  std::vector<engine::SpanRows> layers;
+
+ private:
+  const float* Rows(const std::string& name, nb::handle given, uint64_t width, uint64_t tokens) {
+    if (width == 0) return nullptr;
+    const std::optional<Floats> array = OptionalFloats(name, given);
+    if (!array.has_value()) throw Refused(name, "required for this layer");
+    const RowsView view = RowsOf(name, *array, width);
+    if (view.tokens != tokens) {
+      throw Refused(name, std::to_string(view.tokens) + " rows; expected one for each of the span's " +
+                              std::to_string(tokens) + " tokens");
+    }
+    if (tokens > 1 && view.stride != static_cast<int64_t>(width)) throw Refused(name, "the rows are not adjacent");
+    kept_.push_back(*array);
+    return view.data;
+  }
+  std::deque<Floats> kept_;
+};
+
 std::vector<std::string> Commit(PyCache& self, nb::handle request, nb::handle tokens, nb::handle prompt_tokens,
                                 nb::handle checkpoints, nb::handle page_table, nb::handle conversation,
-                                nb::handle composed, nb::handle media, nb::handle salt) {
+                                nb::handle composed, nb::handle media, nb::handle salt, nb::handle span) {
   const Integers given("tokens", tokens);
   PyRequest* const of = request.is_none() ? nullptr : &Bound<PyRequest>("request", request, "ashlar.Request");
   const ReadCheckpoints read(checkpoints, self.model->description);
+  const ReadSpan rows(span, given.size(), self.model->description);
   const std::vector<engine::Media> inputs = ReadMedia(media);
   const std::string secret = Bytes("salt", salt);
   std::vector<uint8_t> outcomes(read.offers.size());
@@ -285,6 +337,9 @@ std::vector<std::string> Commit(PyCache& self, nb::handle request, nb::handle to
       .prompt_tokens = prompt_tokens.is_none() ? given.size() : Whole<uint64_t>("prompt_tokens", prompt_tokens),
       .checkpoints = read.offers.data(),
       .checkpoint_count = static_cast<uint32_t>(read.offers.size()),
+      .span_begin = rows.begin,
+      .span = rows.layers.data(),
+      .span_count = static_cast<uint32_t>(rows.layers.size()),
       .composed = Flag("composed", composed),
       .outcomes = outcomes.data(),
       .media = inputs.data(),
@@ -328,11 +383,11 @@ std::string HandOff(PyCache& self, nb::handle tokens, nb::handle node, nb::handl
   return engine::HandOffName(outcome);
 }
 
-// None: there was nothing to compute, or no daemon, which is a miss and no error.
+// Returns None if there is nothing to compute, or no daemon, which is a miss and not an error.
 nb::object ServePrefill(PyCache& self, nb::handle type, nb::handle wait_ms) {
   auto [object, work] = MakeObject<PyRequest>(type);
   work->model = self.model;
-  engine::Request* const given = &*work->request;  // this thread's alone so far
+  engine::Request* const given = &*work->request;  // not yet shared with other threads
   const auto wait = Whole<uint32_t>("wait_ms", wait_ms);
   const engine::Status status =
       self.cache.WithoutGil([&](engine::Cache& cache) { return cache.ServePrefill(wait, given); });
@@ -340,7 +395,7 @@ nb::object ServePrefill(PyCache& self, nb::handle type, nb::handle wait_ms) {
   return object;
 }
 
-// A request that has its work once its job is over, if there was any, and the job.
+// Returns a request that has its work, if any, once its job is over, and the job.
 nb::tuple StartServePrefill(PyCache& self, nb::handle type, nb::handle wait_ms) {
   auto [object, work] = MakeObject<PyRequest>(type);
   work->model = self.model;
@@ -363,7 +418,8 @@ std::vector<int32_t> TakeQuiescedPages(PyCache& self, nb::handle most, nb::handl
 
 void ComputeAlone(PyCache& self, nb::handle of, nb::handle missing_run, nb::handle of_layer, nb::handle state,
                   nb::handle q, nb::handle k, nb::handle v, nb::handle g, nb::handle beta, nb::handle out,
-                  nb::handle transition, nb::handle decay, nb::handle norm_epsilon, nb::handle q_scale) {
+                  nb::handle transition, nb::handle decay, nb::handle exponents, nb::handle norm_epsilon,
+                  nb::handle q_scale) {
   const PyRequest& request = Bound<PyRequest>("request", of, "ashlar.Request");
   const auto missing = Whole<uint32_t>("missing", missing_run);
   const auto layer = Whole<uint32_t>("layer", of_layer);
@@ -377,7 +433,8 @@ void ComputeAlone(PyCache& self, nb::handle of, nb::handle missing_run, nb::hand
   alone.inputs.norm_epsilon = static_cast<float>(Real("norm_epsilon", norm_epsilon));
   alone.inputs.q_scale = static_cast<float>(Real("q_scale", q_scale));
   const Strided running = ArrayOf("state", state);
-  alone.state = StateOf("state", running, std::nullopt, widths);
+  const std::optional<Exponents> scaled = OptionalExponents("exponents", exponents);
+  alone.state = StateOf("state", running, scaled, widths);
   TakeOutput(rows.out, alone.inputs, widths, &alone.out, &alone.out_stride);
   std::optional<Strided> kept[2];
   if (runs[missing].transition && transition.is_none()) throw Refused("transition", "required for this run");
@@ -426,10 +483,10 @@ void BindCache(nb::module_& module) {
       .def("land", &Land, nb::arg("type"), Any("plan"), Any("page_table"), Any("present_tokens"), Any("rotary_shifts"),
            Any("wait"))
       .def("commit", &Commit, Any("request"), Any("tokens"), Any("prompt_tokens"), Any("checkpoints"),
-           Any("page_table"), Any("conversation"), Any("composed"), Any("media"), Any("salt"))
+           Any("page_table"), Any("conversation"), Any("composed"), Any("media"), Any("salt"), Any("span"))
       .def("compute_alone", &ComputeAlone, Any("request"), Any("missing"), Any("layer"), Any("state"), Any("q"),
-           Any("k"), Any("v"), Any("g"), Any("beta"), Any("out"), Any("transition"), Any("decay"), Any("norm_epsilon"),
-           Any("q_scale"))
+           Any("k"), Any("v"), Any("g"), Any("beta"), Any("out"), Any("transition"), Any("decay"), Any("exponents"),
+           Any("norm_epsilon"), Any("q_scale"))
       .def("hand_off", &HandOff, Any("tokens"), Any("node"), Any("conversation"), Any("media"), Any("salt"),
            Any("wait_ms"))
       .def("serve_prefill", &ServePrefill, nb::arg("type"), Any("wait_ms"))

@@ -30,12 +30,12 @@ inline Verdict VerdictOf(const engine::Status& status) {
 struct OpenedModel {
   explicit OpenedModel(nb::handle model) : description(model) {}
   ModelDescription description;
-  size_t groups = 0;  // of layers, in the cache's memory; 0: one page table serves all
+  size_t groups = 0;  // groups of layers in the cache's memory; 0: one page table serves all layers
 };
 
-// A handle of the client's. Python may close or release it on one thread while a call of another is under way: each
-// call holds it until it has returned. Its end may wait for the daemon, so that the interpreter is released meanwhile.
-// In a forked child every use throws, and closing does nothing.
+// A handle of the client. Python may close or release it on one thread while another thread is in a call. Each call
+// holds it until it returns. Its end may wait for the daemon, so the GIL is released meanwhile. In a forked child every
+// use throws, and closing does nothing.
 template <typename Engine>
 class Held {
  public:
@@ -60,7 +60,7 @@ class Held {
     engine.reset();
     return result;
   }
-  // `next` takes its place.
+  // `next` replaces it.
   void Close(std::shared_ptr<Engine> next) {
     if (creator_.InChild()) return Leave();
     std::shared_ptr<Engine> engine = std::exchange(engine_, std::move(next));
@@ -69,7 +69,7 @@ class Held {
   }
 
  private:
-  // Nothing of the parent's may be destroyed: its threads are not here, and its locks may be taken for ever.
+  // Leaks the parent's objects: its threads do not exist in the child, and its locks may be held forever.
   void Leave() { new std::shared_ptr<Engine>(std::move(engine_)); }
 
   std::shared_ptr<Engine> engine_;
@@ -79,7 +79,7 @@ class Held {
 // The owner of arrays that show a region: the memory stays mapped as long as any of them, after the handle's end, too.
 inline nb::capsule KeepMapped(const Region& region) {
   return nb::capsule(new Region(region), [](void* kept) noexcept {
-    const nb::gil_scoped_release release;  // the daemon is told
+    const nb::gil_scoped_release release;  // notifies the daemon
     delete static_cast<Region*>(kept);
   });
 }
@@ -94,10 +94,10 @@ struct PyRequest {
   Held<engine::Request> request{std::make_shared<engine::Request>()};  // never null
   std::shared_ptr<OpenedModel> model;
   std::vector<int32_t> tokens;
-  nb::object plan;  // the plan that Python has; none: it may have changed since
+  nb::object plan;  // the plan object that Python has; none: the plan may have changed
 };
 
-// A plan as it was when it was asked for. The pointers of `plan` are the request's own, and not followed.
+// A copy of a plan when it was requested. The pointers of `plan` are the request's own and must not be followed.
 struct PyPlan {
   engine::Plan plan = {};
   std::vector<engine::Step> steps;
@@ -112,11 +112,11 @@ struct LinearTensorsView {
   std::deque<Strided> kept;
 };
 
-// The plan, of the class that the request's class names as `plan_type`: a copy, as the request's own changes with its
-// verdicts. The same object until then.
+// Returns a copy of the plan, of the class that the request's class names as `plan_type`. A copy, because the request's
+// own plan changes with its verdicts. Until then this returns the same object.
 nb::object PlanOf(nb::pointer_and_handle<PyRequest> self);
 
-// A call that was started. Its end waits for the call, which others of Python may go on beside.
+// A started call. Its end waits for the call, while other Python threads continue.
 struct PyJob {
   PyJob() = default;
   ~PyJob() {
@@ -127,13 +127,14 @@ struct PyJob {
   }
   nb::object written;                        // the object that receives the call's result
   std::shared_ptr<void> kept;                // the call's arguments
-  std::shared_ptr<engine::Cache> cache;      // the cache of the call; null: none
-  std::shared_ptr<engine::Request> request;  // the request of the call; null: none
+  std::shared_ptr<engine::Cache> cache;      // cache of the call; null: none
+  std::shared_ptr<engine::Request> request;  // request of the call; null: none
   engine::Job job;
 };
 
 void BindCache(nb::module_& module);
 void BindRequest(nb::module_& module);
 void BindPages(nb::module_& module);
+void BindProber(nb::module_& module);
 
 }  // namespace ashlar::python

@@ -28,7 +28,7 @@ struct GivenRows {
   std::optional<MutableFloats> out;
 };
 
-// Rows of as many tokens each; none where k is None.
+// Rows of the same number of tokens; no rows if k is None.
 engine::TokenRows RowsFrom(const GivenRows& given, const LinearWidths& widths);
 
 void TakeOutput(const std::optional<MutableFloats>& out, const engine::TokenRows& rows, const LinearWidths& widths,

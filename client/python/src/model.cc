@@ -10,7 +10,7 @@ namespace {
 
 constexpr const char* kModule = "ashlar.model";
 
-// The fields of one of the package's dataclasses, whose name errors begin with.
+// Reads the fields of one of the package's dataclasses. Errors begin with its name.
 class Fields {
  public:
   Fields(std::string name, nb::handle object, const char* type) : name_(std::move(name)), object_(object) {
@@ -55,6 +55,7 @@ LinearWidths WidthsOf(const engine::Layer& layer, uint32_t size) {
                       .state = uint64_t{whole.value_heads} * whole.d_k * whole.d_v,
                       .conv_tail_bytes = ConvTailBytes(whole),
                       .decays = uint64_t{whole.value_heads} * whole.d_k,
+                      .conv_channels = whole.conv_channels,
                       .state_dtype = whole.state_dtype,
                       .conv_dtype = whole.conv_dtype.value_or(whole.state_dtype)};
   if (widths.conv_tail_bytes > 0) {

@@ -15,12 +15,13 @@ namespace ashlar::python {
 
 // Numbers of one linear layer that arrays are checked against, on this process's shard.
 struct LinearWidths {
-  uint64_t heads = 0, keys = 0, values = 0, gates = 0, betas = 0;  // floats a token
+  uint64_t heads = 0, keys = 0, values = 0, gates = 0, betas = 0;  // floats per token
   uint64_t state = 0, transition = 0;                              // elements of all heads
-  uint64_t conv_tail_bytes = 0, conv_rows = 1;                     // rows: of tokens, or of channels (conv_order)
-  uint64_t decays = 0;                                             // of all heads
+  uint64_t conv_tail_bytes = 0, conv_rows = 1;                     // rows of tokens, or of channels (conv_order)
+  uint64_t decays = 0;                                             // for all heads
+  uint64_t conv_channels = 0;                                      // convolution inputs per token
   DType state_dtype = DType{}, conv_dtype = DType{};
-  bool opaque = false;  // `state` is bytes, and arrays of any type hold them
+  bool opaque = false;  // `state` is bytes, in an array of any type
 };
 
 // Owns all that `model` points to.

@@ -19,5 +19,6 @@ NB_MODULE(_ashlar, module) {
   ashlar::python::BindRequest(module);
   ashlar::python::BindCache(module);
   ashlar::python::BindPages(module);
+  ashlar::python::BindProber(module);
   module.def("version", &ashlar::Version);
 }

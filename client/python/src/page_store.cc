@@ -13,7 +13,7 @@ namespace ashlar::python {
 namespace {
 
 constexpr uint64_t kKeyTokens = sizeof(PageKey) / sizeof(int32_t);
-constexpr uint32_t kOnlySet = 0;  // of page numbers
+constexpr uint32_t kOnlySet = 0;  // as a page number
 constexpr uint64_t kMostSlots = uint64_t{1} << 20;
 constexpr uint64_t kMostPageBytes = uint64_t{1} << 34;
 
@@ -84,14 +84,14 @@ PageStore::PageStore(std::shared_ptr<Client> client, Model model, Region region,
       region_(std::move(region)),
       model_(std::move(model)) {}
 
-// The key's 256 bits, and zeros: the text by which the cache knows the page.
+// The key's 256 bits, and zeros: the text under which the cache stores the page.
 std::vector<int32_t> PageStore::TokensOf(const PageKey& key) const {
   std::vector<int32_t> tokens(shape_.tokens);
   std::memcpy(tokens.data(), key.bytes.data(), key.bytes.size());
   return tokens;
 }
 
-// Each page is a prompt of its own, which it begins: so its key does not depend on the pages asked for beside it.
+// Each page is the begin of a separate prompt, so its key does not depend on the other pages of the call.
 std::vector<Match> PageStore::Lookup(std::span<const PageKey> keys) {
   const uint64_t lengths[1] = {shape_.tokens};
   std::vector<std::vector<int32_t>> texts;
@@ -124,7 +124,8 @@ std::vector<PublishOutcome> PageStore::Publish(std::span<const Reservation> rese
         {.reservation = reservations[i], .parts = {.region = region_, .page_table = std::span(tables).subspan(i, 1)}});
   }
   std::vector<PublishOutcome> outcomes = model_.Publish(pages);
-  // A daemon that is busy keeps the page for us, and would tell everybody for a minute that it is being published.
+  // If the daemon is busy, it keeps the page reserved for this store, and would report it as being published for a
+  // minute.
   std::vector<Reservation> kept;
   for (size_t i = 0; i < outcomes.size(); ++i) {
     if (outcomes[i] == PublishOutcome::kBusy) kept.push_back(reservations[i]);

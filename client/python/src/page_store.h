@@ -17,21 +17,21 @@
 namespace ashlar::python {
 
 // The shape that a page's bytes have in a layout: `tokens` tokens of `layers` attention layers, whose keys and values
-// are rows of heads × dim bytes each, not rotated and without seams. A token's rows lie one behind the other.
+// are rows of heads × dim bytes each, not rotated and without seams. A token's rows are consecutive.
 struct PageShape {
   uint32_t tokens = 0, layers = 0, heads = 0, dim = 0;
   uint64_t row_bytes() const { return uint64_t{heads} * dim; }
   uint64_t token_bytes() const { return 2 * layers * row_bytes(); }
   uint64_t slot_bytes() const { return tokens * token_bytes(); }  // the page and its padding
 };
-// The shape with at most a sixteenth of padding, or the least that there is.
+// The shape with at most a sixteenth of padding, or the least possible padding.
 PageShape ShapePage(uint64_t page_bytes, uint32_t page_tokens);
 
-// 256 bits that name a page: a hash, so that no two pages have one name.
+// 256 bits that name a page. Use a hash, so that no two pages have the same name.
 using PageKey = Digest;
 
-// Thread-safe; no slot may be in two calls at once. Every call returns within the client's timeout, Get within that and
-// `land`. A cache failure is a miss.
+// Thread-safe, but no slot may be in two calls at once. Every call returns within the client's timeout; Get may take
+// `land` in addition. A cache failure is a miss.
 class PageStore {
  public:
   struct Options {
@@ -43,7 +43,7 @@ class PageStore {
     std::chrono::milliseconds land{5000};
   };
 
-  // Errors name the field, or say why there is no memory.
+  // Errors name the field, or the reason why there is no memory.
   static absl::StatusOr<std::unique_ptr<PageStore>> Open(std::shared_ptr<Client> client, const Options& options);
 
   std::byte* slot(uint32_t index) const { return region_.data() + index * shape_.slot_bytes(); }
@@ -54,12 +54,13 @@ class PageStore {
 
   std::vector<bool> Exists(std::span<const PageKey> keys);
 
-  // At most one engine stores a page: only granted ones may be published, and must be published or abandoned.
+  // At most one engine stores a page. Only granted reservations may be published, and each must be published or
+  // abandoned.
   std::vector<Reservation> Reserve(std::span<const PageKey> keys);
   std::vector<PublishOutcome> Publish(std::span<const Reservation> reservations, std::span<const uint32_t> slots);
   void Abandon(std::span<const Reservation> reservations) { model_.Abandon(reservations); }
 
-  // kNone: the page is in its slot. A slot whose `quiet` is false stays the store's until TakeQuiet returns it.
+  // kNone: the page is in its slot. If `quiet` is false, the store owns the slot until TakeQuiet returns it.
   struct Landed {
     MissReason reason = MissReason::kNone;
     bool quiet = true;
@@ -79,7 +80,7 @@ class PageStore {
   const std::chrono::milliseconds land_;
   Region region_;
   Model model_;
-  engine::Quarantine doubtful_;  // goes first, and waits
+  engine::Quarantine doubtful_;  // destroyed first, and waits
 };
 
 }  // namespace ashlar::python

@@ -43,7 +43,9 @@ void CheckSlots(const PageStore& store, const std::vector<uint32_t>& slots, size
   if (slots.size() != count)
     throw Refused("slots", std::to_string(slots.size()) + "; expected " + std::to_string(count));
   for (const uint32_t slot : slots) {
-    if (slot >= store.slots()) throw Refused("slots", std::to_string(slot) + " is out of range");
+    if (slot >= store.slots())
+      throw Refused("slots", std::to_string(slot) + " is out of range; the store has " + std::to_string(store.slots()) +
+                                 " slots");
   }
 }
 
@@ -67,7 +69,7 @@ std::unique_ptr<PyPageStore> Open(nb::handle given, nb::handle model_id, nb::han
                                   nb::handle slots, nb::handle land_ms) {
   const PyPageClient& self = Bound<PyPageClient>("client", given, "ashlar.PageClient");
   Checked(engine::CheckProcess(self.creator));
-  // No tokenizer gives such tokens: the identity says that they are keys, and of which pages.
+  // No tokenizer produces such tokens. The identity says that they are keys, and of which pages.
   const PageStore::Options options{.identity = {.model_id = Text("model_id", model_id),
                                                 .weights_digest = Text("weights_digest", weights_digest),
                                                 .quantization = Text("content", content),
@@ -91,7 +93,7 @@ std::vector<bool> Exists(const PyPageStore& self, const std::vector<nb::bytes>& 
   return self.open().WithoutGil([&](PageStore& store) { return store.Exists(read); });
 }
 
-// (outcome, reservation) a key; no reservation where there is nothing to publish.
+// (outcome, reservation) per key; no reservation if there is nothing to publish.
 nb::list Reserve(const PyPageStore& self, const std::vector<nb::bytes>& keys) {
   const std::vector<PageKey> read = ReadKeys(keys);
   const std::vector<Reservation> reservations =
@@ -114,7 +116,7 @@ std::vector<std::string> Publish(const PyPageStore& self, const std::vector<Rese
   return names;
 }
 
-// (why it was missed or None, whether the slot is the caller's, the tier of a hit) a key.
+// (reason of the miss or None, whether the slot is the caller's, tier of the hit) per key.
 nb::list Get(const PyPageStore& self, const std::vector<nb::bytes>& keys, const std::vector<uint32_t>& slots) {
   const std::vector<PageKey> read = ReadKeys(keys);
   CheckSlots(*self.open(), slots, keys.size());

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// Request in Python: a prompt being set.
+// Request in Python: a prompt that is being assembled.
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/unique_ptr.h>
 #include <nanobind/stl/vector.h>
 
+#include <algorithm>
+#include <cmath>
 #include <deque>
+#include <limits>
 
 #include "client/python/src/handles.h"
 #include "client/python/src/inputs.h"
+#include "kernels/dtype.h"
 
 namespace ashlar::python {
 namespace {
 
 using engine::Code;
 
-// `copies`: (position, array) pairs, whose arrays `kept` keeps alive.
+// `copies`: (position, array) pairs. `kept` keeps their arrays alive.
 std::vector<engine::StateCopy> ReadCopies(nb::handle copies, const LinearWidths& widths, std::deque<Strided>& kept) {
   std::vector<engine::StateCopy> wanted;
   for (const nb::handle item : Elements("copies", copies, "a sequence of (position, array)")) {
@@ -51,6 +55,58 @@ Verdict Advance(PyRequest& self, nb::handle layer, nb::handle begin, nb::handle 
   return VerdictOf(self.request.WithoutGil([&](engine::Request& request) { return request.Advance(advance); }));
 }
 
+// Writes one head's transition in the family's own form, and dense ones in the state's order (ashlar.LinearTensors).
+void WriteTransition(const engine::Layer& layer, const engine::Tuple& tuple, const engine::Head& head, float* out,
+                     uint64_t numbers) {
+  const bool matrix = NaturalForm(layer.family) == TransitionForm::kDense;
+  const uint64_t d_k = layer.d_k;
+  const auto* const floats = static_cast<const float*>(head.transition);
+  if (head.form == TransitionForm::kZero) {
+    const float infinity = std::numeric_limits<float>::infinity();
+    const float decayed = NaturalForm(layer.family) == TransitionForm::kElementwise ? infinity : -infinity;
+    std::fill_n(out, numbers, matrix ? 0.0F : decayed);
+  } else if (head.form == TransitionForm::kDense) {
+    for (uint64_t i = 0; i < numbers; ++i) {
+      out[i] = kernels::ReadElement(tuple.transition_dtype, head.transition, static_cast<int64_t>(i));
+    }
+  } else if (head.form == TransitionForm::kLowRank) {
+    const auto factor = [&](uint64_t index) {
+      return kernels::ReadElement(tuple.transition_dtype, floats + d_k, static_cast<int64_t>(index));
+    };
+    const auto rank = static_cast<uint64_t>(head.rank);
+    for (uint64_t i = 0; i < d_k; ++i) {
+      for (uint64_t j = 0; j < d_k; ++j) {
+        double sum = i == j ? floats[i] : 0.0;
+        for (uint64_t r = 0; r < rank; ++r) sum += double{factor(r * d_k + i)} * factor((rank + r) * d_k + j);
+        out[layer.order == StateOrder::kKeyFirst ? i * d_k + j : j * d_k + i] = static_cast<float>(sum);
+      }
+    }
+  } else {
+    std::copy_n(floats, numbers, out);
+  }
+}
+
+bool ReadTuple(PyRequest& self, nb::handle step, nb::handle layer, nb::handle state, nb::handle transition) {
+  const auto number = Whole<uint32_t>("layer", layer);
+  const LinearWidths& widths = self.model->description.Linear(number);
+  if (widths.opaque) throw Refused("layer", "an opaque layer has no tuples");
+  const Strided states = ArrayOf("state", state), transitions = ArrayOf("transition", transition);
+  auto* const state_out = DataOf<float>("state", states, widths.state);
+  auto* const transition_out = DataOf<float>("transition", transitions, widths.transition);
+  engine::Tuple tuple;
+  if (Checked(self.request->StepTuple(Whole<uint32_t>("step", step), number, &tuple)) != Code::kOk) return false;
+  const uint64_t width = widths.state / widths.heads, numbers = widths.transition / widths.heads;
+  for (uint64_t h = 0; h < widths.heads; ++h) {
+    const engine::Head& head = tuple.heads[h];
+    for (uint64_t i = 0; i < width; ++i) {
+      const float value = kernels::ReadElement(tuple.state_dtype, head.state, static_cast<int64_t>(i));
+      state_out[h * width + i] = std::ldexp(value, head.state_exponent);
+    }
+    WriteTransition(self.model->description.model().layers[number], tuple, head, transition_out + h * numbers, numbers);
+  }
+  return true;
+}
+
 nb::list Missing(const PyRequest& self) {
   uint32_t count = 0;
   const engine::Run* const runs = self.request->missing(&count);
@@ -68,7 +124,7 @@ nb::list Missing(const PyRequest& self) {
   return all;
 }
 
-// Of the fields of ashlar.Step, in their order.
+// The fields of ashlar.Step, in order.
 nb::list StepsOf(const PyPlan& self) {
   nb::list steps;
   for (const engine::Step& step : self.steps) {
@@ -79,7 +135,7 @@ nb::list StepsOf(const PyPlan& self) {
   return steps;
 }
 
-// Of the fields of ashlar.Segment, in their order.
+// The fields of ashlar.Segment, in order.
 nb::list SegmentsOf(const PyPlan& self) {
   nb::list segments;
   for (const engine::Segment& segment : self.segments) {
@@ -97,7 +153,7 @@ nb::object PrefixTierOf(const PyPlan& self) {
   return nb::cast(engine::TierName(self.plan.prefix_tier));
 }
 
-// One computed run, and what keeps its arrays alive.
+// One computed run, and the objects that keep its arrays alive.
 struct RunOfArrays {
   RunOfArrays(const std::string& of, const PyRequest& self, nb::handle its_missing, nb::handle linear,
               nb::handle page_table, nb::handle first_position)
@@ -163,7 +219,7 @@ Verdict Waiting(PyRequest& self) {
   return VerdictOf(status);
 }
 
-// `name`: of the number that the call takes.
+// `name`: the name of the call's number.
 constexpr char kLayer[] = "layer", kTimeout[] = "timeout_ms";
 template <const char* name, engine::Status (engine::Request::*call)(uint32_t) noexcept>
 Verdict WaitingFor(PyRequest& self, nb::handle given) {
@@ -174,7 +230,7 @@ Verdict WaitingFor(PyRequest& self, nb::handle given) {
   return VerdictOf(status);
 }
 
-// The job does not keep the request, whose end ends the wait.
+// The job does not keep the request alive, because ending the request ends the wait.
 std::unique_ptr<PyJob> StartWaitCold(PyRequest& self, nb::handle timeout_ms) {
   auto job = std::make_unique<PyJob>();
   Checked(self.request->StartWaitCold(Whole<uint32_t>("timeout_ms", timeout_ms), &job->job));
@@ -191,15 +247,15 @@ Verdict WaitForJob(PyJob& self) {
   return VerdictOf(status);
 }
 
-// Returns or raises as the call would have without being started; a daemon's loss, where the call has no error for it,
-// is None.
+// Returns or raises as the call would if it had not been started. A lost daemon gives None if the call has no error for
+// it.
 nb::object ResultOfJob(const PyJob& self, bool none_if_unavailable) {
   const engine::Status status = self.job.Result();
   if (none_if_unavailable && status.code == Code::kUnavailable) return nb::none();
   return nb::cast(VerdictOf(status));
 }
 
-// In one page table, or in one a group of layers.
+// In one page table, or one per group of layers.
 template <engine::Status (engine::Request::*call)(const int32_t*, uint64_t) noexcept,
           engine::Status (engine::Request::*call_in)(const engine::PageTable*, uint32_t) noexcept>
 Verdict InPages(PyRequest& self, nb::handle page_table) {
@@ -225,7 +281,7 @@ nb::bytes PlanBytes(const PyRequest& self) {
   return nb::bytes(reinterpret_cast<const char*>(bytes.data()), bytes.size());
 }
 
-// Copies the convolution's tail behind a step that is taken from the cache; None without a convolution.
+// Copies the convolution's tail after a cached step. Returns None without a convolution.
 nb::object ConvTail(PyRequest& self, nb::handle step, nb::handle layer) {
   const auto number = Whole<uint32_t>("layer", layer);
   const LinearWidths& widths = self.model->description.Linear(number);
@@ -246,7 +302,7 @@ nb::object PlanOf(nb::pointer_and_handle<PyRequest> self) {
   copy->plan = plan;
   copy->steps.assign(plan.steps, plan.steps + plan.step_count);
   copy->segments.assign(plan.segments, plan.segments + plan.segment_count);
-  if (plan.step_count > 0) self.p->plan = object;  // else it may not be known yet
+  if (plan.step_count > 0) self.p->plan = object;  // otherwise it may not be known yet
   return object;
 }
 
@@ -257,7 +313,7 @@ LinearTensorsView::LinearTensorsView(const std::string& name, nb::handle layers,
     CheckClass(field, item, "ashlar.request", "LinearTensors");
     engine::LinearTensors out{.layer = Whole<uint32_t>(field + ".layer", item.attr("layer"))};
     const LinearWidths& widths = model.Linear(out.layer, field + ".layer");
-    // Null where there is none.
+    // Null if there is none.
     const auto take = [&](const char* part) -> const Strided* {
       const nb::object value = item.attr(part);
       return value.is_none() ? nullptr : &kept.emplace_back(ArrayOf(field + "." + part, value));
@@ -274,11 +330,11 @@ LinearTensorsView::LinearTensorsView(const std::string& name, nb::handle layers,
     out.state = heads.data;
     out.state_head_stride = heads.stride;
     if (const Strided* const tail = take("conv_tail"); tail != nullptr) {
-      if (tail->itemsize() > 1) CheckType(field + ".conv_tail", *tail, widths.conv_dtype);  // else bytes
+      if (tail->itemsize() > 1) CheckType(field + ".conv_tail", *tail, widths.conv_dtype);  // otherwise bytes
       const uint64_t bytes = tail->itemsize() * tail->size();
       if (bytes != widths.conv_tail_bytes) {
         throw Refused(field + ".conv_tail",
-                      std::to_string(bytes) + " bytes, not " + std::to_string(widths.conv_tail_bytes));
+                      std::to_string(bytes) + " bytes; expected " + std::to_string(widths.conv_tail_bytes));
       }
       const uint64_t rows = widths.conv_rows;
       const RowsOfElements found = ElementRows(field + ".conv_tail", *tail, rows, tail->size() / rows);
@@ -336,7 +392,7 @@ Verdict Lose(PyRequest& self, nb::handle segments) {
   return VerdictOf(self.request->Lose(numbers.data(), static_cast<uint32_t>(numbers.size())));
 }
 
-// None, or the fields of ashlar.PageShortage, in their order.
+// None, or the fields of ashlar.PageShortage, in order.
 nb::object Admit(PyRequest& self, nb::handle own_pages) {
   const auto number = Whole<uint32_t>("own_pages", own_pages);
   engine::PageShortage lacks;
@@ -346,7 +402,7 @@ nb::object Admit(PyRequest& self, nb::handle own_pages) {
   return nb::make_tuple(lacks.needed, lacks.free, lacks.reclaimable, lacks.held);
 }
 
-// Of the fields of ashlar.SharedSegment, in their order.
+// The fields of ashlar.SharedSegment, in order.
 nb::list SharedSegments(const PyRequest& self) {
   const engine::AdmittedPages& admitted = self.request->admitted();
   nb::list segments;
@@ -363,7 +419,7 @@ std::vector<int32_t> OwnPages(const PyRequest& self) {
   return {admitted.own_pages, admitted.own_pages + admitted.own_page_count};
 }
 
-// raw_: what ashlar.Request has with other arguments.
+// raw_: the methods that ashlar.Request wraps with other arguments.
 void BindSegments(nb::class_<PyRequest>& request) {
   using engine::Request;
   request.def("raw_missing", &Missing)
@@ -406,9 +462,17 @@ void BindSetting(nb::class_<PyRequest>& request) {
            "Waits for a layer's cached keys, values and tuples. RESTART: they will not come; call `finish`.")
       .def("poll_layer", &WaitingFor<kLayer, &Request::PollLayer>, Any("layer"),
            nb::sig("def poll_layer(self, layer: int) -> Verdict"))
+      .def(
+          "read_tuple", &ReadTuple, Any("step"), Any("layer"), Any("state"), Any("transition"),
+          nb::sig("def read_tuple(self, step: int, layer: int, state: object, transition: object) -> bool"),
+          "Copies the tuple of a step that is taken from the cache, for engines that compose it themselves. Call "
+          "`wait_layer` first.\n\n"
+          "Both arrays are float32, in the form of `LinearTensors`. Transitions that were stored in a smaller form are "
+          "expanded. False: the tuple is not there any more; call `finish`.")
       .def("conv_tail", &ConvTail, Any("step"), Any("layer"),
            nb::sig("def conv_tail(self, step: int, layer: int) -> bytes | None"),
-           "The convolution's last inputs after a step that is taken from the cache.")
+           "The convolution's last inputs after a step that is taken from the cache. Call `advance` or `wait_layer`\n"
+           "first: None if the layer has not landed.")
       .def("finish", &Waiting<&Request::Finish>,
            "The verdict; no token may be emitted before it. RESTART: compute the new plan. OTHER_PAGES: `move` first.")
       .def("poll_finish", &Waiting<&Request::PollFinish>)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon that stands still, for the tests of those that wait for it."""
+"""Freezes a daemon, for tests of callers that wait for it."""
 
 import os
 import pathlib
@@ -8,7 +8,7 @@ import time
 
 
 def freeze(daemon):
-    """Its threads answer until the kernel has stopped them all. SIGCONT lets it go on."""
+    """Its threads still answer until the kernel has stopped them all. SIGCONT continues it."""
     os.kill(daemon.pid, signal.SIGSTOP)
     stat, deadline = pathlib.Path(f"/proc/{daemon.pid}/stat"), time.monotonic() + 10
     while (state := stat.read_text().rpartition(")")[2].split()[0]) != "T":

@@ -25,7 +25,7 @@ class Odd:
         raise AssertionError("values are not shown")
 
 
-# What stands for an argument of each kind, and makes no sense; where an error is a ValueError, what else is a TypeError.
+# Invalid values for each type of argument. Some raise ValueError, and all others TypeError.
 COUNTS = [None, 1.5, 2.0, "7", [3], True, Odd(), np.float32(3)]
 COUNTS_OUT_OF_RANGE = [-1, 2**40 + 7, 2**70, np.int64(-5)]
 WIDE_COUNTS_OUT_OF_RANGE = [-1, 2**70]
@@ -45,7 +45,7 @@ OBJECTS = [None, 3, {}, Odd()]
 
 @dataclasses.dataclass
 class World:
-    """What the calls are made on."""
+    """The objects on which the calls are made."""
 
     daemon: object
     cache: object
@@ -264,7 +264,7 @@ def page_table(world, store):
 
 
 def refused(call, value, name, error):
-    """The name that the refusal begins with must be the argument's, or that of a part of it."""
+    """The refusal must begin with the name of the argument or of one of its parts."""
     try:
         call(value, name)
     except error as raised:
@@ -291,7 +291,7 @@ def kind_of(value):
 def test_every_call_names_the_argument_that_it_refuses(world):
     wrong, count = [], 0
     for name, types, values, call in table(world):
-        # A list of tokens, of pages or of rows may be refused by what is in it, and by its kind.
+        # A list of tokens, pages or rows may be refused for its elements or for its type.
         both = (TypeError, ValueError)
         for value in types:
             loose = types in (TOKENS_OF, PAGES) or isinstance(value, list) or isinstance(value, Odd)
@@ -316,7 +316,7 @@ def test_errors_name_calls_as_python_does(world):
             call()
 
 
-def test_numbers_and_paths_of_other_libraries_are_taken(world):
+def test_numbers_and_paths_of_other_libraries_are_accepted(world):
     kinds = (np.int64, np.uint8, np.int16)
     daemon = world.daemon
     for kind in kinds:
@@ -332,7 +332,7 @@ def test_numbers_and_paths_of_other_libraries_are_taken(world):
     assert isinstance(world.cache.take_quiesced_pages(2**40), list)
 
 
-def test_a_prompt_refuses_what_is_no_sequence_of_tokens():
+def test_a_prompt_refuses_anything_but_a_token_sequence():
     good = ashlar.Prompt([[1, 2], np.array([3], np.uint8), (4,)], np.array([[5, 6]]), bytes(16), "salt")
     assert good.tokens.tolist() == [1, 2, 3, 4, 5, 6] and good.lengths == [2, 1, 1]
     for name, error, call in [
@@ -356,9 +356,26 @@ def test_a_prompt_refuses_what_is_no_sequence_of_tokens():
         ("conversation", TypeError, lambda: ashlar.Prompt([[1]], conversation=None)),
         ("conversation", TypeError, lambda: ashlar.Prompt([[1]], conversation="x" * 16)),
         ("salt", TypeError, lambda: ashlar.Prompt([[1]], salt=None)),
+        ("tokens", TypeError, lambda: ashlar.segment_lengths(DOCUMENT, [9])),
+        ("separator", TypeError, lambda: ashlar.segment_lengths([1, 9, 2], DOCUMENT)),
+        ("separator", ValueError, lambda: ashlar.segment_lengths([1, 9, 2], [])),
+        ("min_tokens", ValueError, lambda: ashlar.segment_lengths([1, 9, 2], [9], min_tokens=-1)),
+        ("separator", TypeError, lambda: ashlar.Prompt.split([1, 9, 2], 9)),
+        ("tokens", TypeError, lambda: ashlar.Prompt.split(DOCUMENT, [9])),
     ]:
         problem = refused(lambda *_, call=call: call(), None, name, error)
         assert problem is None, problem
+
+
+def test_a_prompt_is_cut_at_its_separators():
+    tokens = np.array([1, 2, 8, 9, 3, 8, 9, 4, 5])
+    assert ashlar.segment_lengths(tokens, [8, 9]) == [4, 3]
+    assert ashlar.segment_lengths(tokens[:7], [8, 9]) == [4], "the last token is in no segment"
+    assert ashlar.segment_lengths(tokens, [9, 8]) == [] == ashlar.segment_lengths([], [8])
+    assert ashlar.segment_lengths(tokens, [8, 9], min_tokens=5) == [7], "short segments are joined"
+    cut = ashlar.Prompt.split([tokens.tolist()], (8, 9), salt="mine")
+    assert cut.lengths == [4, 3] and cut.tokens.tolist() == tokens.tolist() and cut.salt == "mine"
+    assert ashlar.Prompt.split([1, 2], [8]).lengths == []
 
 
 def test_a_private_daemon_refuses_by_name_and_takes_paths(tmp_path):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The module and libashlar.so in one process: Protobuf knows each one's messages by names of its own."""
+"""The module and libashlar.so in one process: their Protobuf messages have different names."""
 
 import os
 import pathlib
@@ -30,7 +30,7 @@ def load_python():
 @pytest.mark.parametrize(
     "order", ["load_c(); load_python()", "load_python(); load_c()", "load_python(); load_c(); load_python()"]
 )
-def test_both_live_in_one_process(daemon, order):
+def test_both_work_in_one_process(daemon, order):
     examples = str(pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples" / "python")
     code = PROGRAM.format(
         library=str(LIBRARY), examples=examples, rpc=daemon.rpc_socket, session=daemon.session_socket, order=order

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States in an engine's own blocks, rows that the library normalises, decays, doubts: what real engines need."""
+"""Features for real engines: states in an engine's own blocks, rows that the library normalises, decays, unresolved
+pages."""
 
 import warnings
 
@@ -58,7 +59,7 @@ def normalised(given, epsilon, scale):
 
 
 @pytest.mark.parametrize("order", list(ashlar.TailOrder))
-def test_states_and_tails_come_from_strided_blocks_and_go_into_them(daemon, random, order):
+def test_states_and_tails_use_strided_blocks(daemon, random, order):
     described = model(order=order)
     tokens = random.integers(0, 1000, TEXT).astype(np.int32)
     # A block of an engine, with padding between heads.
@@ -143,6 +144,36 @@ def test_decays_of_a_run_come_with_its_tuple_and_blocks_compose_in_either_place(
     assert np.abs(states[0] - states[1]).max() <= 1e-5 * np.abs(states[0]).max()
 
 
+def test_tuples_of_16_bits_are_computed_and_read_back(daemon, random):
+    """The same run as in float32: states within the 11 bits of float16, in fewer bytes."""
+    given, tokens = rows(random), random.integers(0, 1000, 2 * TEXT + 1).astype(np.int32)
+    pages, flags = np.arange(PAGES, dtype=np.int32), dict(norm_epsilon=1e-6, q_scale=0.25)
+    square, tail, found = (HEADS, DIM, DIM), np.zeros((CHANNELS, KERNEL - 1), np.float16), []
+    for dtype, stored in ((ashlar.DType.F32, np.float32), (ashlar.DType.F16, np.float16)):
+        with open_cache(daemon, model(dtype=dtype), epsilon=3e-4) as cache:
+            with cache.begin(tokens, [TEXT, TEXT], pages, fill=True) as request:
+                ((at, run),) = [(i, run) for i, run in enumerate(request.missing) if run.transition]
+                state, transition = np.zeros(square, stored), np.zeros(square, np.float32)
+                exponents = np.zeros(HEADS, np.int32) if stored is np.float16 else None
+                outputs = dict(transition=transition, exponents=exponents)
+                cache.compute_alone(request, at, 0, state, **outputs, **given, **flags)
+                assert request.publish(at, [ashlar.LinearTensors(0, state, tail, **outputs)], pages) == "published"
+            with cache.begin(tokens, [TEXT, TEXT], pages) as request:
+                (number,) = [i for i, step in enumerate(request.plan.steps) if step.kind is ashlar.StepKind.INTERIOR]
+                assert request.wait_layer(0) == ashlar.Verdict.OK
+                read = np.zeros(square, np.float32), np.zeros(square, np.float32)
+                assert request.read_tuple(number, 0, *read)
+                for wrong in (np.zeros(square, np.float16), np.zeros((HEADS, DIM), np.float32)):
+                    with pytest.raises(ValueError, match="^transition: "):
+                        request.read_tuple(number, 0, read[0], wrong)
+                assert request.finish() == ashlar.Verdict.OK
+            found.append((*read, cache.stored()["bytes"]))
+    (state, transition, size), (half, rounded, half_size) = found
+    assert np.abs(state - half).max() <= 2**-11 * np.abs(state).max()
+    assert np.abs(transition - rounded).max() <= 2**-11
+    assert half_size < size
+
+
 def test_blocks_that_make_no_sense_are_refused(daemon):
     wide = np.zeros((HEADS, DIM, 2 * DIM), np.float32)
     with (
@@ -151,9 +182,9 @@ def test_blocks_that_make_no_sense_are_refused(daemon):
     ):
         with pytest.raises(ValueError, match="state: a head, or row, is not dense"):
             request.advance(0, 0, 0, wide[:, :, :DIM])
-        with pytest.raises(ValueError, match="state: 1024 elements, not 512"):
+        with pytest.raises(ValueError, match="state: 1024 elements; expected 512"):
             request.advance(0, 0, 0, wide)
-        for heads in (0, DIM * DIM - 4):  # one head's memory for all, and heads that overlap
+        for heads in (0, DIM * DIM - 4):  # all heads at one address, and heads that overlap
             state = np.lib.stride_tricks.as_strided(wide, (HEADS, DIM * DIM), (4 * heads, 4))
             with pytest.raises(ValueError, match="state: its rows overlap"):
                 request.advance(0, 0, 0, state)
@@ -172,11 +203,11 @@ def committed(cache, **changed):
     ("part", "wrong", "why"),
     [
         ("state", np.zeros((HEADS, DIM, DIM), np.float64), "expected an array of float32, float16 or bfloat16"),
-        ("state", np.zeros((HEADS, DIM, DIM), np.float16), "float16, not float32"),
+        ("state", np.zeros((HEADS, DIM, DIM), np.float16), "float16; expected float32"),
         ("state", [[0.0]], "list was given"),
         ("conv_tail", np.zeros((CHANNELS, KERNEL - 1), np.int16), "expected an array of float32"),
         ("conv_tail", np.zeros((CHANNELS, 2 * KERNEL), np.uint8)[:, : 2 * (KERNEL - 1)], "its bytes are not dense"),
-        ("exponents", np.zeros(HEADS, np.int64), "int64, not int32"),
+        ("exponents", np.zeros(HEADS, np.int64), "int64; expected int32"),
         ("exponents", np.zeros(2 * HEADS, np.int32)[::2], "not dense"),
     ],
 )
@@ -188,7 +219,7 @@ def test_states_of_another_type_are_refused_by_name(daemon, part, wrong, why):
         assert committed(cache, conv_tail=tail) == ["kept"], "nothing was kept before, and a tail may be its bytes"
 
 
-def test_transitions_are_read_where_they_lie_or_refused(daemon):
+def test_transitions_are_read_in_place_or_refused(daemon):
     tokens, square = np.arange(2 * TEXT + 1, dtype=np.int32), (HEADS, DIM, DIM)
     good = {
         "state": np.zeros(square, np.float32),
@@ -197,9 +228,9 @@ def test_transitions_are_read_where_they_lie_or_refused(daemon):
         "decay": np.ones((HEADS, DIM), np.float32),
     }
     wrong = [
-        ("transition", np.zeros(square, np.float64), "float64, not float32"),
+        ("transition", np.zeros(square, np.float64), "float64; expected float32"),
         ("transition", np.zeros(square, np.float32).transpose(0, 2, 1), "not dense"),  # a converted copy would be freed
-        ("decay", np.ones((HEADS, DIM), np.float64), "float64, not float32"),
+        ("decay", np.ones((HEADS, DIM), np.float64), "float64; expected float32"),
         ("decay", np.ones((DIM, HEADS), np.float32).T, "not dense"),
     ]
     with open_cache(daemon, model()) as cache:
@@ -211,7 +242,7 @@ def test_transitions_are_read_where_they_lie_or_refused(daemon):
             assert request.publish(at, [ashlar.LinearTensors(0, **good)], np.arange(PAGES)) == "published"
 
 
-def test_an_epsilon_that_the_type_cannot_meet_is_doubted(daemon):
+def test_an_epsilon_below_the_types_precision_causes_a_warning(daemon):
     with pytest.warns(UserWarning, match="epsilon: 1e-06 is below 0.00028"):
         open_cache(daemon, model(dtype=ashlar.DType.F16)).close()
     with warnings.catch_warnings():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package against a real daemon: what engines do, and what they do wrong."""
+"""The package with a real daemon: correct and incorrect use by engines."""
 
 import asyncio
 import contextlib
@@ -51,7 +51,7 @@ def test_the_plan_says_what_was_missed_and_why(daemon):
         assert request.plan_bytes() == b""
 
 
-def test_a_step_of_prefill_is_committed_as_a_part_of_its_prompt(daemon):
+def test_a_prefill_step_is_committed_as_part_of_its_prompt(daemon):
     tokens = prompt("a step of prefill" * 16)
     table, state = np.arange(64, dtype=np.int32), np.ones(shortest.HEADS * shortest.DIM**2, np.float32)
     with open_cache(daemon, capture_tokens=16) as cache:
@@ -87,7 +87,7 @@ def test_a_text_is_committed_and_resumed_by_another_engine(daemon):
             np.testing.assert_array_equal(rows.ravel(), np.arange(rows.size, dtype=np.float32))
 
 
-def test_prompts_hit_what_was_stored_under_their_own_salt(daemon):
+def test_prompts_hit_only_under_their_own_salt(daemon):
     tokens = np.arange(600, dtype=np.int32) % 199
     lengths, table = [100, 200], np.arange(64, dtype=np.int32)
     state = np.zeros(shortest.HEADS * shortest.DIM**2, np.float32)
@@ -110,7 +110,7 @@ def test_prompts_hit_what_was_stored_under_their_own_salt(daemon):
             with pytest.raises(ValueError, match=r"^salt: differs from the salt of the request's prompt"):
                 cache.commit(tokens, [(len(tokens), linear)], request=request, page_table=table)
         assert cache.hand_off(tokens[:592], "nowhere", salt="mine") == "unavailable"
-        with pytest.raises(ValueError, match="^salt: more than 4096"):
+        with pytest.raises(ValueError, match="^salt: out of range; expected at most 4096"):
             cache.begin(tokens, salt="x" * 4097)
 
 
@@ -131,7 +131,7 @@ def test_another_process_lands_the_plan(daemon):
         engine.cache.land(plan[:-1] + b"!", engine.table)
 
 
-def test_a_landing_leaves_pages_alone_that_stand_already(daemon):
+def test_a_landing_does_not_write_pages_that_are_present(daemon):
     tokens = np.arange(600, dtype=np.int32) % 256
     table = np.arange(64, dtype=np.int32)
     state = np.arange(shortest.HEADS * shortest.DIM**2, dtype=np.float32)
@@ -156,7 +156,7 @@ def test_a_landing_leaves_pages_alone_that_stand_already(daemon):
         scheduler.close()
 
 
-def test_tokens_and_pages_are_any_integers_and_refused_by_name_where_they_are_none(daemon):
+def test_tokens_and_pages_may_be_any_integers_and_nothing_else(daemon):
     with open_cache(daemon) as cache:
         tokens = prompt(RULES, ARCH)
         first = np.ascontiguousarray(tokens, np.int32)
@@ -192,7 +192,7 @@ def test_tokens_and_pages_are_any_integers_and_refused_by_name_where_they_are_no
 
 
 def compute_all(engine, request):
-    """Every missing run in pages of its own, behind the prompt's: all of its numbers are that of its first token."""
+    """Publishes every missing run in separate pages after the prompt's. All of its numbers equal its first token."""
     runs = []
     for i, run in enumerate(request.missing):
         table = engine.table[32 + 2 * i : 34 + 2 * i]
@@ -278,7 +278,7 @@ def test_another_engine_computes_a_part_of_a_cold_prompt(daemon):
 
 
 def test_calls_that_wait_can_be_started_and_polled(daemon):
-    """One thread opens two engines and polls both: neither waits for the other."""
+    """One thread opens two engines and polls both calls. Neither call blocks the other."""
     where = shortest.MODEL, daemon.rpc_socket, daemon.session_socket
     opening = ashlar.Cache.start_open(*where, pages=64)
     opened = opening.result()
@@ -331,11 +331,11 @@ def test_the_end_of_a_request_ends_the_wait_that_it_has_started(daemon):
     assert waiting.result() != ashlar.Verdict.OK and time.monotonic() - ended < 30
 
 
-def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
+def test_invalid_arguments_are_refused_by_name_and_change_nothing(daemon):
     with open_cache(daemon) as cache:
         state = np.zeros(shortest.HEADS * shortest.DIM**2, np.float32)
         rows = np.zeros((4, shortest.HEADS * shortest.DIM), np.float32)
-        one = np.lib.stride_tricks.as_strided(rows, rows.shape, (0, 4))  # the first, four times
+        one = np.lib.stride_tricks.as_strided(rows, rows.shape, (0, 4))  # the first one, four times
         with pytest.raises(ValueError, match=r"^segments\[0\]"):
             cache.begin(prompt(RULES), [10_000])
         with pytest.raises(ValueError, match="conversation: .* bytes were given; expected 16"):
@@ -344,9 +344,9 @@ def test_what_makes_no_sense_is_refused_by_name_and_changes_nothing(daemon):
             advance = request.advance
             for message, call in {
                 "layer: 1 is not a linear layer": lambda: advance(1, 0, 4, state, k=rows, v=rows),
-                "state: 5 elements, not 512": lambda: advance(0, 0, 4, np.zeros(5, np.float32), k=rows, v=rows),
+                "state: 5 elements; expected 512": lambda: advance(0, 0, 4, np.zeros(5, np.float32), k=rows, v=rows),
                 "state: expected an array": lambda: advance(0, 0, 4, state.astype(np.float64), k=rows, v=rows),
-                "k: 8 floats a token, not 32": lambda: advance(0, 0, 4, state, k=rows[:, :8], v=rows),
+                "k: 8 floats a token; expected 32": lambda: advance(0, 0, 4, state, k=rows[:, :8], v=rows),
                 "v: expected as many tokens": lambda: advance(0, 0, 4, state, k=rows, v=rows[:2]),
                 "q: required with out": lambda: advance(0, 0, 4, state, k=rows, v=rows, out=rows),
                 "k: the tokens' rows overlap": lambda: advance(0, 0, 4, state, k=one, v=rows),
@@ -407,7 +407,7 @@ def test_arrays_keep_the_memory_and_requests_outlive_their_cache(daemon):
     request.end()
 
 
-def test_waiting_leaves_other_threads_running(daemon):
+def test_waiting_does_not_block_other_threads(daemon):
     with open_cache(daemon, timeout_ms=500) as cache:
         counted, stop = [0], threading.Event()
 
@@ -429,7 +429,7 @@ def test_waiting_leaves_other_threads_running(daemon):
         assert during > 100
 
 
-def test_async_forms_leave_the_loop_running(daemon):
+def test_async_forms_do_not_block_the_loop(daemon):
     async def run():
         with open_cache(daemon, capture_tokens=16) as cache:
             ticks = 0

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The digest of a checkpoint: of all its bytes, once for each content of a file."""
+"""The digest of a checkpoint: it covers all bytes, and is computed once per content of a file."""
 
 import io
 import logging
@@ -43,7 +43,7 @@ def reads(monkeypatch):
 
 
 @pytest.mark.parametrize("at", [0, 4097, 3 * MIB + 1, 9 * MIB - 1])
-def test_one_other_byte_anywhere_is_another_checkpoint(model, at):
+def test_changing_any_byte_changes_the_digest(model, at):
     before = checkpoint.weights(str(model))
     with (model / "model.safetensors").open("r+b") as file:
         file.seek(at)
@@ -51,7 +51,7 @@ def test_one_other_byte_anywhere_is_another_checkpoint(model, at):
     assert checkpoint.weights(str(model)) != before
 
 
-def test_a_file_is_read_once_while_it_stays_as_it_is(model, reads, kept):
+def test_an_unchanged_file_is_read_once(model, reads, kept):
     before = checkpoint.weights(str(model))
     assert checkpoint.weights(str(model)) == before and reads.count(9 * MIB) == 1
     assert [oct(path.stat().st_mode & 0o777) for path in (kept, *kept.iterdir())] == ["0o700", "0o600"]
@@ -59,11 +59,11 @@ def test_a_file_is_read_once_while_it_stays_as_it_is(model, reads, kept):
     found = file.stat()
     with file.open("r+b") as opened:
         opened.write(b"other")
-    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))  # as a tool that keeps times
+    os.utime(file, ns=(found.st_atime_ns, found.st_mtime_ns))  # like a tool that preserves times
     assert checkpoint.weights(str(model)) != before and reads.count(9 * MIB) == 2
 
 
-def test_a_copy_elsewhere_has_the_same_digest(model, tmp_path):
+def test_a_copy_in_another_folder_has_the_same_digest(model, tmp_path):
     (tmp_path / "copy").mkdir()
     for file in model.iterdir():
         (tmp_path / "copy" / file.name).write_bytes(file.read_bytes())
@@ -71,14 +71,14 @@ def test_a_copy_elsewhere_has_the_same_digest(model, tmp_path):
     assert checkpoint.weights(str(tmp_path / "nowhere")) is None
 
 
-def test_the_models_own_code_counts(model):
+def test_the_models_code_is_part_of_the_digest(model):
     before = checkpoint.weights(str(model))
     (model / "modeling.py").write_text("scale = 2")
     assert checkpoint.weights(str(model)) != before
 
 
 @pytest.mark.parametrize("content", [b"", b"ashlar-digest-1 " + b"0" * 63, os.urandom(200)])
-def test_a_damaged_entry_is_computed_again(model, reads, kept, content):
+def test_a_damaged_entry_is_recomputed(model, reads, kept, content):
     before = checkpoint.weights(str(model))
     for entry in kept.iterdir():
         entry.write_bytes(content)
@@ -120,8 +120,8 @@ def _digest_in_child(model, pipe):
     pipe.send(checkpoint.weights(str(model)))
 
 
-def test_processes_that_begin_together_read_once(model, kept, monkeypatch):
-    """As the ranks of one engine: the others wait for the first one's digest."""
+def test_concurrent_processes_read_a_file_once(model, kept, monkeypatch):
+    """Like the ranks of one engine: the others wait for the first one's digest."""
     counted = multiprocessing.get_context("fork").Value("i", 0)
     real = digests._hash
 
@@ -143,7 +143,7 @@ def test_processes_that_begin_together_read_once(model, kept, monkeypatch):
     assert len(found) == 1 and counted.value == 1
 
 
-def test_it_is_computed_in_the_background_and_ends_when_it_is_closed(model, monkeypatch, caplog):
+def test_digests_are_computed_in_the_background_until_closed(model, monkeypatch, caplog):
     going_on, real = threading.Event(), digests._hash
 
     def waiting(descriptor, size, stop):
@@ -177,7 +177,7 @@ def test_weights_that_cannot_be_read_are_never_known(model, monkeypatch, caplog)
 
 
 def _name_in_child(model, change, begin, pipe):
-    begin.wait(10)  # the engine loads meanwhile
+    begin.wait(10)  # the engine loads at the same time
     change()
     said = io.StringIO()
     logging.getLogger("ashlar").addHandler(logging.StreamHandler(said))
@@ -185,8 +185,8 @@ def _name_in_child(model, change, begin, pipe):
 
 
 @pytest.mark.parametrize("change", ["nothing", "write", "replace", "link", "folder", "entry", "touch above"])
-def test_files_that_change_once_the_engines_process_has_begun_have_no_digest(model, tmp_path, change):
-    """The engine has read the former ones, and the digest is computed afterwards."""
+def test_files_changed_after_the_process_started_have_no_digest(model, tmp_path, change):
+    """The engine has read the old files, and the digest is computed afterwards."""
     other, link = tmp_path / "other", tmp_path / "link"
     other.mkdir()
     for file in model.iterdir():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events over ZeroMQ, followed as routers follow vLLM's engines: the structs are those of vLLM 0.32's KV events."""
+"""Events over ZeroMQ, read as routers read vLLM's events. The structs are those of vLLM 0.32's KV events."""
 
 import time
 
@@ -91,7 +91,7 @@ def commit(daemon, text):
     return tokens
 
 
-def test_a_router_learns_of_blocks_with_their_tokens(daemon, tmp_path):
+def test_a_router_receives_blocks_with_their_tokens(daemon, tmp_path):
     context = zmq.Context.instance()
     router = Router(context, tmp_path)
     try:
@@ -110,10 +110,10 @@ def test_a_router_learns_of_blocks_with_their_tokens(daemon, tmp_path):
         router.close()
 
 
-def test_a_router_that_comes_late_asks_for_what_it_missed(daemon, tmp_path):
+def test_a_late_router_requests_missed_events(daemon, tmp_path):
     commit(daemon, TEXT)
     context = zmq.Context.instance()
-    replay = context.socket(zmq.DEALER)  # takes any number of answers
+    replay = context.socket(zmq.DEALER)  # accepts any number of answers
     replay.setsockopt(zmq.RCVTIMEO, 20_000)
     replay.connect(f"ipc://{tmp_path}/replay.sock")
     router = Router(context, tmp_path)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Forked children: a daemon and handles are the parent's alone, and a child that uses or ends its copies does no harm."""
+"""Forked children: a daemon and handles belong only to the parent. A child that uses or ends its copies does no harm."""
 
 import gc
 import multiprocessing
@@ -20,7 +20,7 @@ STATE = np.zeros((shortest.HEADS, shortest.DIM, shortest.DIM), np.float32)
 
 
 def in_child(body):
-    """What `body` returns or raises in a forked child that ends as programs do."""
+    """Returns what `body` returns or raises in a forked child that exits normally."""
     ours, theirs = os.pipe()
     child = os.fork()
     if child == 0:
@@ -71,7 +71,7 @@ def test_a_forked_child_leaves_its_parents_daemon_and_folder(way):
     assert not pathlib.Path(folder).exists()
 
 
-def test_a_process_that_multiprocessing_forks_leaves_it_too():
+def test_a_process_forked_by_multiprocessing_leaves_the_daemon_and_folder():
     with ashlar.daemon.start(dram="64MiB", arena="8MiB") as daemon:
         with open_cache(daemon) as cache:
             process = multiprocessing.get_context("fork").Process(target=sys.exit, args=(4,))
@@ -83,7 +83,7 @@ def test_a_process_that_multiprocessing_forks_leaves_it_too():
                 assert request.plan.cached_tokens == 0
 
 
-def test_handles_are_refused_by_name_in_a_child_and_serve_the_parent(daemon):
+def test_handles_are_refused_in_a_child_and_work_in_the_parent(daemon):
     client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)
     options = dict(model_id="m", weights_digest="w", content="c", page_bytes=4096, slots=2)
     store, cache = ashlar.PageStore(client, **options), open_cache(daemon)
@@ -147,7 +147,7 @@ def test_handles_are_refused_by_name_in_a_child_and_serve_the_parent(daemon):
         each()
 
 
-def test_a_child_that_ends_its_copies_does_no_harm_to_the_parents(daemon):
+def test_a_child_that_closes_its_copies_does_not_affect_the_parent(daemon):
     client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)
     store = ashlar.PageStore(client, model_id="m", weights_digest="w", content="c", page_bytes=4096, slots=2)
     cache = open_cache(daemon)
@@ -182,7 +182,7 @@ def test_a_child_that_ends_its_copies_does_no_harm_to_the_parents(daemon):
     store.close()
 
 
-def test_a_lock_that_another_thread_has_at_the_fork_blocks_no_child(daemon):
+def test_a_lock_held_during_a_fork_does_not_block_the_child(daemon):
     client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)
     store = ashlar.PageStore(client, model_id="m", weights_digest="w", content="c", page_bytes=4096, slots=2)
     inside, go_on = threading.Event(), threading.Event()

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages on an emulated GPU (kernels/cuda/emulator): its driver's allocations are memfds that bear the GPU's name. Here they
-are mapped as the processor's memory, which a real GPU's could not be."""
+"""Pages on an emulated GPU (kernels/cuda/emulator): its driver's allocations are memfds that carry the GPU's name. Here
+they are mapped into CPU memory, which is not possible with a real GPU."""
 
 import mmap
 import os
@@ -69,7 +69,7 @@ def test_prefixes_go_from_and_to_pages_on_a_gpu(gpu_daemon):
     engines = []
     for allocation in (far, other):
         engines.append((open_cache(gpu_daemon, **allocation.memory), allocation.array))
-        os.close(allocation.descriptor)  # the daemon has its own
+        os.close(allocation.descriptor)  # the daemon has its own descriptor
     near = open_cache(gpu_daemon)
     engines.append((near, near.memory))
     table = np.arange(20, 20 + 38)
@@ -99,7 +99,7 @@ def test_prefixes_go_from_and_to_pages_on_a_gpu(gpu_daemon):
         first += 10_000
 
 
-def test_what_is_not_in_the_processors_memory_has_no_array(gpu_daemon):
+def test_memory_outside_the_cpu_has_no_array(gpu_daemon):
     allocation = Allocation()
     cache = open_cache(gpu_daemon, **allocation.memory)
     with pytest.raises(ValueError, match="memory_kind: GPU memory has no NumPy view"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pages by groups of layers, prompts that are only stored, and hand-offs without a cluster."""
+"""Pages by groups of layers, prompts that are only stored, and prefill handoffs without a cluster."""
 
 import asyncio
 
@@ -38,7 +38,8 @@ class Engine:
         self.rows = {layer: self.cache.page_rows(layer) for layer in (WIDE, NARROW)}
 
     def tables(self, first, tokens):
-        """Pages from `first` on for so many tokens, one table or one a group: no page is in two groups."""
+        """Returns pages for this number of tokens from `first`, in one table or one per group. No page is in two
+        groups."""
         wide, narrow = -(-tokens // 16), -(-tokens // 8)
         if not self.grouped:
             return np.arange(first, first + wide)
@@ -129,7 +130,7 @@ def test_groups_that_make_no_sense_are_refused_by_name(daemon):
         Engine(daemon, common_pages=True)
 
 
-def test_a_request_looks_again_in_other_groups_pages(daemon):
+def test_a_request_restarts_with_pages_of_other_groups(daemon):
     engine = Engine(daemon, **APART)
     with engine.cache.begin(TOKENS, LENGTHS, engine.tables(0, len(TOKENS)), fill=True) as request:
         engine.publish(request)
@@ -139,11 +140,11 @@ def test_a_request_looks_again_in_other_groups_pages(daemon):
         assert request.look_again(table) == ashlar.Verdict.OK
         assert request.finish() == ashlar.Verdict.OK
         engine.expect(table, 0, 50)
-        with pytest.raises(RuntimeError, match="the request has its pages"):
+        with pytest.raises(RuntimeError, match="^move: the request takes no pages, or already has them"):
             request.move(table)
 
 
-def test_a_hand_off_without_a_cluster_says_so(daemon):
+def test_a_hand_off_without_a_cluster_is_refused(daemon):
     with ashlar.Cache(MODEL, daemon.rpc_socket, daemon.session_socket, pages=64, capture_tokens=16) as cache:
         assert cache.hand_off(TOKENS, "node1") == "unavailable"
         assert asyncio.run(cache.hand_off_async(TOKENS, "node1", wait_ms=10)) == "unavailable"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments shared in place, and media with rotary positions of their own."""
+"""Segments shared in place, and media with rotary shifts."""
 
 import numpy as np
 import pytest
@@ -82,7 +82,7 @@ def test_requests_read_one_copy_of_each_segment(daemon):
     cache.close()
 
 
-def test_a_shortage_has_the_numbers(daemon):
+def test_a_shortage_reports_page_counts(daemon):
     with opened(daemon, share_in_place=True) as cache, cache.begin(TOKENS, LENGTHS) as request:
         lacks = request.admit(PAGES)
         assert isinstance(lacks, ashlar.PageShortage)
@@ -100,16 +100,16 @@ def test_refusals_name_the_argument(daemon):
     with opened(daemon, share_in_place=True) as cache:
         with pytest.raises(ValueError, match="^page_table: the daemon allocates the pages of this cache; call admit"):
             cache.begin(TOKENS, LENGTHS, np.arange(12))
-        with pytest.raises(ValueError, match="^rotary_shifts: not with"):
+        with pytest.raises(ValueError, match="^rotary_shifts: not allowed with"):
             cache.begin(TOKENS, LENGTHS, rotary_shifts=[0, 1, 1])
     with pytest.raises(ValueError, match="^share_in_place: needs capture_tokens 0"):
         opened(daemon, share_in_place=True, capture_tokens=16)
     with opened(daemon) as cache:
         with pytest.raises(RuntimeError, match="^share_in_place: the cache was opened without it"):
             cache.begin(TOKENS, LENGTHS).admit(1)
-        with pytest.raises(ValueError, match=r"^rotary_shifts: 2, and there are 3 segments"):
+        with pytest.raises(ValueError, match=r"^rotary_shifts: 2; expected one per segment, 3"):
             cache.begin(TOKENS, LENGTHS, rotary_shifts=[0, 1])
         with pytest.raises(ValueError, match=r"^rotary_shifts\[0\]: 1; expected 0"):
             cache.begin(TOKENS, LENGTHS, rotary_shifts=[1, 1, 1])
-        with pytest.raises(ValueError, match=r"^rotary_shifts\[1\]: -51; the segment starts at 50"):
+        with pytest.raises(ValueError, match=r"^rotary_shifts\[1\]: -51 is out of range; expected at least -50"):
             cache.begin(TOKENS, LENGTHS, rotary_shifts=[0, -51, 0])

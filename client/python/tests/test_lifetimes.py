@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handles that end on one thread while a call of another is under way."""
+"""Handles that end on one thread during a call on another."""
 
 import asyncio
 import gc
@@ -31,7 +31,7 @@ def test_a_cache_is_closed_while_it_waits_for_work(daemon):
         assert answers == [None]
 
 
-def test_an_awaited_call_is_given_up_and_its_cache_closed(daemon):
+def test_an_awaited_call_is_cancelled_and_its_cache_closed(daemon):
     async def run():
         with open_cache(daemon) as cache:
             with pytest.raises(asyncio.TimeoutError):
@@ -47,13 +47,13 @@ def test_a_cache_is_closed_while_work_is_awaited_by_a_job(daemon):
     assert serving.result() is None
 
 
-def test_a_handle_that_is_erased_lets_others_run_while_it_ends(daemon):
+def test_deleting_a_handle_lets_other_threads_run(daemon):
     tokens = np.arange(400, dtype=np.int32)
     cache = open_cache(daemon, timeout_ms=300, capture_tokens=16)
     state = np.zeros(512, np.float32)
     assert cache.commit(tokens, [(400, [ashlar.LinearTensors(0, state)])], page_table=np.arange(32)) == ["kept"]
     freeze(daemon)
-    # Whether it lands is in doubt: its end waits until the daemon says that nothing is written any more.
+    # The landing is unresolved: ending the request waits until the daemon confirms that nothing is written any longer.
     request = cache.begin(np.append(tokens, 7).astype(np.int32), page_table=np.arange(32, dtype=np.int32))
     waking = subprocess.Popen(["sh", "-c", f"sleep 2; kill -CONT {daemon.pid}"])
     ended = threading.Event()

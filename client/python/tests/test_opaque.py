@@ -8,7 +8,7 @@ import pytest
 
 import ashlar
 
-PAGE, TOKENS = 16, 600  # two whole blocks of 256 tokens, and a part of one
+PAGE, TOKENS = 16, 600  # two whole blocks of 256 tokens, and a part of a block
 OPAQUE = ashlar.Opaque(token_bytes=48, state_bytes=100_000)  # a state of several units, the last of which is shorter
 LAYERS = [
     ashlar.Opaque(token_bytes=7),
@@ -42,7 +42,7 @@ def rows(cache, layer, table, tokens):
     return cache.page_bytes(layer)[table].reshape(len(table) * PAGE, -1)[:tokens]
 
 
-def test_bytes_of_tokens_and_states_come_back_in_another_engine(daemon):
+def test_bytes_of_tokens_and_states_are_restored_in_another_engine(daemon):
     table, other_table = np.arange(40, dtype=np.int32), np.arange(50, 10, -1, dtype=np.int32)
     with opened(daemon) as cache:
         states = fill(cache, 1)
@@ -59,7 +59,7 @@ def test_bytes_of_tokens_and_states_come_back_in_another_engine(daemon):
             assert np.array_equal(rows(cache, layer, other_table, TOKENS), expected)
 
 
-def test_a_model_of_states_alone_needs_no_pages(daemon):
+def test_a_model_with_only_states_needs_no_pages(daemon):
     model = dataclasses.replace(MODEL, layers=[LAYERS[3]])
     state = np.arange(5, dtype=np.uint8)
     with opened(daemon, model, pages=0, memory_kind=ashlar.MemoryKind.NONE) as cache:
@@ -114,7 +114,7 @@ def test_arguments_that_do_not_fit_are_refused_by_name(daemon):
         def commit(given):
             return cache.commit(TEXT, [(TOKENS, given)], prompt_tokens=TOKENS, page_table=table)
 
-        with pytest.raises(ValueError, match=r"linear\[0\].state: 4 bytes, not 100000"):
+        with pytest.raises(ValueError, match=r"linear\[0\].state: 4 bytes; expected 100000"):
             commit(tensors({1: np.zeros(4, np.uint8)}))
         with pytest.raises(ValueError, match="layer 3, which has a state, is missing"):
             commit(tensors({1: states[1]}))

@@ -14,7 +14,7 @@ from frozen import freeze
 import ashlar
 import ashlar.daemon
 
-PAGE = 100_003  # no multiple of anything
+PAGE = 100_003  # not a multiple of anything
 
 
 def key(text):
@@ -57,9 +57,9 @@ def until(condition):
         time.sleep(0.05)
 
 
-def test_pages_come_back_byte_for_byte_in_any_company(client):
+def test_pages_are_restored_byte_for_byte_in_any_batch(client):
     with open_store(client) as store:
-        texts = [f"text {i}" for i in range(11)]  # more than there are slots
+        texts = [f"text {i}" for i in range(11)]  # more texts than slots
         assert not any(store.exists([key(text) for text in texts]))
         assert put(store, texts) == ["published"] * 11
         assert all(store.exists([key(text) for text in texts]))
@@ -92,7 +92,7 @@ def test_nothing_is_shared_across_models_weights_and_contents(client):
             assert get(same, ["a"]) == [None]
 
 
-def test_one_of_two_engines_stores_a_page(daemon):
+def test_only_one_of_two_engines_stores_a_page(daemon):
     stores = [open_store(ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)) for _ in range(2)]
     inner = []
     outcome = stores[0].put(
@@ -102,7 +102,7 @@ def test_one_of_two_engines_stores_a_page(daemon):
     assert get(stores[1], ["a"]) == [None]
 
 
-def test_a_page_whose_source_fails_is_given_up(client):
+def test_a_page_whose_source_fails_is_abandoned(client):
     with open_store(client) as store:
 
         def fail(i, slot):
@@ -117,7 +117,7 @@ def test_a_page_whose_source_fails_is_given_up(client):
         assert get(store, ["a"] * 9) == [None] * 9, "no slot is left behind"
 
 
-def test_a_call_that_is_refused_changes_nothing_and_leaves_no_slot_behind(client):
+def test_a_refused_call_changes_nothing_and_holds_no_slot(client):
     with open_store(client, slots=2, land_ms=200) as store:
         assert put(store, ["a"]) == ["published"]
         seen = []
@@ -145,7 +145,7 @@ def test_many_threads_share_few_slots(client):
 
         def work(number):
             try:
-                texts = [f"{number % 2} {i}" for i in range(20)]  # two threads each want the same pages
+                texts = [f"{number % 2} {i}" for i in range(20)]  # two threads request the same pages
                 assert set(put(store, texts)) <= {"published", "already_present", "being_published"}
                 while get(store, texts) != [None] * 20:
                     time.sleep(0.01)
@@ -173,24 +173,24 @@ def test_a_dead_daemon_is_a_miss_and_a_new_one_serves(daemon):
         until(lambda: get(store, ["b"]) == [None])
 
 
-def test_a_page_that_a_busy_daemon_did_not_take_is_nobodys(tmp_path):
+def test_a_page_refused_by_a_busy_daemon_can_be_stored_again(tmp_path):
     tenant = {"name": "default", "uids": [os.getuid()], "dram_bytes": "64MiB", "region_bytes": "64KiB"}
     sizes = dict(dram="64MiB", arena="8MiB", folder=str(tmp_path))
     with ashlar.daemon.start(**sizes) as roomy:
         with open_store(ashlar.PageClient(roomy.rpc_socket, roomy.session_socket)) as store:
             roomy.stop()
-            with ashlar.daemon.start(**sizes, config={"tenants": [tenant]}):  # no room for the store's slots
+            with ashlar.daemon.start(**sizes, config={"tenants": [tenant]}):  # no space for the store's slots
                 until(lambda: put(store, ["a"]) == ["busy"])
                 assert put(store, ["a"]) == ["busy"], "it is not being published"
             with ashlar.daemon.start(**sizes):
                 until(lambda: put(store, ["a"]) == ["published"])
 
 
-def test_a_frozen_daemon_costs_the_timeout_and_its_slots_come_back(daemon):
+def test_a_frozen_daemon_costs_the_timeout_and_frees_its_slots(daemon):
     client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket, timeout_ms=1000)
     with open_store(client, land_ms=1000) as store:
         texts = ["a", "b", "c"]
-        until(lambda: put(store, texts) == ["already_present"] * 3)  # a second may be too little on a busy machine
+        until(lambda: put(store, texts) == ["already_present"] * 3)  # a busy machine may need more than a second
         freeze(daemon)
         try:
             begun = time.monotonic()
@@ -201,7 +201,7 @@ def test_a_frozen_daemon_costs_the_timeout_and_its_slots_come_back(daemon):
         until(lambda: get(store, texts) == [None] * 3)
 
 
-def test_pages_that_were_not_filled_are_given_up_together(daemon):
+def test_unfilled_pages_are_abandoned_together(daemon):
     client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket, timeout_ms=1000)
     begun = []
 
@@ -230,7 +230,7 @@ def test_pages_survive_a_restart_on_the_disk(tmp_path):
             assert get(store, ["a", "b"]) == [None, None]
 
 
-def test_the_cache_gives_up_pages_when_full(tmp_path):
+def test_a_full_cache_evicts_pages(tmp_path):
     with ashlar.daemon.start(dram="16MiB", arena="8MiB", folder=str(tmp_path)) as daemon:
         with open_store(ashlar.PageClient(daemon.rpc_socket, daemon.session_socket), page_bytes=1 << 20) as store:
             texts = [f"{i}" for i in range(30)]

@@ -49,7 +49,7 @@ assert pb.Struct.FromString(message.SerializeToString())["a"] == 1
 
 
 @pytest.mark.parametrize("order", ["before", "after", "between"])
-def test_another_grpc_lives_in_the_same_process(daemon, order):
+def test_another_grpc_works_in_the_same_process(daemon, order):
     pytest.importorskip("grpc")
     parts = {
         "before": [GRPC_WORKS, "TALK"],
@@ -93,7 +93,7 @@ def test_a_child_may_open_its_own_cache_after_a_fork(daemon):
     assert done.returncode == 0, done.stderr
 
 
-def test_the_module_exports_its_entry_alone_and_hides_grpc():
+def test_the_module_exports_only_its_entry_and_hides_grpc():
     symbols = subprocess.run(["nm", "-D", "--defined-only", MODULE], capture_output=True, text=True, check=True).stdout
     assert [line.split()[-1] for line in symbols.splitlines()] == ["PyInit__ashlar"]
     unknown = subprocess.run(
@@ -129,7 +129,7 @@ def test_a_daemon_runs_from_the_command_line(tmp_path):
     assert done.returncode != 0 and "capacity_bytes" in done.stderr
 
 
-def test_a_daemon_lives_as_long_as_its_process_and_not_its_thread(tmp_path):
+def test_a_daemon_lives_as_long_as_its_process(tmp_path):
     code = """
         import sys, threading, time, ashlar.daemon
         found = []
@@ -158,7 +158,7 @@ def test_a_daemon_lives_as_long_as_its_process_and_not_its_thread(tmp_path):
     assert not answers(), "its process was killed"
 
 
-def test_a_start_that_is_interrupted_leaves_no_daemon(tmp_path):
+def test_an_interrupted_start_leaves_no_daemon(tmp_path):
     code = """
         import pathlib, signal, subprocess, sys, threading, time, ashlar.daemon
 
@@ -211,7 +211,7 @@ def test_a_start_that_is_interrupted_leaves_no_daemon(tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-def test_without_transformers_it_says_what_to_install():
+def test_the_error_without_transformers_says_what_to_install():
     code = "import sys; sys.modules['torch'] = None; import ashlar; ashlar.cache_for(None, None)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 1 and "ImportError" in done.stderr and 'pip install "ashlar[transformers]"' in done.stderr

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where engines look for a daemon, and where `python -m ashlar.daemon` puts one."""
+"""Default sockets: where engines look for a daemon, and where `python -m ashlar.daemon` creates them."""
 
 import json
 import os
@@ -32,13 +32,13 @@ def test_a_user_without_root_has_a_folder_of_its_own(user, monkeypatch):
     assert user_folder() == "" and default_sockets()[0] == f"{user}/system/rpc.sock"
 
 
-def test_the_nodes_daemon_comes_before_the_users(user):
+def test_the_nodes_daemon_takes_precedence_over_the_users(user):
     (user / "system").mkdir()
     (user / "system" / "rpc.sock").touch()
     assert default_sockets() == (f"{user}/system/rpc.sock", f"{user}/system/session.sock")
 
 
-def test_the_environment_comes_first(user, monkeypatch):
+def test_the_environment_takes_precedence(user, monkeypatch):
     monkeypatch.setenv("ASHLAR_RPC_SOCKET", "/r")
     assert default_sockets() == ("/r", f"{user}/user/ashlar/session.sock")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Portable wheels, made from this build, and one of them installed in a virtual environment."""
+"""Portable wheels built from this build, one of them installed in a virtual environment."""
 
 import os
 import pathlib
@@ -57,7 +57,7 @@ def test_the_client_lacks_the_daemon_and_its_libraries(wheels, tmp_path):
 def test_it_is_installed_and_runs_the_example_with_its_own_daemon(wheels, tmp_path):
     venv.create(tmp_path / "env", with_pip=True)
     python = tmp_path / "env" / "bin" / "python"
-    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # it has the package, too
+    clean = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # it also has the package
     subprocess.run([python, "-m", "pip", "install", "-q", "--no-deps", wheels["ashlar"]], check=True, env=clean)
     numpy_at = str(pathlib.Path(numpy.__file__).parents[1])
     environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "ASHLARD")}

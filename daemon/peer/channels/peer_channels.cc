@@ -3,11 +3,18 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+#include "ashlar/v1/prompt.pb.h"
+
 namespace ashlar::daemon {
 namespace {
 
 // A lookup waits for much less. A peer that replies so late is faulty, unless it is distant.
 constexpr storage::Nanos kCallTimeout = 1'000'000'000, kLongestCall = 5'000'000'000;
+
+absl::Status NotConnected(const Member& member) {
+  return absl::UnavailableError(absl::StrCat("node ", member.node, ": not connected; see ashlarctl peers"));
+}
 
 }  // namespace
 
@@ -56,7 +63,7 @@ std::shared_ptr<PeerClient> PeerChannels::Find(const Member& member) const {
 void PeerChannels::Open(const Member& member, const std::string& tenant, PeerOpen open,
                         PeerCalls::Done<std::vector<PeerOpened>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
+  if (client == nullptr) return done(NotConnected(member));
   if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }
@@ -66,7 +73,7 @@ void PeerChannels::Open(const Member& member, const std::string& tenant, PeerOpe
 void PeerChannels::Offer(const Member& member, const std::string& tenant, PeerOffer offer,
                          PeerCalls::Done<std::vector<TakeOutcome>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
+  if (client == nullptr) return done(NotConnected(member));
   if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }
@@ -75,21 +82,21 @@ void PeerChannels::Offer(const Member& member, const std::string& tenant, PeerOf
 
 void PeerChannels::Renew(const Member& member, PeerRenew renew, PeerCalls::Done<std::vector<uint32_t>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
+  if (client == nullptr) return done(NotConnected(member));
   client->Renew(std::move(renew), std::move(done));
 }
 
 // If the node has gone, the leases have ended with the connection.
 void PeerChannels::Close(const Member& member, std::vector<PeerLease> leases, std::function<void(absl::Status)> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
+  if (client == nullptr) return done(NotConnected(member));
   client->Close(leases, std::move(done));
 }
 
 void PeerChannels::Workers(const Member& member, const std::string& tenant, const NamespaceId& ns,
                            PeerCalls::Done<std::vector<PeerWorker>> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
+  if (client == nullptr) return done(NotConnected(member));
   if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }
@@ -99,11 +106,21 @@ void PeerChannels::Workers(const Member& member, const std::string& tenant, cons
 void PeerChannels::Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,
                            PeerCalls::Done<PeerOpened> done) {
   const std::shared_ptr<PeerClient> client = Find(member);
-  if (client == nullptr) return done(absl::UnavailableError("the node is not a connected peer"));
+  if (client == nullptr) return done(NotConnected(member));
   if (!Shares(member, tenant)) {
     return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
   }
   client->Prefill(tenant, std::move(prefill), std::move(done));
+}
+
+void PeerChannels::Probe(const Member& member, const std::string& tenant, const PeerProbe& probe,
+                         PeerCalls::Done<v1::NodeProbe> done) {
+  const std::shared_ptr<PeerClient> client = Find(member);
+  if (client == nullptr) return done(NotConnected(member));
+  if (!Shares(member, tenant)) {
+    return done(absl::PermissionDeniedError("the tenant is not shared with this peer"));
+  }
+  client->Probe(tenant, probe, std::move(done));
 }
 
 }  // namespace ashlar::daemon

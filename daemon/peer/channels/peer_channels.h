@@ -54,6 +54,8 @@ class PeerChannels final : public PeerAsker, public PrefillAsker {
                PeerCalls::Done<std::vector<PeerWorker>> done) override;
   void Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,
                PeerCalls::Done<PeerOpened> done) override;
+  void Probe(const Member& member, const std::string& tenant, const PeerProbe& probe,
+             PeerCalls::Done<v1::NodeProbe> done) override;
 
  private:
   std::shared_ptr<PeerClient> Find(const Member& member) const;  // null without a connection

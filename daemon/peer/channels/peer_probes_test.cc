@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A node that did not answer, and answers again.
+// Probes of a node that stopped answering, and then answers again.
 #include "daemon/peer/channels/peer_probes.h"
 
 #include <gtest/gtest.h>
@@ -26,11 +26,11 @@ class PeerProbesTest : public ::testing::Test {
   const storage::Query query_{.kind = plan_.kind, .key = plan_.key, .ns = plan_.ns, .tokens = plan_.tokens};
 };
 
-TEST_F(PeerProbesTest, ANodeThatAnswersAgainIsAskedAtOnce) {
+TEST_F(PeerProbesTest, ARecoveredNodeIsUsedAtOnce) {
   using std::chrono::steady_clock;
   a_.Publish(plan_, 1);
   b_.Refuse("a", absl::UnavailableError("not connected"));
-  // As many failures as would come in two seconds of lookups.
+  // As many failures as in two seconds of lookups.
   const auto cut_until = steady_clock::now() + std::chrono::milliseconds(1800);
   while (steady_clock::now() < cut_until) {
     EXPECT_EQ(Ask(), MissReason::kHolderUnreachable);
@@ -44,7 +44,7 @@ TEST_F(PeerProbesTest, ANodeThatAnswersAgainIsAskedAtOnce) {
   EXPECT_LT(steady_clock::now() - healed, std::chrono::seconds(1));
 }
 
-TEST_F(PeerProbesTest, ANodeThatFailsIsProbedOnceAtATimeAndNotByLookups) {
+TEST_F(PeerProbesTest, AFailedNodeIsProbedOnceAtATimeAndNotByLookups) {
   a_.Publish(plan_, 1);
   b_.Refuse("a", absl::DeadlineExceededError("no answer"));
   EXPECT_EQ(Ask(), MissReason::kHolderUnreachable);

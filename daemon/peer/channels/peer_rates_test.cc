@@ -20,14 +20,14 @@ TEST(RoundTripsTest, LimitFollowsMeasurements) {
   EXPECT_EQ(trips.Limit(kBounds), kSecond) << "a link that is fast again is not waited for";
 }
 
-TEST(RoundTripsTest, EachCallThatIsNotAnsweredDoublesUpToABound) {
+TEST(RoundTripsTest, UnansweredCallsDoubleTheTimeoutUpToABound) {
   RoundTrips trips;
   storage::Nanos now = 0;
   for (const storage::Nanos limit : {1, 2, 4, 8, 16, 20, 20}) {
     EXPECT_EQ(trips.Limit(kBounds), limit * kSecond);
     const storage::Nanos began = now;
     now += trips.Limit(kBounds);
-    for (int i = 0; i < 64; ++i) trips.Unanswered(began, now);  // all that waited at once
+    for (int i = 0; i < 64; ++i) trips.Unanswered(began, now);  // all concurrent calls
   }
   for (int i = 0; i < 1000; ++i) trips.Unanswered(now, now + i);
   EXPECT_EQ(trips.Limit(kBounds), 20 * kSecond);
@@ -53,7 +53,7 @@ TEST(PeerRatesTest, ReportsNodeFigures) {
   EXPECT_EQ(figures.bytes, kPiece);
 }
 
-TEST(PeerRatesTest, NodesThatHaveGoneAreErasedOnceNothingOfTheirsIsInFlight) {
+TEST(PeerRatesTest, DepartedNodesAreErasedOnceNoCallsAreInFlight) {
   PeerRates rates;
   for (const char* node : {"a", "b", "c"}) rates.Came(node, kPiece, kSecond);
   rates.Begins("c", kPiece, 0);
@@ -66,7 +66,7 @@ TEST(PeerRatesTest, NodesThatHaveGoneAreErasedOnceNothingOfTheirsIsInFlight) {
   EXPECT_EQ(rates.Estimate("c", kPiece), 0);
 }
 
-TEST(PeerRatesTest, ANearNodeIsWaitedForNoLongerThanBefore) {
+TEST(PeerRatesTest, ANearNodesTimeoutDoesNotGrow) {
   PeerRates rates;
   EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), kSecond);
   rates.Answered("a", kMillisecond);
@@ -75,16 +75,16 @@ TEST(PeerRatesTest, ANearNodeIsWaitedForNoLongerThanBefore) {
   EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), kSecond);
 }
 
-// Over a new connection with 400 ms each way, nothing but handshakes and TCP's first windows: more than 4 s before the
-// first piece may be there, without a frame lost.
-TEST(PeerRatesTest, TheFirstPieceOfAFarNodeHasTimeForItsConnection) {
+// Over a new connection with 400 ms each way, handshakes and TCP's first windows take more than 4 s before the first
+// piece can arrive, without a lost frame.
+TEST(PeerRatesTest, ADistantNodesFirstPieceIncludesConnectionTime) {
   PeerRates rates;
   for (int i = 0; i < 3; ++i) rates.Answered("far", 800 * kMillisecond);
   EXPECT_GT(rates.Patience("far", 4096, 8, kBounds), 8 * kSecond);
   EXPECT_LE(rates.Patience("far", kPiece, 8, kBounds), kBounds.most);
 }
 
-TEST(PeerRatesTest, PiecesAreWaitedForBehindThoseInFlight) {
+TEST(PeerRatesTest, TimeoutsIncludePiecesInFlight) {
   PeerRates rates;
   rates.Answered("a", kMillisecond);
   rates.Came("a", kPiece, 100 * kMillisecond);
@@ -95,7 +95,7 @@ TEST(PeerRatesTest, PiecesAreWaitedForBehindThoseInFlight) {
   EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), alone);
 }
 
-TEST(PeerRatesTest, ASlowLinkIsKnownBeforeTheFirstPieceHasCome) {
+TEST(PeerRatesTest, ASlowLinkIsDetectedBeforeTheFirstPieceArrives) {
   constexpr uint64_t kObject = 8 * kPiece, kMessage = kPiece / 4;
   PeerRates rates;
   rates.Answered("a", kMillisecond);
@@ -108,7 +108,7 @@ TEST(PeerRatesTest, ASlowLinkIsKnownBeforeTheFirstPieceHasCome) {
   const storage::Nanos measured = kSecond + 840 * kMillisecond;
   EXPECT_NEAR(static_cast<double>(rates.Transfer("a", kObject, measured)), 5.4 * kSecond, 0.2 * kSecond);
   for (int i = 0; i < 8; ++i) rates.Ends("a", kPiece, measured);
-  for (int i = 0; i < 3; ++i) rates.Answered("a", 300 * kMillisecond);  // calls wait behind the copies
+  for (int i = 0; i < 3; ++i) rates.Answered("a", 300 * kMillisecond);  // calls wait after the copies
   EXPECT_GT(rates.Transfer("a", kObject, measured + kSecond), kSecond) << "lookups know it";
   EXPECT_EQ(rates.Transfer("a", kObject, measured + 60 * kSecond), 0) << "it may be another link by now";
 }
@@ -117,17 +117,17 @@ TEST(PeerRatesTest, CopiesThatShareAFastLinkDoNotMakeItSlow) {
   PeerRates rates;
   storage::Nanos now = kSecond;
   for (int i = 0; i < 16; ++i) rates.Begins("a", kPiece, now);
-  for (int i = 0; i < 16; ++i) rates.Moved("a", kPiece, now += kMillisecond);  // each waits for those before it
+  for (int i = 0; i < 16; ++i) rates.Moved("a", kPiece, now += kMillisecond);  // each waits for the ones before it
   EXPECT_NEAR(static_cast<double>(rates.Transfer("a", kPiece, now)), 1.0 * kMillisecond, 0.1 * kMillisecond);
   rates.Moved("a", 0, now += 100 * kMillisecond);
   EXPECT_LT(rates.Transfer("a", kPiece, now), 10 * kMillisecond) << "one pause says little";
 }
 
-TEST(PeerRatesTest, APieceThatWasGivenUpGivesTheNextOneLonger) {
+TEST(PeerRatesTest, AnAbandonedPieceRaisesTheNextTimeout) {
   PeerRates rates;
   rates.Answered("a", kMillisecond);
   rates.GaveUp("a", 0, kSecond);
-  rates.GaveUp("a", 0, kSecond);  // another one of the same time
+  rates.GaveUp("a", 0, kSecond);  // another one with the same duration
   EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), 2 * kSecond);
   rates.GaveUp("a", kSecond, 3 * kSecond);
   EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), 4 * kSecond);

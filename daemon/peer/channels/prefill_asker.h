@@ -12,8 +12,8 @@
 
 namespace ashlar::daemon {
 
-// Thread-safe; never blocks. Every call is answered once, on any thread: Workers within seconds, Prefill within its
-// patience. If the node is not connected, the answer is UNAVAILABLE immediately.
+// Thread-safe; never blocks. Every call is answered once, on any thread: Workers and Probe within seconds, Prefill
+// within its patience. If the node is not connected, the answer is UNAVAILABLE immediately.
 class PrefillAsker {
  public:
   virtual ~PrefillAsker() = default;
@@ -22,6 +22,8 @@ class PrefillAsker {
                        PeerCalls::Done<std::vector<PeerWorker>> done) = 0;
   virtual void Prefill(const Member& member, const std::string& tenant, PeerPrefill prefill,
                        PeerCalls::Done<PeerOpened> done) = 0;
+  virtual void Probe(const Member& member, const std::string& tenant, const PeerProbe& probe,
+                     PeerCalls::Done<v1::NodeProbe> done) = 0;
 };
 
 }  // namespace ashlar::daemon

@@ -37,6 +37,7 @@ class PeerCalls {
   virtual void Workers(const PeerHello& peer, storage::TenantId tenant, const NamespaceId& ns,
                        Done<std::vector<PeerWorker>> done) = 0;
   virtual void Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill prefill, Done<PeerOpened> done) = 0;
+  virtual void Probe(const PeerHello& peer, storage::TenantId tenant, PeerProbe probe, Done<v1::NodeProbe> done) = 0;
 };
 
 }  // namespace ashlar::daemon

@@ -107,8 +107,8 @@ struct PeerClient::Impl {
     grpc::Alarm silence_;
   };
 
-  Impl(Options given, const Tls* tls, Refusals& refusals)
-      : options(std::move(given)), tls(tls), refusals(refusals), retry_in(options.first_retry) {}
+  Impl(Options given, const Tls* its_tls, Refusals& its_refusals)
+      : options(std::move(given)), tls(its_tls), refusals(its_refusals), retry_in(options.first_retry) {}
 
   void Connect() {
     auto next = std::make_unique<Greeting>(*this);
@@ -332,6 +332,14 @@ void PeerClient::Prefill(const std::string& tenant, PeerPrefill prefill, Done<Pe
       std::move(call), &Impl::Method::Prefill,
       [prefill = std::move(prefill)](const v1::PeerPrefillReply& reply) { return Read(reply, prefill); },
       std::move(done), patience);
+}
+
+void PeerClient::Probe(const std::string& tenant, const PeerProbe& probe, Done<v1::NodeProbe> done) {
+  auto call = std::make_shared<Impl::Call<v1::PeerProbeRequest, v1::PeerProbeReply>>();
+  Write(probe, tenant, &call->request);
+  impl_->Start<v1::PeerProbeRequest, v1::PeerProbeReply, v1::NodeProbe>(
+      std::move(call), &Impl::Method::Probe, [](const v1::PeerProbeReply& reply) { return Read(reply); },
+      std::move(done));
 }
 
 }  // namespace ashlar::daemon

@@ -63,6 +63,7 @@ class PeerClient {
   void Workers(const std::string& tenant, const NamespaceId& ns, Done<std::vector<PeerWorker>> done);
   // DEADLINE_EXCEEDED after its patience; that does not count as a failed connection.
   void Prefill(const std::string& tenant, PeerPrefill prefill, Done<PeerOpened> done);
+  void Probe(const std::string& tenant, const PeerProbe& probe, Done<v1::NodeProbe> done);
 
  private:
   struct Impl;

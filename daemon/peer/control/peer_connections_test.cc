@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Connections between daemons: what they take, and how they end.
+// Connections between daemons: their limits, and how they end.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 
@@ -25,8 +25,8 @@
 namespace ashlar::daemon {
 namespace {
 
-// The check of a daemon's open files and mappings counts on it. Both ends of each connection are in this process.
-TEST(PeerConnections, TakeThreeFilesAndHardlyAnyMapping) {
+// The check of a daemon's open files and mappings depends on this. Both ends of each connection are in this process.
+TEST(PeerConnections, TakeThreeFilesAndFewMappings) {
   constexpr size_t kPeers = 48;
   v1::Config config;
   config.mutable_cluster()->set_node("holder");
@@ -52,18 +52,18 @@ TEST(PeerConnections, TakeThreeFilesAndHardlyAnyMapping) {
     }
     ASSERT_TRUE(clients.back()->connected());
   };
-  dial();  // what they share is there
+  dial();  // the shared resources exist by now
   const size_t files = OpenFilesOfThisProcess();
   [[maybe_unused]] const size_t mappings = MappingsOfThisProcess();
   for (size_t i = 0; i < kPeers; ++i) dial();
   const size_t of_each = PeerBounds::kFilesOfCalls + PeerBounds::kFilesOfAcceptedCalls;
   EXPECT_LE(OpenFilesOfThisProcess(), files + of_each * kPeers);
-#if !defined(__SANITIZE_THREAD__)  // it maps memory of its own
+#if !defined(__SANITIZE_THREAD__)  // it maps additional memory
   EXPECT_LE(MappingsOfThisProcess(), mappings + 2 * kPeers / PeerBounds::kConnectionsOfAMapping);
 #endif
 }
 
-// A holder without TLS, which believes every greeting.
+// A holder without TLS, which accepts every greeting.
 class PlainHolder : public testing::Test {
  protected:
   void Start(const char* host) {
@@ -77,7 +77,7 @@ class PlainHolder : public testing::Test {
   }
   std::unique_ptr<v1::Peer::Stub> Dial() const {
     grpc::ChannelArguments arguments;
-    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a connection of its own
+    arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // a separate connection
     return v1::Peer::NewStub(grpc::CreateCustomChannel(absl::StrCat("127.0.0.1:", server_->port()),
                                                        grpc::InsecureChannelCredentials(), arguments));
   }
@@ -110,8 +110,8 @@ class PlainHolder : public testing::Test {
   std::unique_ptr<PeerServer> server_;
 };
 
-// An address is used again before its former connection's end is seen, or one connection greets twice.
-TEST_F(PlainHolder, AnAddressThatIsAnotherNodesNowEndsWhatTheFormerHeld) {
+// An address is reused before the end of its previous connection is detected, or one connection greets twice.
+TEST_F(PlainHolder, AReusedAddressEndsTheFormerNodesLeases) {
   ASSERT_NO_FATAL_FAILURE(Start("127.0.0.1"));
   {
     const auto stub = Dial();
@@ -130,8 +130,8 @@ TEST_F(PlainHolder, AnAddressThatIsAnotherNodesNowEndsWhatTheFormerHeld) {
   again->context.TryCancel();
 }
 
-// Calls that a stopping peer sent before its greeting's end are read after it now and then.
-TEST_F(PlainHolder, ACallBehindTheEndOfItsGreetingIsNoRefusal) {
+// Calls that a stopping peer sent before its greeting's end may be read after it.
+TEST_F(PlainHolder, ACallAfterItsGreetingEndedIsNotARefusal) {
   ASSERT_NO_FATAL_FAILURE(Start("127.0.0.1"));
   const auto renew = [](v1::Peer::Stub& stub) {
     grpc::ClientContext context;
@@ -148,7 +148,7 @@ TEST_F(PlainHolder, ACallBehindTheEndOfItsGreetingIsNoRefusal) {
   EXPECT_EQ(refusals_.count(Refusal::kBadGreeting), 1u) << "it has never greeted";
 }
 
-// One that listens for IPv6 gets IPv4 peers by addresses that gRPC and the kernel write differently.
+// A server that listens on IPv6 gets IPv4 peers whose addresses gRPC and the kernel write differently.
 TEST_F(PlainHolder, APeerOfTheOtherFamilyLeavesWithoutARefusal) {
   if (!std::filesystem::exists("/proc/net/if_inet6")) GTEST_SKIP() << "this kernel has no IPv6";
   ASSERT_NO_FATAL_FAILURE(Start("::"));
@@ -157,7 +157,7 @@ TEST_F(PlainHolder, APeerOfTheOtherFamilyLeavesWithoutARefusal) {
     Greet(*stub, "a")->context.TryCancel();
     Await([&] { return calls_.Count("gone a") == i; });
   }
-  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the listener looks every 20 ms
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));  // the listener checks every 20 ms
   EXPECT_EQ(refusals_.count(Refusal::kHandshake), 0u);
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Two ends of the calls between daemons, over real sockets: who gets in, who does not, and what is noticed.
+// Calls between two daemons over real sockets: which peers are accepted, which are refused, and what is detected.
 #include <grpcpp/grpcpp.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
@@ -118,7 +118,7 @@ class PeerControlTest : public ::testing::Test {
     client.Open(tenant, {.objects = {{}}, .lease_ms = 1000}, [&](auto opened) { answer.set_value(std::move(opened)); });
     return answer.get_future().get();
   }
-  // Nobody with these files gets in, and the server says why.
+  // A peer with these files is refused, and the server gives the reason.
   void ExpectRefused(const TestPair& pair, const std::string& ca, Refusal refusal) {
     SCOPED_TRACE(std::string(Name(refusal)));
     const TestPair good = authority_.Sign({.name = "asker"});
@@ -164,10 +164,10 @@ TEST_F(PeerControlTest, MembersCallEachOther) {
   EXPECT_EQ(calls_.Count("here asker"), 1u);
 }
 
-TEST_F(PeerControlTest, BadCertificatesGetNothingAndAreCountedByReason) {
+TEST_F(PeerControlTest, BadCertificatesAreRefusedAndCountedByReason) {
   config_.mutable_cluster()->add_peers()->set_node("asker");
   Serve();
-  // The one way in, for comparison, is MembersCallEachOther.
+  // MembersCallEachOther shows that valid files are accepted.
   const std::string ca = authority_.pem();
   ExpectRefused({}, ca, Refusal::kNoCertificate);
   ExpectRefused(TestAuthority::SelfSigned({.name = "asker"}), ca, Refusal::kUntrusted);
@@ -188,7 +188,7 @@ TEST_F(PeerControlTest, AGreetingNamesTheNodeOfTheCertificate) {
   EXPECT_TRUE(calls_.notes().empty());
 }
 
-TEST_F(PeerControlTest, AClientTakesNoOtherNodeForTheOneItCalls) {
+TEST_F(PeerControlTest, AClientRefusesAnotherNodesCertificate) {
   Serve();
   auto options = ClientOptions("asker");
   options.node = "another";
@@ -254,13 +254,13 @@ TEST_F(PeerControlTest, CertificatesAndAuthoritiesRotateUnderCalls) {
   client_->Open("acme", {.objects = {{}}, .lease_ms = 1}, [&](auto opened) { answer.set_value(opened.status()); });
   ASSERT_TRUE(Await([&] { return calls_.Count("open asker 0") == 1; }));
 
-  // Both trust the new authority as well, then get certificates of it, then trust it alone.
+  // Both nodes first trust the new authority as well, then get its certificates, then trust only it.
   const TestAuthority next("next");
   for (const char* node : {"holder", "asker"}) ReplaceFile(File(node, "ca"), authority_.pem() + next.pem());
   ASSERT_TRUE(Await([&] { return tls_[0]->reloads() == 1 && tls_[1]->reloads() == 1; }));
   for (const char* node : {"holder", "asker"}) {
     const TestPair pair = next.Sign({.name = node});
-    ReplaceFile(File(node, "key"), pair.key);  // half of a pair: nothing is taken
+    ReplaceFile(File(node, "key"), pair.key);  // half of a pair: neither file is used
     const uint64_t before = tls_[0]->reloads() + tls_[1]->reloads();
     std::this_thread::sleep_for(std::chrono::milliseconds(200));
     EXPECT_EQ(tls_[0]->reloads() + tls_[1]->reloads(), before);
@@ -275,7 +275,8 @@ TEST_F(PeerControlTest, CertificatesAndAuthoritiesRotateUnderCalls) {
   calls_.AnswerHeld();
   EXPECT_TRUE(answer.get_future().get().ok());
 
-  // A connection of before is cut when its certificate's authority is gone; the client comes back with its new one.
+  // An older connection is closed when its certificate's authority is removed; the client reconnects with its new
+  // certificate.
   const int seen = here_;
   for (const char* node : {"holder", "asker"}) ReplaceFile(File(node, "ca"), next.pem());
   ASSERT_TRUE(Await([&] { return here_ > seen && client_->connected(); }));
@@ -283,7 +284,7 @@ TEST_F(PeerControlTest, CertificatesAndAuthoritiesRotateUnderCalls) {
   EXPECT_GE(refusals_.count(Refusal::kUntrusted), 1u);
 }
 
-TEST_F(PeerControlTest, GarbageAndStrangersDoNoHarm) {
+TEST_F(PeerControlTest, InvalidBytesAndUnknownPeersAreRefused) {
   Serve();
   const uint64_t before = refusals_.count(Refusal::kHandshake);
   for (const char* bytes :
@@ -310,7 +311,7 @@ TEST_F(PeerControlTest, ConnectionsOfAnAddressAreBounded) {
   EXPECT_TRUE(Await([&] { return client_->connected(); }));
 }
 
-TEST_F(PeerControlTest, AHandlerThatHangsMeetsTheDeadline) {
+TEST_F(PeerControlTest, AHungHandlerEndsAtTheDeadline) {
   Serve();
   calls_.hangs = true;
   auto options = ClientOptions("asker");
@@ -349,7 +350,7 @@ TEST_F(PeerControlTest, ACallWithoutAGreetingIsRefused) {
   EXPECT_EQ(refusals_.count(Refusal::kBadGreeting), 1u);
 }
 
-TEST_F(PeerControlTest, AnotherIncarnationEndsWhatTheFormerHeld) {
+TEST_F(PeerControlTest, ANewIncarnationEndsTheFormersLeases) {
   Serve();
   Tls* const tls = OpenGood("asker");
   client_ = Dial("asker", tls, 1);
@@ -365,8 +366,8 @@ TEST_F(PeerControlTest, AnotherIncarnationEndsWhatTheFormerHeld) {
   EXPECT_TRUE(Await([&] { return server_->peers() == 0; }));
 }
 
-// Hands bytes on between a client and the server until it is told to swallow them: a peer that is dead, and whose
-// machine sends no last word.
+// Forwards bytes between a client and the server until it is told to drop them, like a dead peer whose machine sends no
+// final packet.
 class Wire {
  public:
   explicit Wire(uint16_t to) : to_(to) {
@@ -415,7 +416,7 @@ class Wire {
   std::thread thread_;
 };
 
-TEST_F(PeerControlTest, ASilentPeerIsGoneForBothEnds) {
+TEST_F(PeerControlTest, ASilentPeerIsDisconnectedAtBothEnds) {
   Serve();
   Wire wire(server_->port());
   auto options = ClientOptions("asker");
@@ -428,7 +429,7 @@ TEST_F(PeerControlTest, ASilentPeerIsGoneForBothEnds) {
   EXPECT_EQ(Open(*client_).status().code(), absl::StatusCode::kUnavailable);
 }
 
-TEST_F(PeerControlTest, AServerThatComesBackIsFoundAgain) {
+TEST_F(PeerControlTest, ARestartedServerIsFoundAgain) {
   Serve();
   client_ = Dial("asker", OpenGood("asker"));
   ASSERT_TRUE(Await([&] { return client_->connected(); }));

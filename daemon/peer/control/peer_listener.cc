@@ -35,7 +35,7 @@ std::string AddressOf(int socket) {
     return absl::StrCat("ipv4:", text, ":", ntohs(in.sin_port));
   }
   const auto& in = reinterpret_cast<const sockaddr_in6&>(address);
-  if (IN6_IS_ADDR_V4MAPPED(&in.sin6_addr)) {  // of a socket for both families
+  if (IN6_IS_ADDR_V4MAPPED(&in.sin6_addr)) {  // on a socket for both families
     inet_ntop(AF_INET, &in.sin6_addr.s6_addr[12], text, sizeof text);
     return absl::StrCat("ipv4:", text, ":", ntohs(in.sin6_port));
   }
@@ -56,7 +56,7 @@ struct PeerListener::Impl {
   struct Connection {
     UniqueFd socket;
     std::string host;     // the peer's address as bytes
-    std::string address;  // as gRPC names it
+    std::string address;  // in gRPC's notation
   };
 
   bool Watch(int fd, uint64_t tag, uint32_t events_of) {

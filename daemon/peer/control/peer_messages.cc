@@ -16,6 +16,7 @@ namespace ashlar::daemon {
 namespace {
 
 constexpr uint64_t kMostQueuedTokens = uint64_t{1} << 40;  // per worker; larger numbers would overflow times
+constexpr size_t kMostTiers = 16;                          // limit for one reply to a probe
 
 template <size_t kSize>
 std::string Bytes(const std::array<uint8_t, kSize>& bytes) {
@@ -35,7 +36,7 @@ absl::Status CheckMillis(absl::string_view field, uint32_t millis) {
 }
 
 absl::Status CheckCount(absl::string_view field, int count, uint64_t most) {
-  if (count == 0) return Invalid(field, ": none");
+  if (count == 0) return Invalid(field, ": empty");
   return static_cast<uint64_t>(count) > most ? Invalid(field, ": too many; expected at most ", most) : absl::OkStatus();
 }
 
@@ -116,7 +117,7 @@ absl::Status ReadOpened(const std::string& field, const v1::PeerOpened& message,
     return Invalid(field, ".header: describes another object");
   if (message.bytes() != header->bytes) return Invalid(field, ".bytes: does not match the header");
   if (message.tier() == 0 || message.tier() > static_cast<uint32_t>(TierKind::kRemote)) {
-    return Invalid(field, ".tier: unknown");
+    return Invalid(field, ".tier: ", message.tier(), " is unknown; expected 1 to 4");
   }
   if (absl::Status status = ReadBytes(field + ".lease", message.lease(), &opened->lease); !status.ok()) return status;
   if (absl::Status status = ReadGrant(field + ".grant", message.grant(), &opened->grant); !status.ok()) return status;
@@ -356,6 +357,43 @@ absl::StatusOr<PeerOpened> Read(const v1::PeerPrefillReply& message, const PeerP
     return status;
   }
   return opened;
+}
+
+void Write(const PeerProbe& probe, const std::string& tenant, v1::PeerProbeRequest* message) {
+  message->set_tenant(tenant);
+  message->set_ns(Bytes(probe.ns.bytes));
+  *message->mutable_prompt() = *probe.prompt;
+}
+
+absl::StatusOr<PeerProbe> Read(const v1::PeerProbeRequest& message) {
+  PeerProbe probe;
+  if (absl::Status status = ReadBytes("ns", message.ns(), &probe.ns.bytes); !status.ok()) return status;
+  if (message.prompt().tokens().size() > limits::kMaxPrefillTokens * sizeof(int32_t)) {
+    return Invalid("prompt.tokens: too many; expected at most ", limits::kMaxPrefillTokens);
+  }
+  probe.prompt = std::make_shared<const v1::Prompt>(message.prompt());
+  return probe;
+}
+
+void Write(const v1::NodeProbe& probe, v1::PeerProbeReply* message) {
+  *message->mutable_probe() = probe;
+}
+
+absl::StatusOr<v1::NodeProbe> Read(const v1::PeerProbeReply& message) {
+  v1::NodeProbe probe = message.probe();
+  constexpr uint64_t kMost = limits::kMaxPromptTokens;
+  if (probe.prompt_tokens() > kMost || probe.prefix_tokens() > kMost || probe.segment_tokens() > kMost) {
+    return Invalid("probe: too many tokens; expected at most ", kMost);
+  }
+  if (probe.fetch_ns() < 0 || probe.compute_ns() < 0 || probe.wait_ns() < 0) return Invalid("probe: negative time");
+  if (!std::isfinite(probe.tokens_per_second()) || probe.tokens_per_second() < 0) {
+    return Invalid("probe.tokens_per_second: must be a positive number");
+  }
+  if (static_cast<size_t>(probe.tiers_size()) > kMostTiers) {
+    return Invalid("probe.tiers: too many; expected at most ", kMostTiers);
+  }
+  probe.set_queued_tokens(std::min(probe.queued_tokens(), kMostQueuedTokens));
+  return probe;
 }
 
 }  // namespace ashlar::daemon

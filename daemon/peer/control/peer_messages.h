@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <string>
 #include <vector>
@@ -26,6 +27,10 @@ class PeerPrefillReply;
 class PeerPrefillRequest;
 class PeerRenewReply;
 class PeerRenewRequest;
+class NodeProbe;
+class Prompt;
+class PeerProbeReply;
+class PeerProbeRequest;
 class PeerWorkersReply;
 class PeerWorkersRequest;
 }  // namespace ashlar::v1
@@ -114,6 +119,12 @@ struct PeerWorker {
   uint32_t room = 0;
 };
 
+// A prompt of which a node would save something.
+struct PeerProbe {
+  NamespaceId ns;
+  std::shared_ptr<const v1::Prompt> prompt;  // not validated, except for its length
+};
+
 // A segment that a worker should compute. After Read, the key matches the other fields.
 struct PeerPrefill {
   NamespaceId ns;
@@ -155,5 +166,10 @@ void Write(const PeerPrefill& prefill, const std::string& tenant, v1::PeerPrefil
 absl::StatusOr<PeerPrefill> Read(const v1::PeerPrefillRequest& message);
 void Write(const PeerOpened& opened, v1::PeerPrefillReply* message);
 absl::StatusOr<PeerOpened> Read(const v1::PeerPrefillReply& message, const PeerPrefill& asked);
+
+void Write(const PeerProbe& probe, const std::string& tenant, v1::PeerProbeRequest* message);
+absl::StatusOr<PeerProbe> Read(const v1::PeerProbeRequest& message);
+void Write(const v1::NodeProbe& probe, v1::PeerProbeReply* message);
+absl::StatusOr<v1::NodeProbe> Read(const v1::PeerProbeReply& message);
 
 }  // namespace ashlar::daemon

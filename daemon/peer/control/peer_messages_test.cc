@@ -59,11 +59,11 @@ TEST(PeerMessages, MessagesRoundTrip) {
   EXPECT_EQ(opened->at(0).grant.secret, Opened().grant.secret);
 }
 
-TEST(PeerMessages, AGreetingOfAnotherVersionIsCalledByBothRanges) {
+TEST(PeerMessages, AGreetingOfAnotherVersionReportsBothRanges) {
   for (const uint32_t version : {limits::kPeerProtocolMin - 1, limits::kPeerProtocolMax + 1}) {
     v1::PeerGreeting greeting;
     greeting.set_protocol_min(version);
-    greeting.set_protocol_max(version);  // nothing else need be understood
+    greeting.set_protocol_max(version);  // the rest need not be understood
     const auto hello = Read(greeting);
     EXPECT_EQ(hello.status().code(), absl::StatusCode::kFailedPrecondition);
     EXPECT_EQ(hello.status().message(),
@@ -95,7 +95,7 @@ TEST(PeerMessages, ARequestsFieldsAreChecked) {
     change(bad);
     return Error(Read(bad).status());
   };
-  EXPECT_EQ(open([](auto& m) { m.clear_keys(); }), "keys: none");
+  EXPECT_EQ(open([](auto& m) { m.clear_keys(); }), "keys: empty");
   EXPECT_EQ(open([](auto& m) {
               for (int i = 0; i < 64; ++i) *m.add_keys() = m.keys(0);
             }),
@@ -109,7 +109,7 @@ TEST(PeerMessages, ARequestsFieldsAreChecked) {
   EXPECT_EQ(open([](auto& m) { m.set_lease_ms(600001); }), "lease_ms: out of range; expected 1 to 600000");
 
   v1::PeerRenewRequest renew;
-  EXPECT_EQ(Error(Read(renew).status()), "leases: none");
+  EXPECT_EQ(Error(Read(renew).status()), "leases: empty");
   renew.add_leases("x");
   EXPECT_EQ(Error(Read(renew).status()), "leases[0]: wrong length; expected 16 bytes");
   v1::PeerCloseRequest close;
@@ -134,14 +134,14 @@ TEST(PeerMessages, AReplysFieldsAreChecked) {
   EXPECT_EQ(Error(Read(v1::PeerOpenReply(), AskedForIt()).status()), "objects: 0 for 1 keys");
   EXPECT_EQ(read([](auto& m) { m.clear_header(); }), "objects[0].header: required");
   EXPECT_EQ(read([](auto& m) { m.set_bytes(1); }), "objects[0].bytes: does not match the header");
-  EXPECT_EQ(read([](auto& m) { m.set_tier(0); }), "objects[0].tier: unknown");
-  EXPECT_EQ(read([](auto& m) { m.set_tier(5); }), "objects[0].tier: unknown");
+  EXPECT_EQ(read([](auto& m) { m.set_tier(0); }), "objects[0].tier: 0 is unknown; expected 1 to 4");
+  EXPECT_EQ(read([](auto& m) { m.set_tier(5); }), "objects[0].tier: 5 is unknown; expected 1 to 4");
   EXPECT_EQ(read([](auto& m) { m.set_lease(""); }), "objects[0].lease: wrong length; expected 16 bytes");
   EXPECT_EQ(read([](auto& m) { m.clear_grant(); }), "objects[0].grant.number: required");
   EXPECT_EQ(read([](auto& m) { m.mutable_grant()->set_secret(""); }),
             "objects[0].grant.secret: wrong length; expected 16 bytes");
   EXPECT_EQ(read([](auto& m) { m.set_lease_ms(0); }), "objects[0].lease_ms: out of range; expected 1 to 600000");
-  // A reason that this version does not know is a miss.
+  // A reason unknown to this version is a miss.
   bad = good;
   bad.mutable_objects(0)->set_miss_reason(200);
   EXPECT_EQ(Read(bad, AskedForIt())->at(0).miss, MissReason::kNeverSeen);
@@ -149,7 +149,7 @@ TEST(PeerMessages, AReplysFieldsAreChecked) {
   EXPECT_EQ(Error(Read(v1::PeerRenewReply(), PeerRenew{.leases = {{}}}).status()), "lease_ms: 0 for 1 leases");
 }
 
-TEST(PeerMessages, AnObjectsPlaceIsReadAndChecked) {
+TEST(PeerMessages, AnObjectsLocationIsReadAndChecked) {
   PeerOpened placed = Opened();
   placed.arenas = {{.remote_key = "first", .base = 4096, .bytes = placed.bytes}, {"second", UINT64_MAX - 100, 100}};
   placed.runs = {{0, 10, placed.bytes - 10}, {1, 90, 10}};
@@ -166,8 +166,8 @@ TEST(PeerMessages, AnObjectsPlaceIsReadAndChecked) {
 
   using Spoil = std::function<void(v1::PeerOpened&)>;
   const std::pair<Spoil, std::string> cases[] = {
-      {[](auto& m) { m.clear_arenas(); }, "objects[0].arenas: none"},
-      {[](auto& m) { m.clear_runs(); }, "objects[0].runs: none"},
+      {[](auto& m) { m.clear_arenas(); }, "objects[0].arenas: empty"},
+      {[](auto& m) { m.clear_runs(); }, "objects[0].runs: empty"},
       {[](auto& m) {
          for (int i = 0; i < 15; ++i) *m.add_arenas() = m.arenas(0);
        },
@@ -234,7 +234,7 @@ TEST(PeerMessages, OffersRoundTrip) {
   reply.set_outcomes(0, 200);
   EXPECT_EQ(Read(reply, *offer)->at(0), TakeOutcome::kNoSpace) << "of a later version";
   reply.set_outcomes(0, 0);
-  EXPECT_EQ(Error(Read(reply, *offer).status()), "outcomes[0]: unknown");
+  EXPECT_EQ(Error(Read(reply, *offer).status()), "outcomes[0]: 0 is unknown; expected 1 to 8");
   reply.add_outcomes(1);
   EXPECT_EQ(Error(Read(reply, *offer).status()), "outcomes: 2 for 1 objects");
 }
@@ -245,7 +245,7 @@ TEST(PeerMessages, WrongOffersNameTheField) {
     const char* error;
   } cases[] = {
       {[](auto& m) { m.clear_objects(); }, "objects: empty; expected at least one"},
-      {[](auto& m) { m.set_why(9); }, "why: unknown"},
+      {[](auto& m) { m.set_why(9); }, "why: 9 is unknown; expected 1 to 3"},
       {[](auto& m) { m.set_patience_ms(0); }, "patience_ms: out of range; expected 1 to 60000"},
       {[](auto& m) { m.set_patience_ms(60001); }, "patience_ms: out of range; expected 1 to 60000"},
       {[](auto& m) { m.mutable_objects(0)->set_key("short"); }, "objects[0].key: wrong length; expected 32 bytes"},
@@ -253,10 +253,10 @@ TEST(PeerMessages, WrongOffersNameTheField) {
        "objects[0].namespace: wrong length; expected 32 bytes"},
       {[](auto& m) { m.mutable_objects(0)->set_shards(257); }, "objects[0].shards: too many; expected at most 256"},
       {[](auto& m) { m.mutable_objects(0)->set_shards(65); }, "objects: too many; expected at most 64 shards"},
-      {[](auto& m) { m.mutable_objects(0)->set_kind(0); }, "objects[0].kind: unknown"},
-      {[](auto& m) { m.mutable_objects(0)->set_kind(99); }, "objects[0].kind: unknown"},
-      {[](auto& m) { m.mutable_objects(0)->set_kind(258); }, "objects[0].kind: unknown"},
-      {[](auto& m) { m.mutable_objects(0)->set_pool(2); }, "objects[0].pool: unknown"},
+      {[](auto& m) { m.mutable_objects(0)->set_kind(0); }, "objects[0].kind: 0 is unknown; expected 1 to 4"},
+      {[](auto& m) { m.mutable_objects(0)->set_kind(99); }, "objects[0].kind: 99 is unknown; expected 1 to 4"},
+      {[](auto& m) { m.mutable_objects(0)->set_kind(258); }, "objects[0].kind: 258 is unknown; expected 1 to 4"},
+      {[](auto& m) { m.mutable_objects(0)->set_pool(2); }, "objects[0].pool: 2 is unknown; expected 0 or 1"},
       {[](auto& m) { m.mutable_objects(0)->set_bytes(0); },
        "objects[0].bytes: out of range; expected at most 1099511627776"},
       {[](auto& m) { m.mutable_objects(0)->set_saves_a_byte(-1); },

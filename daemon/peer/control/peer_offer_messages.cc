@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Offers: reading and checking messages, and writing them.
+// Reads, checks and writes messages about offers.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -29,10 +29,10 @@ absl::Status ReadOffered(const std::string& field, const v1::PeerOffered& messag
     return Invalid(field, ".shards: too many; expected at most ", limits::kMaxTensorShards);
   }
   if (message.kind() == 0 || Name(static_cast<ObjectKind>(message.kind())) == "unknown" || message.kind() > 255) {
-    return Invalid(field, ".kind: unknown");
+    return Invalid(field, ".kind: ", message.kind(), " is unknown; expected 1 to 4");
   }
   offered->kind = static_cast<ObjectKind>(message.kind());
-  if (message.pool() > 1) return Invalid(field, ".pool: unknown");
+  if (message.pool() > 1) return Invalid(field, ".pool: ", message.pool(), " is unknown; expected 0 or 1");
   offered->own = message.pool() == 1;
   if (message.bytes() == 0 || message.bytes() > limits::kMaxObjectBytes)
     return Invalid(field, ".bytes: out of range; expected at most ", limits::kMaxObjectBytes);
@@ -72,7 +72,7 @@ absl::StatusOr<PeerOffer> Read(const v1::PeerOfferRequest& message) {
   if (message.objects().empty()) return Invalid("objects: empty; expected at least one");
   if (message.why() < static_cast<uint32_t>(OfferKind::kDrain) ||
       message.why() > static_cast<uint32_t>(OfferKind::kHandOff)) {
-    return Invalid("why: unknown");
+    return Invalid("why: ", message.why(), " is unknown; expected 1 to 3");
   }
   if (message.patience_ms() == 0 || message.patience_ms() > limits::kMaxPeerPatienceMillis) {
     return Invalid("patience_ms: out of range; expected 1 to ", limits::kMaxPeerPatienceMillis);
@@ -102,7 +102,7 @@ absl::StatusOr<std::vector<TakeOutcome>> Read(const v1::PeerOfferReply& message,
   std::vector<TakeOutcome> outcomes;
   for (int i = 0; i < message.outcomes_size(); ++i) {
     const uint32_t outcome = message.outcomes(i);
-    if (outcome == 0) return Invalid("outcomes[", i, "]: unknown");
+    if (outcome == 0) return Invalid("outcomes[", i, "]: 0 is unknown; expected 1 to 8");
     // A later version may report other outcomes; any of them means that the object was not taken.
     const bool known = outcome <= static_cast<uint32_t>(TakeOutcome::kTimedOut);
     outcomes.push_back(known ? static_cast<TakeOutcome>(outcome) : TakeOutcome::kNoSpace);

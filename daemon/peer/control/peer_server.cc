@@ -102,8 +102,8 @@ struct Connection {
 }  // namespace
 
 struct PeerServer::Impl final : v1::Peer::CallbackService {
-  Impl(Options given, const Tls* tls, const PeerPolicy& policy, PeerCalls& calls, Refusals& refusals)
-      : options(std::move(given)), tls(tls), policy(policy), calls(calls), refusals(refusals) {}
+  Impl(Options given, const Tls* its_tls, const PeerPolicy& its_policy, PeerCalls& its_calls, Refusals& its_refusals)
+      : options(std::move(given)), tls(its_tls), policy(its_policy), calls(its_calls), refusals(its_refusals) {}
 
   grpc::ServerWriteReactor<v1::PeerGreeting>* Greet(Context* context, const v1::PeerGreeting* request) override;
   Reactor* Open(Context*, const v1::PeerOpenRequest*, v1::PeerOpenReply*) override;
@@ -112,6 +112,7 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
   Reactor* Offer(Context*, const v1::PeerOfferRequest*, v1::PeerOfferReply*) override;
   Reactor* Workers(Context*, const v1::PeerWorkersRequest*, v1::PeerWorkersReply*) override;
   Reactor* Prefill(Context*, const v1::PeerPrefillRequest*, v1::PeerPrefillReply*) override;
+  Reactor* Probe(Context*, const v1::PeerProbeRequest*, v1::PeerProbeReply*) override;
 
   absl::Status CheckGreeting(const v1::PeerGreeting& request, const std::string& address, Connection* connection);
   void Enter(const std::string& address, std::shared_ptr<Connection> connection);
@@ -342,6 +343,14 @@ Reactor* PeerServer::Impl::Prefill(Context* context, const v1::PeerPrefillReques
     const auto tenant = FindTenant(peer, request->tenant());
     if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared with this peer"});
     calls.Prefill(peer.hello, *tenant, std::move(prefill), Finisher<PeerOpened>(reactor, reply));
+  });
+}
+
+Reactor* PeerServer::Impl::Probe(Context* context, const v1::PeerProbeRequest* request, v1::PeerProbeReply* reply) {
+  return Answer(context, *request, [&](const Connection& peer, PeerProbe probe, Reactor* reactor) {
+    const auto tenant = FindTenant(peer, request->tenant());
+    if (!tenant.has_value()) return reactor->Finish({grpc::StatusCode::NOT_FOUND, "tenant: not shared with this peer"});
+    calls.Probe(peer.hello, *tenant, std::move(probe), Finisher<v1::NodeProbe>(reactor, reply));
   });
 }
 

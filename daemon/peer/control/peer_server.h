@@ -27,7 +27,7 @@ class PeerServer {
     HostPort listen;
     PeerHello self;
     storage::Nanos timeout = 10'000'000'000;     // a connection that is silent for this long is closed
-    storage::Nanos check_every = 5'000'000'000;  // of connections' certificates
+    storage::Nanos check_every = 5'000'000'000;  // interval of checks of connections' certificates
   };
   // With a null `tls`, any host that reaches the port is accepted as the member it claims to be; the log warns. All
   // arguments must outlive the server. UNAVAILABLE if the address cannot be listened on.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The table of docs/cluster.md against the constants that it is computed from.
+// Checks the table of docs/directory.md against the constants that it is computed from.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,13 +10,13 @@
 #include "absl/strings/match.h"
 #include "absl/strings/str_format.h"
 #include "daemon/peer/directory/directory_keys.h"
-#include "daemon/peer/directory/directory_session.h"
+#include "daemon/peer/directory/directory_writer.h"
 
 namespace ashlar::daemon {
 namespace {
 
-constexpr double kObjects = 100000;  // that each node announces
-constexpr double kMirrorBytes = 85;  // of an entry, at most (mirror.h)
+constexpr double kObjects = 100000;  // objects that each node announces
+constexpr double kMirrorBytes = 85;  // largest size of an entry (mirror.h)
 constexpr double kKeepAlivesALease = 3;
 
 std::string Number(double number) {
@@ -45,11 +45,11 @@ TEST(ClusterPage, TableMatchesCode) {
   page << std::ifstream(ASHLAR_CLUSTER_PAGE).rdbuf();
   const EtcdDirectoryOptions options;
   for (const double nodes : {10., 100., 1000.}) {
-    const double rate = DirectorySession::Rate(options, static_cast<size_t>(nodes)), all = rate * nodes;
+    const double rate = DirectoryWriter::Rate(options, static_cast<size_t>(nodes)), all = rate * nodes;
     const double entries = std::min(kObjects * nodes, static_cast<double>(options.mirror_entries));
     const std::string row = absl::StrFormat(
         "| %s | %s | %s | %s | %s | %s | %s | %s | %s |", Number(nodes), Number(rate), Number(all),
-        Number(std::ceil(all / DirectorySession::kTxnOps)), Number(nodes * kKeepAlivesALease / options.lease_seconds),
+        Number(std::ceil(all / DirectoryWriter::kTxnOps)), Number(nodes * kKeepAlivesALease / options.lease_seconds),
         absl::StrFormat("%.2f MB/s", all * static_cast<double>(EventBytes()) / 1e6),
         absl::StrFormat("%.0f MB/s", all * nodes * static_cast<double>(EventBytes()) / 1e6),
         absl::StrFormat("%.0f MB", entries * kMirrorBytes / 1e6), absl::StrFormat("%s s", Number(kObjects / rate)));

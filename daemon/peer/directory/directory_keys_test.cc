@@ -7,11 +7,12 @@
 
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "proto/hex.h"
 
 namespace ashlar::daemon {
 namespace {
 
-TEST(DirectoryKeys, BytesAreThoseOfTheFormat) {
+TEST(DirectoryKeys, BytesMatchTheFormat) {
   const DirectoryKeys keys("/ashlar", "east");
   EXPECT_EQ(keys.MemberKey(0x0102030405060708), std::string("/ashlar/east/m\x01\x02\x03\x04\x05\x06\x07\x08"));
   EntryId id;
@@ -29,22 +30,22 @@ TEST(DirectoryKeys, BytesAreThoseOfTheFormat) {
   EXPECT_EQ(DecodeHolding(EncodeHolding(holding) + "later", id), holding) << "what later builds add is ignored";
 }
 
-TEST(DirectoryKeys, AnEntryNamesTheGpuOfACopyAndOlderOnesStayWhatTheyWere) {
+TEST(DirectoryKeys, EntriesNameTheGpuAndOlderEntriesStayValid) {
   Holding holding = {.tier = TierKind::kHbm, .kind = ObjectKind::kSegment, .bytes = 300};
-  const std::string older = absl::HexStringToBytes("0111ac020000");
+  const std::string older = BytesOfHex("0111ac020000");
   EXPECT_EQ(EncodeHolding(holding), older) << "where no GPU is named, the bytes of a build that names none";
   EXPECT_EQ(DecodeHolding(older, {}), holding);
   holding.gpu = 0;
   EXPECT_EQ(absl::BytesToHexString(EncodeHolding(holding)), "0111ac02000001");
   EXPECT_EQ(DecodeHolding(EncodeHolding(holding), {}), holding);
   EXPECT_EQ(DecodeHolding(EncodeHolding(holding) + "later", {}), holding);
-  // A build that names none reads the fields that it knows, which stand first, and ignores the rest.
+  // A build that does not know GPUs reads its known fields, which come first, and ignores the rest.
   EXPECT_EQ(EncodeHolding(holding).substr(0, older.size()), older);
   holding.gpu = Holding::kMostGpus - 1;
   EXPECT_EQ(DecodeHolding(EncodeHolding(holding), {}), holding);
-  // Only a copy in hbm lies on a GPU.
-  EXPECT_EQ(DecodeHolding(absl::HexStringToBytes("0112ac02000005"), {})->gpu, std::nullopt);
-  EXPECT_EQ(DecodeHolding(absl::HexStringToBytes("0111ac02000000"), {})->gpu, std::nullopt) << "it says that none is";
+  // Only a copy in hbm is on a GPU.
+  EXPECT_EQ(DecodeHolding(BytesOfHex("0112ac02000005"), {})->gpu, std::nullopt);
+  EXPECT_EQ(DecodeHolding(BytesOfHex("0111ac02000000"), {})->gpu, std::nullopt) << "it says that none is";
 }
 
 TEST(DirectoryKeys, AnyEntryReadsBack) {

@@ -30,7 +30,7 @@ uint64_t Status(pid_t pid, const std::string& field) {
   return 0;
 }
 
-// Seconds that a process has had a processor.
+// CPU time of a process in seconds.
 double ProcessorSeconds(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   std::string text((std::istreambuf_iterator<char>(file)), {});
@@ -44,13 +44,13 @@ double Since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
 }
 
-TEST(DirectoryLoad, EightNodesMirrorAllThatTheOthersHold) {
+TEST(DirectoryLoad, EightNodesMirrorEachOthersObjects) {
   if (const std::string why = EtcdProcess::WhyNot(); !why.empty()) GTEST_SKIP() << why;
   const char* const wanted = std::getenv("ASHLAR_DIRECTORY_ENTRIES");
   const uint64_t entries = wanted == nullptr ? 20000 : std::strtoull(wanted, nullptr, 10);
   EtcdProcess etcd({.arguments = {"--quota-backend-bytes=8589934592"}});
   EtcdDirectoryOptions options = OptionsFor(etcd.endpoint());
-  options.lease_seconds = 60;  // two processors for all of this
+  options.lease_seconds = 60;  // all of this runs on two CPUs
   options.queued_writes = static_cast<uint32_t>(entries);
   std::vector<std::unique_ptr<Node>> nodes;
   for (size_t i = 0; i < kNodes; ++i) nodes.push_back(std::make_unique<Node>(absl::StrCat("n", i), options));
@@ -74,7 +74,7 @@ TEST(DirectoryLoad, EightNodesMirrorAllThatTheOthersHold) {
   EXPECT_EQ(stats.entries_refused, 0u);
   EXPECT_LE(stats.bytes, 100 * stats.entries + 64 * 1024) << "bytes of a mirror";
 
-  // One more node, from scratch.
+  // One more node, without prior state.
   etcd_seconds = ProcessorSeconds(etcd.pid());
   begin = std::chrono::steady_clock::now();
   Node late("late", options);
@@ -85,7 +85,7 @@ TEST(DirectoryLoad, EightNodesMirrorAllThatTheOthersHold) {
   const uint64_t grown = Status(::getpid(), "VmRSS:") - std::min(Status(::getpid(), "VmRSS:"), resident);
   const double etcd_reading = ProcessorSeconds(etcd.pid()) - etcd_seconds;
 
-  // Look-ups of 1,000 keys, half of them held.
+  // Lookups of 1,000 keys, half of which are stored.
   ASSERT_TRUE(Until([&] { return late.members() == kNodes + 1; }));
   std::vector<Key> keys;
   for (uint64_t i = 0; i < 1000; ++i) keys.push_back(DigestOf(i % 2 == 0 ? i * 37 % entries : entries + i));

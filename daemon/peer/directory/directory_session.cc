@@ -46,26 +46,30 @@ absl::StatusOr<EtcdTls> ReadTls(const EtcdDirectoryOptions& options) {
 DirectorySession::DirectorySession(const EtcdDirectoryOptions& options, std::shared_ptr<const Member> self,
                                    DirectoryEvents events, const storage::Clock& clock,
                                    std::unique_ptr<EtcdClient> client, uint64_t seed, DirectoryShared* shared)
-    : options_(options),
-      keys_(options.prefix, options.cluster),
-      self_(std::move(self)),
-      events_(std::move(events)),
-      clock_(clock),
-      lease_time_(options.lease_seconds * kSecond),
-      shared_(*shared),
-      random_(seed),
-      client_(std::move(client)) {
-  last_watch_ = kErasureWatch;
-  filled_at_ = clock.Now();
-}
+    : connection_{.options = options,
+                  .keys = DirectoryKeys(options.prefix, options.cluster),
+                  .events = std::move(events),
+                  .clock = clock,
+                  .shared = *shared,
+                  .client = std::move(client),
+                  .fail = [this](const absl::Status& why) { Close(why); },
+                  .membership = {.self = std::move(self)}},
+      writer_(connection_),
+      follower_(connection_),
+      erasures_(connection_, [this] { PublishMembers(); }),
+      random_(seed) {}
 
 RoundTrips::Bounds DirectorySession::Limits(const EtcdDirectoryOptions& options) {
   const storage::Nanos lease = options.lease_seconds * kSecond;
   return {std::max(kSecond, lease / 3), std::max(kLongestCall, lease)};
 }
 
+storage::Nanos DirectorySession::LeaseTime() const {
+  return connection_.options.lease_seconds * kSecond;
+}
+
 void DirectorySession::Wake() {
-  client_->Wake();
+  client_.Wake();
 }
 
 void DirectorySession::Run() {
@@ -74,25 +78,26 @@ void DirectorySession::Run() {
       MutexLock lock(shared_.mutex);
       if (shared_.stopping) break;
     }
-    client_->Poll(Step());
+    client_.Poll(Step());
   }
   Leave();
 }
 
 storage::Nanos DirectorySession::Step() {
   if (phase_ == Phase::kAway) {
-    if (clock_.Now() < retry_at_) return retry_at_;
+    if (connection_.clock.Now() < retry_at_) return retry_at_;
     Connect();
   }
   if (phase_ == Phase::kJoined) KeepLease();
-  if (phase_ == Phase::kJoined && believe_until_ > 0 && clock_.Now() >= believe_until_) EndBelief();
-  if (phase_ == Phase::kJoined) Reconcile();
-  if (phase_ == Phase::kJoined) TellErasures();
-  if (phase_ == Phase::kJoined) TellErased();
+  if (phase_ == Phase::kJoined && membership_.believe_until > 0 && connection_.clock.Now() >= membership_.believe_until)
+    EndBelief();
+  if (phase_ == Phase::kJoined) follower_.Reconcile();
+  if (phase_ == Phase::kJoined) erasures_.WriteQueued();
+  if (phase_ == Phase::kJoined && !writer_.writing()) erasures_.Acknowledge();
   if (phase_ == Phase::kJoined) {
-    const storage::Nanos write_at = Write();
-    return std::min({write_at, believe_until_ > 0 ? believe_until_ : INT64_MAX, keep_alive_at_,
-                     unanswered_since_ > 0 ? unanswered_since_ + client_->Limit() : INT64_MAX});
+    const storage::Nanos write_at = erasures_.acknowledging() ? INT64_MAX : writer_.Write();
+    return std::min({write_at, membership_.believe_until > 0 ? membership_.believe_until : INT64_MAX, keep_alive_at_,
+                     unanswered_since_ > 0 ? unanswered_since_ + client_.Limit() : INT64_MAX});
   }
   // While it joins, the call's deadline ends the wait.
   return phase_ == Phase::kAway ? retry_at_ : INT64_MAX;
@@ -100,19 +105,19 @@ storage::Nanos DirectorySession::Step() {
 
 void DirectorySession::Connect() {
   phase_ = Phase::kJoining;
-  const absl::StatusOr<EtcdTls> tls = ReadTls(options_);
-  if (!tls.ok()) return Fail(tls.status());
-  const absl::StatusOr<std::string> password = ReadFile("password_file", options_.password_file);
-  if (!password.ok()) return Fail(password.status());
+  const absl::StatusOr<EtcdTls> tls = ReadTls(connection_.options);
+  if (!tls.ok()) return Close(tls.status());
+  const absl::StatusOr<std::string> password = ReadFile("password_file", connection_.options.password_file);
+  if (!password.ok()) return Close(password.status());
   NoteTerm(tls->certificate);
-  client_->Connect(options_.endpoints[endpoint_], *tls);
-  if (options_.user.empty()) return Authenticated();
+  client_.Connect(connection_.options.endpoints[endpoint_], *tls);
+  if (connection_.options.user.empty()) return Authenticated();
   etcdserverpb::AuthenticateRequest request;
-  request.set_name(options_.user);
+  request.set_name(connection_.options.user);
   request.set_password(password->substr(0, password->find_first_of("\r\n")));
-  client_->Authenticate(request, [this](const absl::Status& status, const auto& response) {
-    if (!status.ok()) return Fail("authenticating", status);
-    client_->set_token(response.token());
+  client_.Authenticate(request, [this](const absl::Status& status, const auto& response) {
+    if (!status.ok()) return connection_.Fail("authenticating", status);
+    client_.set_token(response.token());
     Authenticated();
   });
 }
@@ -128,108 +133,105 @@ void DirectorySession::NoteTerm(const std::string& certificate) {
 // Erasures come first, so that a registered node knows all earlier ones.
 void DirectorySession::Authenticated() {
   etcdserverpb::RangeRequest request;
-  request.set_key(keys_.Erasures());
-  request.set_range_end(RangeEnd(keys_.Erasures()));
-  client_->Range(request, [this](const absl::Status& status, const auto& response) {
-    if (!status.ok()) return Fail("cannot read erasures", status);
-    GotErasures(response);
+  request.set_key(connection_.keys.Erasures());
+  request.set_range_end(RangeEnd(connection_.keys.Erasures()));
+  client_.Range(request, [this](const absl::Status& status, const auto& response) {
+    if (!status.ok()) return connection_.Fail("cannot read erasures", status);
+    erasures_.Replace(response);
     ReadMembers();
   });
 }
 
 void DirectorySession::ReadMembers() {
   etcdserverpb::RangeRequest request;
-  request.set_key(keys_.Members());
-  request.set_range_end(RangeEnd(keys_.Members()));
-  client_->Range(request, [this](const absl::Status& status, const auto& response) {
-    if (!status.ok()) return Fail("cannot read members", status);
+  request.set_key(connection_.keys.Members());
+  request.set_range_end(RangeEnd(connection_.keys.Members()));
+  client_.Range(request, [this](const absl::Status& status, const auto& response) {
+    if (!status.ok()) return connection_.Fail("cannot read members", status);
     GotMembers(response);
   });
 }
 
 void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
   const etcdserverpb::ResponseHeader& now = response.header();
-  const bool same = now.cluster_id() == known_.cluster_id() && now.raft_term() >= known_.raft_term() &&
-                    now.revision() >= known_.revision();
-  known_ = now;
+  const bool same = now.cluster_id() == connection_.known.cluster_id() &&
+                    now.raft_term() >= connection_.known.raft_term() && now.revision() >= connection_.known.revision();
+  connection_.known = now;
   members_revision_ = now.revision();
-  std::map<uint64_t, Record> before = std::exchange(records_, {});
+  std::map<uint64_t, DirectoryMembership::Record> before = std::exchange(membership_.records, {});
   for (const mvccpb::KeyValue& pair : response.kvs()) {
-    const std::optional<uint64_t> incarnation = keys_.ReadMember(pair.key());
+    const std::optional<uint64_t> incarnation = connection_.keys.ReadMember(pair.key());
     if (!incarnation.has_value()) continue;
     std::optional<Member> member = DecodeMember(pair.value(), *incarnation);
     if (!member.has_value()) continue;
-    records_[*incarnation] = {std::make_shared<const Member>(*std::move(member)), pair.create_revision()};
+    membership_.records[*incarnation] = {std::make_shared<const Member>(*std::move(member)), pair.create_revision()};
   }
-  const auto own = records_.find(self_->incarnation);
-  const bool registered = own != records_.end() && own->second.create_revision == registered_;
-  sweep_at_ = clock_.Now() + lease_time_;  // others that lost their connection also return before then
-  if (same && lease_ != 0 && registered) return in_doubt_ ? Register(/*again=*/true) : Joined();
-  if (registered_ != 0) {
-    lost_.merge(before);
-    lost_.erase(self_->incarnation);
-    believe_until_ = clock_.Now() + lease_time_;
+  const auto own = membership_.records.find(membership_.self->incarnation);
+  const bool registered = own != membership_.records.end() && own->second.create_revision == membership_.registered;
+  writer_.SweepAt(connection_.clock.Now() + LeaseTime());  // others that lost their connection also return before then
+  if (same && membership_.lease != 0 && registered) return in_doubt_ ? Register(/*again=*/true) : Joined();
+  if (membership_.registered != 0) {
+    membership_.lost.merge(before);
+    membership_.lost.erase(membership_.self->incarnation);
+    membership_.believe_until = connection_.clock.Now() + LeaseTime();
   }
-  lease_ = 0;
-  for (auto& [ns, follow] : follows_) follow.ReadAgain();
+  membership_.lease = 0;
+  follower_.ReadAgain();
   etcdserverpb::LeaseGrantRequest grant;
-  grant.set_ttl(options_.lease_seconds);
-  client_->LeaseGrant(grant, [this](const absl::Status& status, const auto& granted) {
-    if (!status.ok()) return Fail("cannot get a lease", status);
-    lease_ = granted.id();
+  grant.set_ttl(connection_.options.lease_seconds);
+  client_.LeaseGrant(grant, [this](const absl::Status& status, const auto& granted) {
+    if (!status.ok()) return connection_.Fail("cannot get a lease", status);
+    membership_.lease = granted.id();
     Register(/*again=*/false);
   });
 }
 
 void DirectorySession::Register(bool again) {
   etcdserverpb::TxnRequest request;
-  const std::string key = keys_.MemberKey(self_->incarnation);
+  const std::string key = connection_.keys.MemberKey(membership_.self->incarnation);
   if (again) {
     etcdserverpb::Compare* registered = request.add_compare();
     registered->set_target(etcdserverpb::Compare::CREATE);
     registered->set_key(key);
-    registered->set_create_revision(registered_);
+    registered->set_create_revision(membership_.registered);
   }
   etcdserverpb::PutRequest* put = request.add_success()->mutable_request_put();
   put->set_key(key);
   // It may be another etcd, whose state is unknown: everything is written again.
-  Member self = *self_;
+  Member self = *membership_.self;
   if (!again) self.erased = 0;
-  self_ = std::make_shared<const Member>(std::move(self));
-  put->set_value(EncodeMember(*self_));
-  put->set_lease(lease_);
+  membership_.self = std::make_shared<const Member>(std::move(self));
+  put->set_value(EncodeMember(*membership_.self));
+  put->set_lease(membership_.lease);
   request.add_success()->mutable_request_range()->set_key(key);
-  client_->Txn(request, [=, this](const absl::Status& status, const etcdserverpb::TxnResponse& response) {
-    if (status.ok() && !response.succeeded()) {
-      lease_ = 0;
-      return Fail(absl::UnavailableError("the lease has expired"));
-    }
+  client_.Txn(request, [=, this](const absl::Status& status, const etcdserverpb::TxnResponse& response) {
+    if (status.ok() && !response.succeeded()) return connection_.LeaseExpired();
     if (status.ok() && (response.responses_size() != 2 || response.responses(1).response_range().kvs().empty())) {
-      return Fail(absl::InternalError("cannot register: unexpected reply"));
+      return Close(absl::InternalError("cannot register: unexpected reply"));
     }
     if (!status.ok()) {
-      if (!again || absl::IsNotFound(status)) lease_ = 0;
-      return Fail("registering", status);
+      if (!again || absl::IsNotFound(status)) membership_.lease = 0;
+      return connection_.Fail("registering", status);
     }
     const mvccpb::KeyValue& member = response.responses(1).response_range().kvs(0);
-    registered_ = member.create_revision();
-    fence_ = member.mod_revision();
+    membership_.registered = member.create_revision();
+    membership_.fence = member.mod_revision();
     in_doubt_ = false;
-    records_[self_->incarnation] = {self_, registered_};
+    membership_.records[membership_.self->incarnation] = {membership_.self, membership_.registered};
     if (again) return Joined();
     {
       MutexLock lock(shared_.mutex);
       shared_.erased = 0;
     }
     Joined();
-    if (events_.announce_again) events_.announce_again();
-    if (events_.erasures_changed) events_.erasures_changed();
+    if (connection_.events.announce_again) connection_.events.announce_again();
+    if (connection_.events.erasures_changed) connection_.events.erasures_changed();
   });
 }
 
 void DirectorySession::Joined() {
   phase_ = Phase::kJoined;
-  joined_at_ = clock_.Now();
+  joined_at_ = connection_.clock.Now();
   keep_alive_at_ = joined_at_;
   unanswered_since_ = 0;
   {
@@ -237,73 +239,58 @@ void DirectorySession::Joined() {
     ++shared_.counted.connections;
   }
   PublishMembers();
-  client_->OpenWatch([this](const auto& response) { GotWatch(response); },
-                     [this](const absl::Status& status) { Fail("watching", status); });
-  client_->OpenKeepAlive(
+  client_.OpenWatch([this](const auto& response) { GotWatch(response); },
+                    [this](const absl::Status& status) { connection_.Fail("watching", status); });
+  client_.OpenKeepAlive(
       [this](const etcdserverpb::LeaseKeepAliveResponse& response) {
         // Of several in flight, the earliest is measured.
-        if (unanswered_since_ > 0) client_->Answered(unanswered_since_);
+        if (unanswered_since_ > 0) client_.Answered(unanswered_since_);
         unanswered_since_ = 0;
         if (response.ttl() > 0) return;
-        lease_ = 0;
-        Fail(absl::UnavailableError("the lease has expired"));
+        connection_.LeaseExpired();
       },
-      [this](const absl::Status& status) { Fail("cannot keep the lease alive", status); });
-  StartWatch(keys_.Members(), members_revision_, kMemberWatch);
-  StartWatch(keys_.Erasures(), erasures_revision_, kErasureWatch);
+      [this](const absl::Status& status) { connection_.Fail("cannot keep the lease alive", status); });
+  connection_.StartWatch(connection_.keys.Members(), members_revision_, DirectoryConnection::kMemberWatch);
+  connection_.StartWatch(connection_.keys.Erasures(), erasures_.revision(), DirectoryConnection::kErasureWatch);
 }
 
 void DirectorySession::KeepLease() {
-  const storage::Nanos now = clock_.Now();
-  if (unanswered_since_ > 0 && now >= unanswered_since_ + client_->Limit()) {
-    client_->Unanswered(unanswered_since_);
-    return Fail(absl::DeadlineExceededError("etcd does not answer"));
+  const storage::Nanos now = connection_.clock.Now();
+  if (unanswered_since_ > 0 && now >= unanswered_since_ + client_.Limit()) {
+    client_.Unanswered(unanswered_since_);
+    return Close(absl::DeadlineExceededError("etcd does not answer"));
   }
   if (now < keep_alive_at_) return;
   if (unanswered_since_ == 0) unanswered_since_ = now;
-  keep_alive_at_ = now + Third();
+  keep_alive_at_ = now + LeaseTime() / 3;
   // The connection may outlive the file of its certificate; the next connection uses the renewed one.
-  if (const absl::StatusOr<std::string> certificate = ReadFile("cert_file", options_.cert_file); certificate.ok()) {
+  if (const absl::StatusOr<std::string> certificate = ReadFile("cert_file", connection_.options.cert_file);
+      certificate.ok()) {
     NoteTerm(*certificate);
   }
   etcdserverpb::LeaseKeepAliveRequest request;
-  request.set_id(lease_);
-  client_->KeepAlive(request);
+  request.set_id(membership_.lease);
+  client_.KeepAlive(request);
 }
 
-void DirectorySession::Fail(absl::string_view during, const absl::Status& status) {
-  const std::string what = status.ok() ? "etcd closed the stream" : std::string(status.message());
-  Fail(absl::UnavailableError(absl::StrCat(during, ": ", what)));
-}
-
-void DirectorySession::Fail(const absl::Status& status) {
+void DirectorySession::Close(const absl::Status& why) {
   if (phase_ == Phase::kAway) return;
-  const storage::Nanos longest = std::min(kLongestBackOff, Third());
-  const storage::Nanos now = clock_.Now();
+  const storage::Nanos longest = std::min(kLongestBackOff, LeaseTime() / 3);
+  const storage::Nanos now = connection_.clock.Now();
   if (phase_ == Phase::kJoined && now - joined_at_ > longest) attempts_ = 0;
   const storage::Nanos most = std::min(longest, kFirstBackOff << std::min(attempts_, 16u));
   ++attempts_;
   retry_at_ = now + std::uniform_int_distribution<storage::Nanos>(0, most)(random_);
   phase_ = Phase::kAway;
-  const std::string endpoint = options_.endpoints[endpoint_];
-  endpoint_ = (endpoint_ + 1) % options_.endpoints.size();
-  client_->Disconnect();
-  watches_.clear();
-  for (auto& [ns, follow] : follows_) {
-    follow.watch = 0;
-    follow.reading = 0;
-  }
-  in_doubt_ |= !in_flight_.empty() || telling_erased_;
-  writing_ = sweep_reading_ = telling_erased_ = false;
-  doomed_.clear();
-  sweep_from_.clear();
-  sweep_slices_ = 0;
-  {
-    MutexLock lock(shared_.mutex);
-    shared_.queue.Return(std::exchange(in_flight_, {}));
-  }
-  SetHealth(false, absl::StrCat(endpoint, ": ", status.message()));
-  RefuseErasures(absl::UnavailableError(absl::StrCat("the directory is not reachable: ", status.message())));
+  const std::string endpoint = connection_.options.endpoints[endpoint_];
+  endpoint_ = (endpoint_ + 1) % connection_.options.endpoints.size();
+  client_.Disconnect();
+  follower_.Disconnected();
+  const bool writing = writer_.Disconnected();
+  in_doubt_ |= writing || erasures_.acknowledging();
+  erasures_.Disconnected();
+  SetHealth(false, absl::StrCat(endpoint, ": ", why.message()));
+  erasures_.Refuse(absl::UnavailableError(absl::StrCat("the directory is not reachable: ", why.message())));
 }
 
 void DirectorySession::SetHealth(bool connected, const std::string& reason) {
@@ -312,41 +299,34 @@ void DirectorySession::SetHealth(bool connected, const std::string& reason) {
   {
     MutexLock lock(shared_.mutex);
     if (shared_.health.connected == connected && shared_.health.reason == reason) return;
-    if (shared_.health.connected != connected) shared_.health.since = clock_.Now();
+    if (shared_.health.connected != connected) shared_.health.since = connection_.clock.Now();
     shared_.health.connected = connected;
     shared_.health.reason = reason;
     health = shared_.health;
   }
-  if (events_.health_changed) events_.health_changed(health);
-}
-
-void DirectorySession::Note(const etcdserverpb::ResponseHeader& header) {
-  if (header.revision() > known_.revision()) known_.set_revision(header.revision());
-  if (header.raft_term() > known_.raft_term()) known_.set_raft_term(header.raft_term());
-  MutexLock lock(shared_.mutex);
-  shared_.counted.revision = known_.revision();
+  if (connection_.events.health_changed) connection_.events.health_changed(health);
 }
 
 void DirectorySession::PublishMembers() {
   // Of several entries with one name the latest is valid: the earlier ones are of a daemon that restarted, and their
   // leases have not ended.
-  std::map<std::string, const Record*> by_node;
-  for (const auto& [incarnation, record] : records_) {
-    const Record*& latest = by_node[record.member->node];
+  std::map<std::string, const DirectoryMembership::Record*> by_node;
+  for (const auto& [incarnation, record] : membership_.records) {
+    const DirectoryMembership::Record*& latest = by_node[record.member->node];
     if (latest == nullptr || latest->create_revision < record.create_revision) latest = &record;
   }
-  for (const auto& [incarnation, record] : lost_) {
+  for (const auto& [incarnation, record] : membership_.lost) {
     if (!by_node.contains(record.member->node)) by_node[record.member->node] = &record;
   }
   std::vector<std::shared_ptr<const Member>> others;
   bool doubled = false;
   for (const auto& [node, record] : by_node) {
-    if (record->member->incarnation == self_->incarnation) continue;
-    doubled |= node == self_->node;
+    if (record->member->incarnation == membership_.self->incarnation) continue;
+    doubled |= node == membership_.self->node;
     others.push_back(record->member);
   }
   std::vector<std::shared_ptr<const Member>> all = others;
-  all.insert(all.begin(), self_);
+  all.insert(all.begin(), membership_.self);
   bool changed = false;
   {
     // Set before its entries are used, so that a member with pending erasures is known (BeingErased).
@@ -356,33 +336,74 @@ void DirectorySession::PublishMembers() {
   }
   shared_.mirror.members().SetPresent(others);
   SetHealth(true,
-            doubled ? absl::StrCat("another daemon registered later under the same node name, ", self_->node) : "");
-  if (changed && events_.members_changed) events_.members_changed();
+            doubled ? absl::StrCat("another daemon registered later under the same node name, ", membership_.self->node)
+                    : "");
+  if (changed && connection_.events.members_changed) connection_.events.members_changed();
 }
 
 void DirectorySession::EndBelief() {
-  believe_until_ = 0;
-  lost_.clear();
-  for (auto& [ns, follow] : follows_) {
-    StopWatch(&follow);
-    follow.ReadAgain();  // and entries that etcd does not have are removed
-    follow.reading = 0;
-  }
+  membership_.believe_until = 0;
+  membership_.lost.clear();
+  follower_.Restart();  // and entries that etcd does not have are removed
   PublishMembers();
+}
+
+void DirectorySession::GotWatch(const etcdserverpb::WatchResponse& response) {
+  connection_.Note(response.header());
+  const int64_t watch = response.watch_id();
+  const bool entries = follower_.Watches(watch);
+  const bool members = !entries && watch <= DirectoryConnection::kMemberWatch;
+  const bool erasures = watch == DirectoryConnection::kErasureWatch;
+  if (!entries && !members && !erasures) return;  // no longer followed
+  if (response.canceled()) {
+    if (entries && response.compact_revision() > 0) return follower_.Compacted(watch);
+    return Close(absl::UnavailableError(absl::StrCat("etcd ended a watch: ", response.cancel_reason())));
+  }
+  if (response.created()) return;
+  // etcd reports its revision from time to time, even without changes.
+  int64_t last = response.events().empty() ? response.header().revision() : 0;
+  for (const mvccpb::Event& event : response.events()) last = std::max(last, event.kv().mod_revision());
+  if (entries) follower_.Got(response, last);
+  if (erasures) erasures_.Got(response);
+  if (members && !response.events().empty()) {
+    for (const mvccpb::Event& event : response.events()) {
+      GotMemberEvent(event);
+      if (phase_ != Phase::kJoined) return;
+    }
+    PublishMembers();
+  }
+  MutexLock lock(shared_.mutex);
+  shared_.counted.watch_events += response.events_size();
+  shared_.counted.revision_lag = response.header().revision() - last;
+}
+
+void DirectorySession::GotMemberEvent(const mvccpb::Event& event) {
+  const std::optional<uint64_t> incarnation = connection_.keys.ReadMember(event.kv().key());
+  if (!incarnation.has_value()) return;
+  if (event.type() == mvccpb::Event::DELETE) {
+    if (*incarnation == membership_.self->incarnation) return connection_.LeaseExpired();
+    membership_.records.erase(*incarnation);
+    writer_.SweepBy(connection_.clock.Now() + LeaseTime());  // time limit for its return
+    return;
+  }
+  std::optional<Member> member = DecodeMember(event.kv().value(), *incarnation);
+  if (!member.has_value()) return;
+  membership_.records[*incarnation] = {std::make_shared<const Member>(*std::move(member)),
+                                       event.kv().create_revision()};
 }
 
 void DirectorySession::Leave() {
   leaving_ = true;
-  RefuseErasures(absl::UnavailableError("this node is stopping"));
+  erasures_.Refuse(absl::UnavailableError("this node is stopping"));
   if (phase_ != Phase::kJoined) return;
   bool left = false;
   etcdserverpb::LeaseRevokeRequest request;
-  request.set_id(lease_);
-  client_->LeaseRevoke(request, kLeaveTimeout, [&](const absl::Status&, const auto&) { left = true; });
+  request.set_id(membership_.lease);
+  client_.LeaseRevoke(request, kLeaveTimeout, [&](const absl::Status&, const auto&) { left = true; });
   // The end of the connection ends the wait; the lease then expires.
-  const storage::Nanos end = clock_.Now() + kLeaveTimeout;
-  while (!left && phase_ == Phase::kJoined && clock_.Now() < end) client_->Poll(end);
-  client_->Disconnect();
+  const storage::Nanos end = connection_.clock.Now() + kLeaveTimeout;
+  while (!left && phase_ == Phase::kJoined && connection_.clock.Now() < end) client_.Poll(end);
+  client_.Disconnect();
 }
 
 }  // namespace ashlar::daemon

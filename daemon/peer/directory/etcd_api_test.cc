@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Our part of etcd's API against etcd's own files, where Debian's golang-etcd-server-dev is installed.
+// Checks the daemon's copy of etcd's API against etcd's own files, where Debian's golang-etcd-server-dev is installed.
 #include <google/protobuf/descriptor.h>
 #include <gtest/gtest.h>
 
@@ -34,7 +34,7 @@ Declared ReadDeclarations(const std::string& path) {
   const std::regex value(R"(^\s*(\w+)\s*=\s*(\d+)\s*;.*)");
   const std::regex method(R"(^\s*rpc\s+(\w+)\s*\((stream )?(\w+)\)\s*returns\s*\((stream )?(\w+)\).*)");
   std::smatch match;
-  int depth_of_options = 0;  // of a method
+  int depth_of_options = 0;  // depth inside a method
   for (std::string line; std::getline(file, line);) {
     line = line.substr(0, line.find("//"));
     if (std::regex_match(line, match, opens)) {
@@ -57,7 +57,7 @@ Declared ReadDeclarations(const std::string& path) {
   return declared;
 }
 
-// As etcd's files write it: names of other packages in full, all others short.
+// In etcd's notation: names of other packages in full, all others short.
 std::string TypeOf(const FieldDescriptor& field) {
   const auto name = [&](const std::string& full, const std::string& short_name, const std::string& package) {
     return package == field.file()->package() ? short_name : full;
@@ -121,7 +121,7 @@ INSTANTIATE_TEST_SUITE_P(Files, EtcdApi,
                                                       etcdserverpb::TxnRequest::descriptor()->file()),
                                            std::tuple("mvcc/mvccpb/kv.proto", "mvccpb",
                                                       mvccpb::KeyValue::descriptor()->file())),
-                         [](const auto& info) { return std::string(std::get<1>(info.param)); });
+                         [](const auto& instance) { return std::string(std::get<1>(instance.param)); });
 
 }  // namespace
 }  // namespace ashlar::daemon

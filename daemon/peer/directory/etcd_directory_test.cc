@@ -28,7 +28,7 @@ class EtcdDirectoryTest : public ::testing::Test {
   }
   EtcdDirectoryOptions Options() const { return OptionsFor(etcd_->endpoint()); }
   std::unique_ptr<Node> Join(const std::string& name) const { return std::make_unique<Node>(name, Options()); }
-  // Keys in etcd that begin so, behind the cluster's prefix.
+  // Keys in etcd with this prefix after the cluster's prefix.
   size_t CountKeys(const std::string& kind) const {
     const std::string keys =
         Shell("ETCDCTL_API=3 etcdctl --endpoints " + etcd_->endpoint() + " get --prefix --keys-only " +
@@ -50,7 +50,7 @@ TEST(LocalDirectory, HasOneMember) {
   EXPECT_TRUE(directory.Health().connected);
 }
 
-TEST_F(EtcdDirectoryTest, TwoNodesSeeWhatTheOtherHolds) {
+TEST_F(EtcdDirectoryTest, TwoNodesSeeEachOthersObjects) {
   const auto a = Join("a"), b = Join("b");
   ASSERT_TRUE(Until([&] { return a->members() == 2 && b->members() == 2; }));
   EXPECT_EQ(a->directory.Members()[0]->node, "a") << "itself first";
@@ -98,7 +98,7 @@ TEST_F(EtcdDirectoryTest, OnlyFollowedNamespacesAreMirrored) {
   ASSERT_TRUE(Until([&] { return b->directory.Stats().entries == 200; }));
   EXPECT_THAT(b->Holders(3, 5), IsEmpty());
   b->directory.Unfollow(NamespaceOf(1));
-  b->directory.Unfollow(NamespaceOf(2));  // once more than it was followed: it stays
+  b->directory.Unfollow(NamespaceOf(2));  // one more Unfollow than Follow: it stays
   ASSERT_TRUE(Until([&] { return b->directory.Stats().entries == 100; }));
   EXPECT_THAT(b->Holders(1, 5), IsEmpty());
   EXPECT_TRUE(Until([&] { return b->Holders(2, 5) == Names{"a"}; }));
@@ -124,7 +124,7 @@ TEST_F(EtcdDirectoryTest, OtherClustersInTheSameEtcdAreNotSeen) {
   EXPECT_EQ(b.members(), 1u);
 }
 
-TEST_F(EtcdDirectoryTest, AKilledMemberVanishesAndItsEntriesAreSwept) {
+TEST_F(EtcdDirectoryTest, AKilledMemberAndItsEntriesAreRemoved) {
   const auto a = Join("a"), b = Join("b");
   a->directory.Follow(NamespaceOf(1));
   b->Hold(1, 1000);
@@ -142,7 +142,7 @@ TEST_F(EtcdDirectoryTest, AKilledMemberVanishesAndItsEntriesAreSwept) {
   EXPECT_EQ(a->directory.Stats().swept + b->directory.Stats().swept, 300u);
 }
 
-// More than fit one page, so that they are read and swept in slices.
+// More than one page, so that they are read and swept in slices.
 TEST_F(EtcdDirectoryTest, ManyEntriesOfSeveralNamespacesAreReadAndSwept) {
   const auto a = Join("a");
   NodeProcess killed(etcd_->endpoint(), "killed", 0, 15000, 3);
@@ -165,7 +165,7 @@ TEST_F(EtcdDirectoryTest, IgnoresEntriesOfEarlierIncarnation) {
   ASSERT_TRUE(Until([&] { return a->Holders(1, 49) == Names{"b"}; }));
   const uint64_t incarnation = a->directory.Members()[1]->incarnation;
   first.Kill();
-  NodeProcess again(etcd_->endpoint(), "b", 25, 50);  // before the lease of the first one ends
+  NodeProcess again(etcd_->endpoint(), "b", 25, 50);  // before the first one's lease ends
   ASSERT_TRUE(Until([&] { return a->Holders(1, 74) == Names{"b"}; }));
   EXPECT_THAT(a->Holders(1, 0), IsEmpty());
   EXPECT_EQ(a->members(), 2u);
@@ -197,7 +197,7 @@ TEST_F(EtcdDirectoryTest, LeavingMemberIsRemovedAtOnce) {
   EXPECT_TRUE(Until([&] { return a->members() == 1; }));
 }
 
-TEST_F(EtcdDirectoryTest, LeavingIsNoFailure) {
+TEST_F(EtcdDirectoryTest, LeavingIsNotAFailure) {
   for (int i = 0; i < 5; ++i) {
     std::atomic<int> connected{0}, failed{0};
     const SteadyClock clock;
@@ -216,7 +216,7 @@ TEST_F(EtcdDirectoryTest, LeavingIsNoFailure) {
   }
 }
 
-TEST_F(EtcdDirectoryTest, TwoDaemonsOfOneNameAreToldApart) {
+TEST_F(EtcdDirectoryTest, TwoDaemonsWithTheSameNameAreDistinguished) {
   const auto a = Join("same");
   ASSERT_TRUE(Until([&] { return a->directory.Health().connected; }));
   const auto b = Join("same");
@@ -226,10 +226,10 @@ TEST_F(EtcdDirectoryTest, TwoDaemonsOfOneNameAreToldApart) {
   EXPECT_EQ(b->directory.Health().reason, "");
 }
 
-TEST_F(EtcdDirectoryTest, AFullQueueDropsWhatIsWorthLeast) {
+TEST_F(EtcdDirectoryTest, AFullQueueDropsTheLeastValuable) {
   EtcdDirectoryOptions options = Options();
   options.queued_writes = 10;
-  options.endpoints = {"127.0.0.1:1"};  // nobody is there
+  options.endpoints = {"127.0.0.1:1"};  // no server is there
   Node a("a", options);
   for (uint64_t key = 0; key < 30; ++key) {
     const bool taken = a.directory.Announce(NamespaceOf(1), DigestOf(key), {}, static_cast<double>(key % 15));
@@ -248,10 +248,10 @@ TEST_F(EtcdDirectoryTest, AFullQueueDropsWhatIsWorthLeast) {
   EXPECT_THAT(a.directory.Health().reason, ::testing::HasSubstr("127.0.0.1:1: cannot read erasures: "));
 }
 
-TEST_F(EtcdDirectoryTest, ANodeKeepsToItsShareOfTheBudget) {
+TEST_F(EtcdDirectoryTest, ANodeStaysWithinItsShareOfTheBudget) {
   EtcdDirectoryOptions options = Options();
   options.writes_per_second = 1000;
-  options.cluster_writes_per_second = 200;  // of two nodes
+  options.cluster_writes_per_second = 200;  // rate of two nodes
   Node a("a", options), b("b", options);
   ASSERT_TRUE(Until([&] { return a.members() == 2 && b.members() == 2; }));
   const auto begin = std::chrono::steady_clock::now();
@@ -261,7 +261,7 @@ TEST_F(EtcdDirectoryTest, ANodeKeepsToItsShareOfTheBudget) {
   ASSERT_TRUE(Until([&] { return a.directory.Stats().sent_withdrawals == 1; }));
   EXPECT_LT(a.directory.Stats().sent_announcements - before, 400u) << "it goes first";
   ASSERT_TRUE(Until([&] { return a.directory.Stats().sent_announcements - before == 400; }));
-  // A bucket holds a second's worth, and it may have been filled at the rate of one member: 200 at once, then 100 a
+  // A bucket holds one second's worth, and may have been filled at the rate of one member: 200 at once, then 100 per
   // second.
   EXPECT_GT(std::chrono::steady_clock::now() - begin, std::chrono::milliseconds(1500));
 }
@@ -302,7 +302,7 @@ TEST_F(EtcdDirectoryTest, ErasureReachesLaterMembers) {
   for (const Node* node : {a.get(), b.get(), later.get()}) {
     EXPECT_TRUE(Until([&] { return !being_erased(*node); }));
   }
-  // An etcd that has lost everything has lost this, too, and what was done is said again by its revisions.
+  // An etcd that has lost everything has also lost this, and completed erasures are reported again with new revisions.
   etcd_->Wipe();
   ASSERT_TRUE(Until([&] { return !a->directory.Health().connected; }));
   EXPECT_EQ(tell(*a).code(), absl::StatusCode::kUnavailable);
@@ -323,17 +323,17 @@ TEST_F(EtcdDirectoryTest, TheMirrorIsBounded) {
   EXPECT_EQ(b.directory.Stats().entries, 50u);
 }
 
-// Nodes hold, drop, follow and stop at random; in the end everyone sees exactly what a model says.
+// Nodes hold, drop, follow and stop at random. In the end every node sees exactly the model's state.
 TEST_F(EtcdDirectoryTest, AnyOrderConverges) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   std::mt19937_64 random(seed);
-  constexpr uint64_t kNodes = 3, kKeys = 60, kSpaces = 3;
-  std::vector<std::unique_ptr<Node>> nodes(kNodes);
-  std::vector<std::set<std::pair<uint64_t, uint64_t>>> held(kNodes);
-  std::vector<std::set<uint64_t>> followed(kNodes);
+  constexpr uint64_t kNodeCount = 3, kKeys = 60, kSpaces = 3;
+  std::vector<std::unique_ptr<Node>> nodes(kNodeCount);
+  std::vector<std::set<std::pair<uint64_t, uint64_t>>> held(kNodeCount);
+  std::vector<std::set<uint64_t>> followed(kNodeCount);
   for (int step = 0; step < 3000; ++step) {
-    const uint64_t i = random() % kNodes, ns = random() % kSpaces, key = random() % kKeys;
+    const uint64_t i = random() % kNodeCount, ns = random() % kSpaces, key = random() % kKeys;
     if (nodes[i] == nullptr) nodes[i] = Join(absl::StrCat("n", i));
     const uint64_t what = random() % 1000;
     if (what < 500) {
@@ -357,7 +357,7 @@ TEST_F(EtcdDirectoryTest, AnyOrderConverges) {
     for (uint64_t ns = 0; ns < kSpaces; ++ns) {
       for (uint64_t key = 0; key < kKeys; ++key) {
         Names expected;
-        for (uint64_t j = 0; j < kNodes; ++j) {
+        for (uint64_t j = 0; j < kNodeCount; ++j) {
           if (j != i && held[j].contains({ns, key}) && followed[i].contains(ns)) expected.insert(absl::StrCat("n", j));
         }
         if (nodes[i]->Holders(ns, key) != expected) return false;
@@ -365,7 +365,7 @@ TEST_F(EtcdDirectoryTest, AnyOrderConverges) {
     }
     return true;
   };
-  for (uint64_t i = 0; i < kNodes; ++i) {
+  for (uint64_t i = 0; i < kNodeCount; ++i) {
     if (nodes[i] == nullptr) continue;
     EXPECT_TRUE(Until([&] { return agrees(i); })) << "node " << i;
   }

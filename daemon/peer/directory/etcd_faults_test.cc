@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// An EtcdDirectory while etcd is away, slow, empty, compacted, or refuses.
+// EtcdDirectory while etcd is unreachable, slow, empty, compacted, or refuses calls.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -54,7 +54,7 @@ TEST_F(EtcdFaultsTest, UsesKnownEntriesWhileEtcdIsDown) {
   a_->Hold(1, 500);
   a_->Drop(1, 0);
   b_->Hold(1, 1);
-  std::this_thread::sleep_for(std::chrono::seconds(5));  // longer than a lease: nobody's end can be seen
+  std::this_thread::sleep_for(std::chrono::seconds(5));  // longer than a lease: the end of a member cannot be detected
   EXPECT_EQ(b_->members(), 2u);
   EXPECT_EQ(b_->Holders(1, 0), Names{"a"});
   EXPECT_EQ(a_->directory.Stats().queued_announcements, 1u);
@@ -69,7 +69,7 @@ TEST_F(EtcdFaultsTest, UsesKnownEntriesWhileEtcdIsDown) {
   EXPECT_EQ(b_->directory.Stats().resyncs, 1u) << "it went on from its revision";
 }
 
-TEST_F(EtcdFaultsTest, AnEtcdThatWasRestoredEmptyIsFilledAgain) {
+TEST_F(EtcdFaultsTest, AnEmptyRestoredEtcdIsFilledAgain) {
   ASSERT_NO_FATAL_FAILURE(StartPair());
   a_->Drop(1, 7);
   ASSERT_TRUE(Until([&] { return b_->Holders(1, 7).empty(); }));
@@ -83,7 +83,7 @@ TEST_F(EtcdFaultsTest, AnEtcdThatWasRestoredEmptyIsFilledAgain) {
   ASSERT_TRUE(Until([&] { return b_->Holders(1, 8).empty() && b_->directory.Stats().entries == 498; }));
   EXPECT_EQ(a_->asked_again, asked + 1);
   EXPECT_EQ(b_->Holders(1, 0), Names{"a"});
-  // Nothing that was known is erased before others had a lease's time to say it again.
+  // Known entries are not erased before other nodes had a lease's time to announce them again.
   for (int i = 0; i < 800; ++i) {
     ASSERT_EQ(b_->Holders(1, 9), Names{"a"});
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
@@ -94,8 +94,8 @@ TEST_F(EtcdFaultsTest, AnEtcdThatWasRestoredEmptyIsFilledAgain) {
   EXPECT_TRUE(Until([&] { return c.directory.Stats().entries == 498 && c.members() == 3; }));
 }
 
-// etcd is emptied, and others have written more than it had before by the time that one comes back.
-TEST_F(EtcdFaultsTest, AnEmptiedEtcdIsNoticedThoughItsRevisionsAreHigherAgain) {
+// etcd is emptied, and by the time a node reconnects, others have written more than it had before.
+TEST_F(EtcdFaultsTest, DetectsAnEmptiedEtcdWithHigherRevisions) {
   ASSERT_NO_FATAL_FAILURE(StartPair());
   etcd_->Wipe();
   a_.reset();
@@ -110,12 +110,12 @@ TEST_F(EtcdFaultsTest, AnEmptiedEtcdIsNoticedThoughItsRevisionsAreHigherAgain) {
 
 TEST_F(EtcdFaultsTest, RereadsCompactedNamespace) {
   ASSERT_NO_FATAL_FAILURE(StartPair());
-  NodeProcess stalled(etcd_->endpoint(), "stalled", 2000, 1);  // a third one, whose watch stands still
+  NodeProcess stalled(etcd_->endpoint(), "stalled", 2000, 1);  // a third node, whose watch hangs
   ASSERT_TRUE(Until([&] { return b_->Holders(1, 2000) == Names{"stalled"}; }));
   etcd_->Kill();
   ASSERT_TRUE(Until([&] { return !a_->directory.Health().connected && !b_->directory.Health().connected; }));
   etcd_->Start();
-  // b may be back first, or after all of this: in either case it ends with what etcd has.
+  // b may reconnect first or last: in either case it ends with the contents of etcd.
   for (int i = 0; i < 20; ++i) Etcdctl("put x y");
   a_->Drop(1, 3);
   a_->Hold(1, 501);
@@ -128,8 +128,8 @@ TEST_F(EtcdFaultsTest, RereadsCompactedNamespace) {
   }));
 }
 
-// One that was away for longer than etcd remembers.
-TEST_F(EtcdFaultsTest, AMemberThatSleptThroughACompactionComesBack) {
+// A member that was away for longer than etcd's history.
+TEST_F(EtcdFaultsTest, AMemberReturnsAfterMissingACompaction) {
   etcd_ = std::make_unique<EtcdProcess>();
   const auto a = std::make_unique<Node>("a", OptionsFor(etcd_->endpoint()));
   a->directory.Follow(NamespaceOf(1));
@@ -144,8 +144,8 @@ TEST_F(EtcdFaultsTest, AMemberThatSleptThroughACompactionComesBack) {
   EXPECT_TRUE(Until([&] { return a->Holders(1, 9) == Names{"sleeper"} && a->members() == 2; }));
 }
 
-// Of a transaction: announcements, and the sweep of a member that has nothing to announce.
-TEST_F(EtcdFaultsTest, AnEtcdThatTakesFewerOperationsIsWrittenToAndSwept) {
+// Limits of a transaction: for announcements, and for the sweep of a member that has nothing to announce.
+TEST_F(EtcdFaultsTest, WorksWithAnEtcdThatAllowsFewerOperations) {
   etcd_ = std::make_unique<EtcdProcess>(EtcdOptions{.arguments = {"--max-txn-ops=10"}});
   const auto a = std::make_unique<Node>("a", OptionsFor(etcd_->endpoint()));
   a->directory.Follow(NamespaceOf(1));
@@ -158,7 +158,7 @@ TEST_F(EtcdFaultsTest, AnEtcdThatTakesFewerOperationsIsWrittenToAndSwept) {
   EXPECT_EQ(a->health_changes, health_changes) << "the connection is kept";
 }
 
-TEST_F(EtcdFaultsTest, AnEtcdThatPausesIsWaitedFor) {
+TEST_F(EtcdFaultsTest, WaitsForAPausedEtcd) {
   ASSERT_NO_FATAL_FAILURE(StartPair());
   etcd_->Freeze();
   a_->Hold(1, 600);
@@ -171,7 +171,7 @@ TEST_F(EtcdFaultsTest, AnEtcdThatPausesIsWaitedFor) {
 }
 
 #if !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)  // nothing may be loaded before a sanitizer
-TEST_F(EtcdFaultsTest, AClockThatIsAnHourWrongChangesNothing) {
+TEST_F(EtcdFaultsTest, AClockOffByAnHourChangesNothing) {
   const std::string library = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1";
   if (!std::filesystem::exists(library)) GTEST_SKIP() << library << " is not installed (Debian's faketime)";
   ASSERT_NO_FATAL_FAILURE(StartPair());
@@ -193,7 +193,7 @@ TEST_F(EtcdFaultsTest, AClockThatIsAnHourWrongChangesNothing) {
 }
 #endif
 
-TEST_F(EtcdFaultsTest, TheNextEndpointIsTriedAfterAFailure) {
+TEST_F(EtcdFaultsTest, TriesTheNextEndpointAfterAFailure) {
   etcd_ = std::make_unique<EtcdProcess>();
   EtcdDirectoryOptions options = OptionsFor(etcd_->endpoint());
   options.endpoints = {"127.0.0.1:1", etcd_->endpoint()};
@@ -233,14 +233,14 @@ TEST_F(EtcdFaultsTest, UsersNeedTheirPassword) {
   b.directory.Follow(NamespaceOf(1));
   a.Hold(1, 1);
   EXPECT_TRUE(Until([&] { return b.Holders(1, 1) == Names{"a"} && b.members() == 2; })) << b.directory.Health().reason;
-  // A permission that is taken away.
+  // A revoked permission.
   Etcdctl("--user root:secret role revoke-permission ashlar --prefix=true /ashlar/");
   EXPECT_TRUE(Until([&] { return absl::StrContains(a.directory.Health().reason, "permission denied"); }))
       << a.directory.Health().reason;
   EXPECT_EQ(b.Holders(1, 1), Names{"a"});
 }
 
-TEST_F(EtcdFaultsTest, TlsIsHeldToTheAuthority) {
+TEST_F(EtcdFaultsTest, TlsRequiresTheAuthority) {
   std::string folder = testing::TempDir() + "/ashlar-tls-XXXXXX";
   ASSERT_NE(::mkdtemp(folder.data()), nullptr);
   const auto make = [&](const std::string& authority, const std::string& name, const std::string& more, int days = 2) {
@@ -264,7 +264,7 @@ TEST_F(EtcdFaultsTest, TlsIsHeldToTheAuthority) {
   served.client_authority = file("ca.pem");
   etcd_ = std::make_unique<EtcdProcess>(served);
 
-  // One after another: each with its reason for failing, but the last.
+  // One after another: each with its reason for failing, except the last.
   const struct {
     std::string authority, identity, reason;
   } kCases[] = {{"", "", "cannot read erasures"},
@@ -285,7 +285,7 @@ TEST_F(EtcdFaultsTest, TlsIsHeldToTheAuthority) {
     EXPECT_EQ(node.directory.Stats().connections, c.reason.empty() ? 1u : 0u);
     EXPECT_EQ(node.directory.Stats().certificate_expiry > 0, !c.identity.empty() && c.authority != "missing.pem");
     if (!c.reason.empty()) continue;
-    // It is renewed on the disk, under the connection.
+    // The certificate is renewed on the disk while the connection exists.
     const int64_t first = node.directory.Stats().certificate_expiry;
     make("ca", "client", "extendedKeyUsage=clientAuth", 9);
     EXPECT_TRUE(Until([&] { return node.directory.Stats().certificate_expiry > first + 5 * 86400; }));

@@ -159,8 +159,8 @@ class Mirror::Namespace {
   // Starts a round: entries that are not put in it are old. This includes entries of an earlier unfinished round.
   void BeginRound();
 
-  // Adds a holder or updates its entry. `may_add`: there is room for one more. Returns whether it was added; sets
-  // `refused` if there was no room.
+  // Adds a holder or updates its entry. `may_add`: there is space for one more. Returns whether it was added; sets
+  // `refused` if there was no space.
   bool Put(const Slot& slot, bool may_add, bool* refused);
   // Removes the holder; returns whether it existed.
   bool Remove(const EntryId& id, uint16_t member);
@@ -191,7 +191,7 @@ class Mirror::Namespace {
   std::array<Table, kTables> tables_;
   mutable Mutex mutex_;
   // Number of entries per depth.
-  absl::btree_map<uint32_t, uint32_t> depths_ ABSL_GUARDED_BY(mutex_);  // of checkpoints
+  absl::btree_map<uint32_t, uint32_t> depths_ ABSL_GUARDED_BY(mutex_);  // depths of checkpoints
   absl::btree_map<std::pair<uint32_t, uint32_t>, uint32_t> span_ends_
       ABSL_GUARDED_BY(mutex_);  // by the starts of spans
 };

@@ -34,7 +34,7 @@ std::vector<std::shared_ptr<const Member>> MembersOf(const std::set<uint64_t>& i
   return members;
 }
 
-TEST(Mirror, AtMostSixteenHoldersOfAKeyAreSaid) {
+TEST(Mirror, ReportsAtMostSixteenHoldersOfAKey) {
   Mirror mirror(1000);
   mirror.Open(Shorten(NamespaceOf(1)));
   std::set<uint64_t> all;
@@ -52,7 +52,7 @@ TEST(Mirror, AtMostSixteenHoldersOfAKeyAreSaid) {
   EXPECT_EQ(located[0].index, 1u);
 }
 
-TEST(Mirror, DepthsAreSaidFromTheDeepEnd) {
+TEST(Mirror, ReportsTheDeepestDepthsFirst) {
   Mirror mirror(1000);
   mirror.Open(Shorten(NamespaceOf(1)));
   mirror.Put(IdOf(1, 1), 9, {.kind = ObjectKind::kCheckpoint, .depth = 300});
@@ -76,7 +76,7 @@ TEST(Mirror, DepthsAreSaidFromTheDeepEnd) {
   EXPECT_THAT(mirror.Depths(NamespaceOf(2), 300, 9), IsEmpty());
 }
 
-TEST(Mirror, SpansAreSaidByTheirBeginning) {
+TEST(Mirror, ReportsSpansByTheirBeginning) {
   Mirror mirror(1000);
   mirror.Open(Shorten(NamespaceOf(1)));
   uint64_t key = 0;
@@ -97,8 +97,8 @@ TEST(Mirror, SpansAreSaidByTheirBeginning) {
   EXPECT_THAT(mirror.SpanEnds(ns, 200, 300, 9), ElementsAre(250, 210));
 }
 
-// A read that is broken off is begun again: neither what it has put nor what was there before outlives the next one.
-TEST(Mirror, ARoundThatWasBrokenOffIsBegunAgain) {
+// An interrupted read starts again: neither its entries nor the older ones survive the next read.
+TEST(Mirror, RestartsAnInterruptedRound) {
   Mirror mirror(1000);
   const ShortDigest ns = Shorten(NamespaceOf(1));
   mirror.Open(ns);
@@ -116,7 +116,7 @@ TEST(Mirror, ARoundThatWasBrokenOffIsBegunAgain) {
   EXPECT_EQ(mirror.entries(), 1u);
 }
 
-TEST(Mirror, AGpuWithAHighNumberIsNotRemembered) {
+TEST(Mirror, IgnoresGpusWithHighNumbers) {
   Mirror mirror(10);
   mirror.Open(Shorten(NamespaceOf(1)));
   mirror.members().SetPresent(MembersOf({1}));
@@ -176,7 +176,7 @@ class ModelledMirror {
 
   void ExpectSameNumber() const { EXPECT_EQ(mirror_.entries(), held_.size()); }
 
-  // All of one namespace is what the model says.
+  // The whole namespace equals the model.
   void ExpectSame(uint64_t ns) const {
     std::set<uint64_t, std::greater<>> depths;
     std::map<uint64_t, std::set<uint64_t, std::greater<>>> span_ends;
@@ -227,7 +227,7 @@ class ModelledMirror {
     }
     mirror_.members().SetPresent(MembersOf(present_));
   }
-  // A round in which about half of a namespace comes again; the other half is erased.
+  // A round in which about half of a namespace is announced again; the other half is erased.
   void HalfComesAgain(uint64_t ns) {
     mirror_.BeginRound(Shorten(NamespaceOf(ns)));
     ++round_;
@@ -242,12 +242,12 @@ class ModelledMirror {
 
   std::mt19937_64 random_;
   Mirror mirror_{kMost};
-  std::map<At, std::pair<Holding, int>> held_;  // and the round in which each came
+  std::map<At, std::pair<Holding, int>> held_;  // and the round in which each was put
   std::set<uint64_t> open_, present_;
   int round_ = 0;
 };
 
-// Puts, removals, rounds, members that come and go; after each a model agrees.
+// Puts, removals, rounds, and members that join and leave. The state is compared with a model after each.
 TEST(Mirror, AgreesWithAModel) {
   const uint64_t seed = std::random_device()();
   ModelledMirror both(seed);

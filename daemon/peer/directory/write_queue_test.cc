@@ -38,7 +38,7 @@ TEST(WriteQueue, WithdrawalsFirstThenHighestWorth) {
   EXPECT_EQ(queue.size(), 0u);
 }
 
-TEST(WriteQueue, TheLatestWordOnAnObjectCounts) {
+TEST(WriteQueue, TheLatestWriteOfAnObjectWins) {
   WriteQueue queue(10);
   queue.Announce(WriteOf(1, 1, 100));
   queue.Announce(WriteOf(1, 1, 200));
@@ -77,21 +77,21 @@ TEST(WriteQueue, RemembersDroppedAnnouncements) {
   EXPECT_FALSE(queue.GaveUp(IdOf(1)));
   EXPECT_TRUE(queue.Announce(WriteOf(5, 5)));
   EXPECT_TRUE(queue.Announce(WriteOf(6, 6)));
-  queue.Return(taken);  // 4, in vain
+  queue.Return(taken);  // 4 was not sent
   EXPECT_TRUE(queue.GaveUp(IdOf(1)) && queue.GaveUp(IdOf(2)) && queue.GaveUp(IdOf(4)));
   queue.Withdraw(IdOf(4));
   EXPECT_FALSE(queue.GaveUp(IdOf(4)));
 }
 
-// Any calls: bounds are kept, whatever was taken last of an object is the last word on it, or that was dropped, and a
+// For any calls, limits are kept. What was taken last for an object is its latest write, unless that was dropped. A
 // withdrawal waits until it is taken or its object is announced.
-TEST(WriteQueue, AnyCallsKeepTheBoundsAndTheLastWord) {
+TEST(WriteQueue, RandomCallsKeepTheBoundsAndTheLatestWrites) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(absl::StrCat("seed ", seed));
   std::mt19937_64 random(seed);
   WriteQueue queue(8);
-  std::map<uint8_t, std::optional<uint64_t>> last;  // bytes of the last word; none: withdrawn
-  std::set<uint8_t> withdrawn;                      // by withdrawals that wait
+  std::map<uint8_t, std::optional<uint64_t>> last;  // bytes of the latest write; none: withdrawn
+  std::set<uint8_t> withdrawn;                      // objects with a queued withdrawal
   for (uint64_t step = 1; step < 50000; ++step) {
     const auto number = static_cast<uint8_t>(random() % 24);
     switch (random() % 4) {
@@ -108,7 +108,7 @@ TEST(WriteQueue, AnyCallsKeepTheBoundsAndTheLastWord) {
         }
         break;
       default:
-        if (step / 100 % 2 == 0) break;  // nobody takes for a while, and the queue fills up
+        if (step / 100 % 2 == 0) break;  // no writer takes for a while, and the queue fills up
         for (const DirectoryWrite& write : queue.Take(random() % 5)) {
           const auto found = last.find(write.id.key[0]);
           ASSERT_NE(found, last.end());

@@ -14,7 +14,7 @@ using testing::IsEmpty;
 
 constexpr storage::Nanos kSecond = 1'000'000'000;
 
-// Says who is there and what is to be erased, and does nothing else.
+// Reports the given members and erasures, and does nothing else.
 class SaidDirectory final : public Directory {
  public:
   std::vector<std::shared_ptr<const Member>> members;
@@ -76,7 +76,7 @@ TEST_F(AcknowledgementsTest, NoWaitWithoutPendingErasures) {
   EXPECT_THAT(waiting.nodes, IsEmpty());
 }
 
-TEST_F(AcknowledgementsTest, EachSideHasItsCountAndTheAgeOfItsOldest) {
+TEST_F(AcknowledgementsTest, EachSideHasACountAndTheAgeOfItsOldest) {
   directory_.Wish(5);
   acknowledgements_.Look();
   clock_.Advance(10 * kSecond);
@@ -90,7 +90,7 @@ TEST_F(AcknowledgementsTest, EachSideHasItsCountAndTheAgeOfItsOldest) {
   EXPECT_THAT(waiting.nodes, IsEmpty()) << "within the patience";
 }
 
-TEST_F(AcknowledgementsTest, NodesThatAreLateAreNamedUntilTheyAcknowledgeOrGo) {
+TEST_F(AcknowledgementsTest, LateNodesAreNamedUntilTheyAcknowledgeOrLeave) {
   directory_.Wish(5);
   directory_.Say("here", 5);
   acknowledgements_.Look();
@@ -98,18 +98,18 @@ TEST_F(AcknowledgementsTest, NodesThatAreLateAreNamedUntilTheyAcknowledgeOrGo) {
   EXPECT_THAT(acknowledgements_.Look().nodes, ElementsAre("second", "third"));
   directory_.Say("third", 5);
   EXPECT_THAT(acknowledgements_.Look().nodes, ElementsAre("second"));
-  directory_.members.resize(1);  // it has gone: nobody waits for it
+  directory_.members.resize(1);  // it has left: no node waits for it
   const Acknowledgements::Waiting waiting = acknowledgements_.Look();
   EXPECT_EQ(Of(waiting.elsewhere), Side(0, 0));
   EXPECT_THAT(waiting.nodes, IsEmpty());
-  // Where it comes back and has not erased, the wait begins anew.
+  // If it returns and has not erased, the wait starts again.
   directory_.Say("second", 0);
   acknowledgements_.Look();
   clock_.Advance(kSecond);
   EXPECT_EQ(Of(acknowledgements_.Look().elsewhere), Side(1, 1));
 }
 
-TEST_F(AcknowledgementsTest, ANodeThatHasNotJoinedWaitsForNobody) {
+TEST_F(AcknowledgementsTest, ANodeThatHasNotJoinedDoesNotWait) {
   directory_.members.clear();
   directory_.Wish(5);
   EXPECT_EQ(Of(acknowledgements_.Look().here), Side(0, 0));

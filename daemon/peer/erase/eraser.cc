@@ -15,6 +15,7 @@
 #include "absl/strings/str_split.h"
 #include "daemon/runtime/log.h"
 #include "daemon/runtime/unique_fd.h"
+#include "proto/hex.h"
 #include "proto/regular_file.h"
 
 namespace ashlar::daemon {
@@ -43,7 +44,7 @@ std::set<ClusterErasure::Id> ReadErased(const std::string& folder) {
     if (line.size() != kIdDigits || !std::ranges::all_of(line, [](unsigned char c) { return std::isxdigit(c); })) {
       continue;
     }
-    const std::string bytes = absl::HexStringToBytes(line);
+    const std::string bytes = BytesOfHex(line);
     ClusterErasure::Id id;
     std::ranges::copy(bytes, id.begin());
     ids.insert(id);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes of a test erase what their cluster is to erase: each wish once, across restarts. Nothing of it comes from
+// Erasures in a cluster: every node erases once for each request, across restarts, and takes no erased object from
 // nodes that have not erased yet.
 #include "daemon/peer/erase/eraser.h"
 
@@ -41,7 +41,7 @@ class EraserTest : public ::testing::Test {
       return made;
     });
   }
-  // Until it has done all that is known, and has said so.
+  // Runs until all known erasures are done and acknowledged.
   static void Finish(PeerNode& node, Eraser& eraser) {
     const int64_t all = node.directory.Erasures().back().revision;
     node.OnLoop([&] { eraser.Changed(); });
@@ -66,7 +66,7 @@ class EraserTest : public ::testing::Test {
   int pages_erased_ = 0;
 };
 
-TEST_F(EraserTest, DoesEachOnceAlsoAfterARestart) {
+TEST_F(EraserTest, ErasesEachOnceAlsoAfterARestart) {
   const auto first = Make(a_, folder_);
   a_.Publish(TestPlan(1, 64), 1);
   Ask(1);
@@ -107,7 +107,7 @@ TEST_F(EraserTest, UnknownTenantIsErasedAtOnce) {
   EXPECT_EQ(Objects(a_), 1u);
 }
 
-TEST_F(EraserTest, OnlyTheNamespaceGoes) {
+TEST_F(EraserTest, ErasesOnlyTheNamespace) {
   const auto eraser = Make(a_, "");
   const ObjectHeader plan = TestPlan(1, 64);
   NamespaceId other = plan.ns;
@@ -137,7 +137,7 @@ TEST_F(EraserTest, FetchesNothingFromNodesWithPendingErasure) {
   EXPECT_EQ(Find(a_, plan), MissReason::kNone) << "all have erased: this one is new";
 }
 
-TEST_F(EraserTest, ARecordThatCannotBeWrittenIsTriedAgain) {
+TEST_F(EraserTest, RetriesWritingARecord) {
   const std::filesystem::path later = folder_ / "later";
   const auto eraser = Make(a_, later);
   a_.Publish(TestPlan(1, 64), 1);
@@ -206,19 +206,19 @@ TEST_F(EraserWithADisk, ErasesATenantThatIsNotConfigured) {
 
 TEST_F(EraserWithADisk, WaitsUntilTheDisksObjectsAreAdopted) {
   Publish(1);
-  rig_.cache->Adopt({}, /*more=*/true);
+  rig_.cache->adoption().Adopt({}, /*more=*/true);
   Ask(1);
   Eraser eraser = Make();
   Erase(eraser, 3);
   EXPECT_EQ(rig_.cache->stats().objects, 1u);
   EXPECT_EQ(directory_.erased, 0);
-  rig_.cache->Adopt({});
+  rig_.cache->adoption().Adopt({});
   Erase(eraser, 2);
   EXPECT_EQ(OnDisk(), 0u);
   EXPECT_EQ(directory_.erased, 1);
 }
 
-TEST_F(EraserWithADisk, ABadPlaceOfTheDiskDelaysNoOther) {
+TEST_F(EraserWithADisk, ABadPartOfTheDiskDelaysNoOtherErasure) {
   Publish(1);
   Publish(2);
   const uint64_t of_one = OnDisk() / 2;
@@ -230,7 +230,7 @@ TEST_F(EraserWithADisk, ABadPlaceOfTheDiskDelaysNoOther) {
   EXPECT_EQ(OnDisk(), of_one) << "of the first, whose bytes are still there";
   EXPECT_EQ(rig_.cache->stats().objects, 0u);
   EXPECT_EQ(directory_.erased, 0);
-  EXPECT_FALSE(rig_.ssd->degraded()) << "all but this place is well";
+  EXPECT_FALSE(rig_.ssd->health().degraded()) << "all but this place is well";
   rig_.disk.set_faults({});
   Erase(eraser, 5);
   EXPECT_EQ(OnDisk(), 0u);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A holder that is slow: a second one is asked for the same bytes, and the first to come win.
+// Hedged reads: if a holder is slow, a second holder is asked for the same bytes, and the first answer is used.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -18,7 +18,7 @@ using std::chrono::milliseconds;
 using storage::Query;
 using storage::TestPages;
 
-// Holds its transport's thread up, and with it all that the node sends.
+// Blocks its transport's thread, and so everything that the node sends.
 class Stalling final : public GrantedBytes {
  public:
   explicit Stalling(milliseconds time) : time_(time) {}
@@ -31,7 +31,7 @@ class Stalling final : public GrantedBytes {
   const milliseconds time_;
 };
 
-// While it lives, a node's transport stands still.
+// Blocks a node's transport during its lifetime.
 class Frozen {
  public:
   Frozen(Transport& outside, PeerNode& node) {
@@ -61,7 +61,7 @@ class Frozen {
   std::promise<void> ended_;
 };
 
-// Remote objects of a node's own, piece by piece: the test moves their clock, and says when it is time to hedge.
+// Remote objects of one node, read piece by piece. The test advances their clock, and decides when to hedge.
 class Reader {
  public:
   static constexpr size_t kPiece = 4;  // extents
@@ -74,7 +74,7 @@ class Reader {
     });
   }
 
-  // In turn with all that the node does for its tenant.
+  // In order with all other work of the node for its tenant.
   template <typename Work>
   std::invoke_result_t<Work> Do(Work work) {
     const auto task = std::make_shared<std::packaged_task<std::invoke_result_t<Work>()>>(std::move(work));
@@ -93,7 +93,7 @@ class Reader {
     open_.push_back(copy.get_future().get());
     return open_.back();
   }
-  // Not valid: refused.
+  // Refused if not valid.
   std::future<absl::Status> Read(storage::RemoteCopyId copy, size_t piece) {
     auto& memory = memory_.emplace_back(kPiece * limits::kExtentBytes);
     std::vector<std::byte*> targets;
@@ -105,14 +105,14 @@ class Reader {
     });
     return begun ? done->get_future() : std::future<absl::Status>();
   }
-  // What is late is hedged: a second holder is opened, or asked for the piece where it is open.
+  // Hedges late reads: opens a second holder, or asks it for the piece if it is already open.
   void Hedge(storage::Nanos after = 1'000'000'000) {
     Do([this, after] {
       clock.Advance(after);
       objects.Flush();
     });
   }
-  // The second holder is asked, and has answered.
+  // Waits until the second holder has answered.
   void OpenSecond(PeerNode& second) {
     Hedge();
     while (second.OnLoop([&] { return second.peers.stats().holder.leases; }) == 0) {
@@ -144,7 +144,7 @@ class Reader {
   std::vector<storage::RemoteCopyId> open_;
 };
 
-// Grants all renewals, and remembers whose.
+// Grants all renewals, and records them.
 class Renewals final : public PeerAsker {
  public:
   bool Shares(const Member&, const std::string&) const override { return true; }
@@ -165,7 +165,7 @@ class HedgeTest : public ::testing::Test {
     const Grant grant = node.transport->Allow(64, std::make_shared<Stalling>(time));
     outside_->Fetch(node.transport->address(), grant, 0, {{target_, sizeof target_}}, 0, [](const absl::Status&) {});
   }
-  // Returns the time that it took to land.
+  // Returns the time of the landing.
   static storage::Nanos Land(PeerNode& node, const ObjectHeader& plan, uint64_t text) {
     const Query query{.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens};
     const storage::Nanos began = node.clock.Now();
@@ -178,7 +178,7 @@ class HedgeTest : public ::testing::Test {
     node.Release(match.lease);
     return took;
   }
-  // An object that both nodes have, the first of which stood still for a moment: the reader has it open at both.
+  // An object of two nodes, the first of which hung for a moment: the reader has it open at both.
   storage::RemoteCopyId OpenBoth(Reader& reader, PeerNode& first, PeerNode& second) {
     const ObjectHeader plan = storage::TestPlan(1, 8000);
     for (PeerNode* node : {&first, &second}) node->Publish(plan, 1);
@@ -209,7 +209,7 @@ class HedgeTest : public ::testing::Test {
   TestCluster cluster_;
 };
 
-TEST_F(HedgeTest, ASlowHolderIsOvertaken) {
+TEST_F(HedgeTest, ASlowHolderIsHedged) {
   PeersOptions options = PeerNode::All();
   options.objects.least_patience = options.objects.most_patience = 20'000'000'000;
   PeerNode a(cluster_, "a"), c(cluster_, "c"), b(cluster_, "b", 256, options);
@@ -246,7 +246,7 @@ TEST_F(HedgeTest, WaitsWithoutSecondHolder) {
   EXPECT_EQ(StatsOf(b).hedged, 0u);
 }
 
-// Both holders stall now and then: whoever wins, whatever is cancelled, the bytes are right and nothing is left.
+// Both holders stall sometimes: whichever wins and whatever is cancelled, the bytes are right and nothing leaks.
 TEST_F(HedgeTest, BytesAreRightForEitherWinner) {
   const uint64_t seed = std::random_device{}();
   SCOPED_TRACE(seed);
@@ -267,8 +267,8 @@ TEST_F(HedgeTest, BytesAreRightForEitherWinner) {
   for (PeerNode* node : {&a, &b, &c}) AwaitNothingOpen(*node);
 }
 
-// The first holder stalls, recovers, and stalls again: the second one is open by then.
-TEST_F(HedgeTest, AHolderThatStallsAgainIsOvertakenAgain) {
+// The first holder stalls, recovers, and stalls again. The second one is open by then.
+TEST_F(HedgeTest, AHolderThatStallsAgainIsHedgedAgain) {
   PeerNode a(cluster_, "a"), c(cluster_, "c"), b(cluster_, "b");
   Reader reader(b);
   const storage::RemoteCopyId copy = OpenBoth(reader, a, c);
@@ -285,7 +285,7 @@ TEST_F(HedgeTest, AHolderThatStallsAgainIsOvertakenAgain) {
 }
 
 // The loser wrote into the same memory until it was cancelled, so wrong bytes may be its own.
-TEST_F(HedgeTest, BothWhoWroteAreDistrustedWhereBytesAreWrong) {
+TEST_F(HedgeTest, WrongBytesExcludeBothSenders) {
   PeerNode a(cluster_, "a"), c(cluster_, "c"), b(cluster_, "b");
   const ObjectHeader plan = storage::TestPlan(1, 8000);
   for (PeerNode* node : {&a, &c}) node->Publish(plan, 1);
@@ -315,7 +315,7 @@ TEST_F(HedgeTest, ASecondHolderThatFailsIsReplacedByAThird) {
     const Frozen frozen(*outside_, a);
     pieces.push_back(reader.Read(copy, 0));
     reader.OpenSecond(c);
-    c.peers.PeerGone("b");  // ends what it has leased
+    c.peers.PeerGone("b");  // ends its leases
     while (c.OnLoop([&] { return c.cache.stats().leases; }) > 0) std::this_thread::sleep_for(milliseconds(1));
     bool came = false;
     for (size_t piece = 1; piece < 8 && !came; ++piece) {
@@ -325,7 +325,7 @@ TEST_F(HedgeTest, ASecondHolderThatFailsIsReplacedByAThird) {
         came = pieces.back().wait_for(milliseconds(10)) == std::future_status::ready;
       }
     }
-    // Not because the first one was given up after a while.
+    // Not because the first holder was abandoned after a while.
     EXPECT_EQ(reader.Do([&] { return reader.objects.stats().hedges_won; }), 1u);
   }
   for (auto& piece : pieces) EXPECT_TRUE(piece.get().ok());
@@ -342,7 +342,7 @@ TEST_F(HedgeTest, BothHoldersLeasesAreRenewed) {
       reader.clock.Advance(after);
       reader.objects.Tick(renewals);
     });
-    b.OnLoop([] {});  // the answers have come
+    b.OnLoop([] {});  // the answers have arrived
     return renewals.asked;
   };
   constexpr storage::Nanos kHalf = storage::Nanos{Opener::kLeaseMillis} * 500'000;
@@ -352,7 +352,7 @@ TEST_F(HedgeTest, BothHoldersLeasesAreRenewed) {
   }
 }
 
-TEST_F(HedgeTest, AFrozenHolderIsAskedForSoManyPiecesAndOthersForTheirs) {
+TEST_F(HedgeTest, RequestsToAFrozenHolderAreBounded) {
   PeerNode a(cluster_, "a"), c(cluster_, "c"), b(cluster_, "b");
   std::vector<ObjectHeader> plans;
   for (uint64_t text = 1; text <= 4; ++text) plans.push_back(storage::TestPlan(text, 8000));
@@ -375,7 +375,7 @@ TEST_F(HedgeTest, AFrozenHolderIsAskedForSoManyPiecesAndOthersForTheirs) {
   EXPECT_TRUE(reader.Read(at_a[2], 0).get().ok());
 }
 
-// One tenant's prompt of more than 64 MiB is under way from a holder that stands still; what another one has lands.
+// A prompt of one tenant, larger than 64 MiB, is in transfer from a frozen holder. Another tenant's prompt lands.
 TEST_F(HedgeTest, AFrozenHolderDelaysNoOthers) {
   PeersOptions options = PeerNode::All();
   options.objects.least_patience = options.objects.most_patience = 600'000'000'000;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Errors of calls and the nodes that they count against; leases that a close did not reach.
+// Failed calls and the nodes that they are counted for; leases whose Close call did not arrive.
 #include "daemon/peer/fetch/opener.h"
 
 #include <gtest/gtest.h>
@@ -31,7 +31,7 @@ class OpenerTest : public ::testing::Test {
   Opener opener_{b_.loop, b_.clock, b_.directory, b_, rates_, PeerNode::Tenants()};
 };
 
-TEST_F(OpenerTest, ARefusalOfATenantIsNoFailureOfItsNode) {
+TEST_F(OpenerTest, RefusingATenantIsNotANodeFailure) {
   const ObjectHeader plan = storage::TestPlan(1, 64);
   for (const absl::Status& refusal :
        {absl::PermissionDeniedError("not shared"), absl::NotFoundError("not shared there"),
@@ -45,7 +45,7 @@ TEST_F(OpenerTest, ARefusalOfATenantIsNoFailureOfItsNode) {
   EXPECT_FALSE(MayAsk());
 }
 
-TEST_F(OpenerTest, LeasesWhoseCloseFoundNoSpaceAreClosedLater) {
+TEST_F(OpenerTest, LeasesWhoseCloseWasRefusedAreClosedLater) {
   const ObjectHeader plan = storage::TestPlan(1, 64);
   a_.Publish(plan, 1);
   const Opener::Opened opened = Open(plan);
@@ -57,7 +57,7 @@ TEST_F(OpenerTest, LeasesWhoseCloseFoundNoSpaceAreClosedLater) {
     opener_.Close(a_.directory.member, opened.front()->lease);
     opener_.Flush();
   });
-  b_.OnLoop([] {});  // what came of it is known
+  b_.OnLoop([] {});  // its result is known
   EXPECT_EQ(leases(), 1u);
   b_.Refuse("a", absl::OkStatus());
   b_.OnLoop([&] { opener_.Flush(); });

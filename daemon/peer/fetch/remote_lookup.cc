@@ -13,8 +13,8 @@ namespace ashlar::daemon {
 // lookups have ended and all replies have arrived are released.
 class RemoteLookup::Call {
  public:
-  Call(RemoteLookup& lookup, storage::TenantId tenant, std::function<void(Adopted)> then)
-      : tenant(tenant), lookup_(lookup), then_(std::move(then)) {}
+  Call(RemoteLookup& lookup, storage::TenantId its_tenant, std::function<void(Adopted)> then)
+      : tenant(its_tenant), lookup_(lookup), then_(std::move(then)) {}
 
   bool waits() const { return then_ != nullptr; }
   void Settle(const std::shared_ptr<Call>& self) {
@@ -54,7 +54,7 @@ class RemoteLookup::Call {
       if (--used->second > 0) continue;  // another call's lookups may still use it
       lookup_.using_.erase(used);
       for (uint32_t rank = 0; rank < shards; ++rank) {
-        lookup_.cache_->SettleRemote(tenant, key, {.rank = rank, .size = shards});
+        lookup_.cache_->adoption().SettleRemote(tenant, key, {.rank = rank, .size = shards});
       }
     }
   }
@@ -82,7 +82,7 @@ void RemoteLookup::Begin(const std::shared_ptr<Call>& call, Wants located) {
   for (Prefix& prefix : located.prefixes) Choose(call->tenant, std::move(prefix), wants);
   for (Want& want : wants) {
     const Place key{call->tenant, want.key};
-    if (cache_->Knows(call->tenant, want.key)) {
+    if (cache_->adoption().Knows(call->tenant, want.key)) {
       if (using_.contains(key)) call->Add(want.key, want.shards);  // another call requested it and may release it
       continue;
     }
@@ -178,7 +178,7 @@ bool RemoteLookup::AnyoneWaits(storage::TenantId tenant, const Key& key) const {
 }
 
 bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<absl::StatusOr<OpenedObject>> shards) {
-  const bool here = cache_->Knows(tenant, want.key);  // an engine here was faster
+  const bool here = cache_->adoption().Knows(tenant, want.key);  // an engine here was faster
   bool whole = true;
   for (absl::StatusOr<OpenedObject>& shard : shards) {
     if (shard.ok() && (shard->header.ns != want.ns || shard->header.kind != want.kind)) {
@@ -198,7 +198,7 @@ bool RemoteLookup::Adopt(storage::TenantId tenant, const Want& want, std::span<a
     ObjectHeader header = shard->header;
     const storage::Nanos cost = rates_.Transfer(member->node, header.bytes, clock_.Now());
     const storage::RemoteCopyId copy = objects_->Add(tenant, *std::move(shard), want.holders);
-    if (cache_->AdoptRemote({tenant, want.pool}, std::move(header), copy, cost)) {
+    if (cache_->adoption().AdoptRemote({tenant, want.pool}, std::move(header), copy, cost)) {
       ++stats_.adopted;
       cache_->offers().SetGroup(tenant, want.key, want.group);
     } else {

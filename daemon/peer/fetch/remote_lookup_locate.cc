@@ -60,8 +60,8 @@ void RemoteLookup::LocateSegments(std::span<const Query> queries, storage::PoolK
     Want want{
         .index = index, .kind = query.kind, .ns = query.ns, .key = query.key, .pool = pool, .shards = query.shard.size};
     struct Having {
-      uint32_t shards = 0;  // in this bundle
-      int farness = 0;      // of the farthest shard
+      uint32_t shards = 0;  // shards in this bundle
+      int farness = 0;      // farness of the farthest shard
     };
     std::map<uint64_t, Having> having;  // by incarnation of the member
     std::vector<std::pair<int, std::shared_ptr<const Member>>> holders;
@@ -213,7 +213,7 @@ void RemoteLookup::Choose(storage::TenantId tenant, Prefix prefix, std::vector<W
     const Key& key = prefix.keys().blocks()[whole];
     if (next != prefix.blocks.end() && next->index == whole) {
       chain.push_back(std::move(*next++));
-    } else if (cache_->Knows(tenant, key)) {
+    } else if (cache_->adoption().Knows(tenant, key)) {
       chain.push_back({.kind = ObjectKind::kPrefixBlock,
                        .ns = model.ns,
                        .key = key,

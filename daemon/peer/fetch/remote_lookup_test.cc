@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Look-ups whose time is over while others, which have joined them, still wait.
+// Lookups that time out while others, which joined them, still wait.
 #include "daemon/peer/fetch/remote_lookup.h"
 
 #include <gtest/gtest.h>
@@ -15,8 +15,8 @@ namespace {
 using storage::Query;
 constexpr storage::Nanos kMillisecond = 1'000'000;
 
-// The nearest holder answers after the first look-up has gone on, that it has the object no more.
-TEST(RemoteLookupTest, TheNextHolderIsAskedForWhoeverStillWaits) {
+// The nearest holder answers after the first lookup has continued, and no longer has the object.
+TEST(RemoteLookupTest, AsksTheNextHolderForWaitingLookups) {
   TestCluster cluster;
   PeerNode a(cluster, "a"), c(cluster, "c"), b(cluster, "b");
   const ObjectHeader plan = storage::TestPlan(1, 64);
@@ -26,10 +26,10 @@ TEST(RemoteLookupTest, TheNextHolderIsAskedForWhoeverStillWaits) {
     MutexLock lock(cluster.mutex);
     return cluster.told;
   }();
-  a.OnLoop([&] { a.cache.Evict(0, plan.key); });
+  a.OnLoop([&] { a.cache.retention().Evict(0, plan.key); });
   {
     MutexLock lock(cluster.mutex);
-    cluster.told = told;  // the directory believes that it is there
+    cluster.told = told;  // the directory says that it is there
   }
 
   storage::ManualClock clock;
@@ -43,7 +43,7 @@ TEST(RemoteLookupTest, TheNextHolderIsAskedForWhoeverStillWaits) {
     lookup.Find(0, {&question, 1}, [found](RemoteLookup::Adopted adopted) { found->set_value(std::move(adopted)); });
     return found->get_future();
   };
-  // In turn with the look-ups.
+  // In order with the lookups.
   const auto after = [&](storage::Nanos time) {
     std::promise<void> done;
     ASSERT_TRUE(b.loop.Post(0, [&] {
@@ -70,10 +70,10 @@ TEST(RemoteLookupTest, TheNextHolderIsAskedForWhoeverStillWaits) {
   b.Release(match.lease);
   first.get();
   adopted = nullptr;
-  after(0);  // what nobody took is given back
+  after(0);  // unused objects are released
 }
 
-TEST(RemoteLookupTest, ANodeThatTheTenantIsNotSharedWithIsNotAsked) {
+TEST(RemoteLookupTest, DoesNotAskNodesThatDoNotShareTheTenant) {
   TestCluster cluster;
   PeerNode a(cluster, "a"), b(cluster, "b"), c(cluster, "c");
   const ObjectHeader plan = storage::TestPlan(1, 64);

@@ -12,7 +12,7 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr size_t kMostReading = 16;  // pieces per holder, so that a stalled holder leaves room for others
+constexpr size_t kMostReading = 16;  // pieces per holder, so that a stalled holder leaves capacity for others
 
 // The part of the extents that is transferred: without the header and the bytes after the object's end.
 Spans BehindHeader(const OpenedObject& object, uint64_t first, const std::vector<std::byte*>& targets) {
@@ -357,16 +357,16 @@ void RemoteObjects::Damaged(storage::RemoteCopyId id) {
 }
 
 void RemoteObjects::Tick(PeerAsker& asker) {
-  struct Due {
+  struct ToRenew {
     std::shared_ptr<const Member> member;
     PeerRenew renew;
     std::vector<storage::RemoteCopyId> copies;
   };
-  std::map<uint64_t, Due> due;
+  std::map<uint64_t, ToRenew> due;
   constexpr storage::Nanos kHalf = storage::Nanos{Opener::kLeaseMillis} * 1'000'000 / 2;
   const storage::Nanos now = clock_.Now();
   const auto renew = [&](storage::RemoteCopyId id, const OpenedObject& object) {
-    Due& of_node = due[object.member->incarnation];
+    ToRenew& of_node = due[object.member->incarnation];
     const bool full = of_node.copies.size() >= limits::kMaxPeerLeasesPerCall;
     if (object.leased_until - now > kHalf || full) return;
     of_node.member = object.member;

@@ -12,23 +12,30 @@ constexpr storage::Nanos kMillisecond = 1'000'000;
 
 }  // namespace
 
-struct RemotePrefill::Search {
-  storage::Nanos deadline = 0;
-  size_t open = 1;  // nodes without a reply, plus one until all are asked
-  std::vector<RemoteWorker> found;
-  std::function<void(std::vector<RemoteWorker>)> done;
-};
+template <typename Ask>
+void RemotePrefill::AskAll(const NotBefore& none, const NamespaceId& ns, Ask ask) {
+  const storage::Nanos now = clock_.Now();
+  size_t asked = 0;
+  for (const std::shared_ptr<const Member>& member : directory_.Members()) {
+    if (member->node == self_ || !rates_.MayAsk(member->node) || asked == kMostNodes) continue;
+    const NotBefore::key_type place(member->incarnation, ns);
+    if (const auto known = none.find(place); known != none.end() && known->second > now) continue;
+    ++asked;
+    ask(member, place);
+  }
+}
+
+void RemotePrefill::Remember(NotBefore& none, const NotBefore::key_type& place) {
+  if (none.size() >= kMostNone) none.clear();
+  none[place] = clock_.Now() + kNoneFor;
+}
 
 void RemotePrefill::Find(storage::TenantId tenant, const NamespaceId& ns,
                          std::function<void(std::vector<RemoteWorker>)> done) {
   const storage::Nanos now = clock_.Now();
-  const auto search = std::make_shared<Search>(Search{.deadline = now + kPatience, .done = std::move(done)});
-  size_t asked = 0;
-  for (const std::shared_ptr<const Member>& member : directory_.Members()) {
-    if (member->node == self_ || !rates_.MayAsk(member->node) || asked == kMostNodes) continue;
-    const std::pair place(member->incarnation, ns);
-    if (const auto none = none_.find(place); none != none_.end() && none->second > now) continue;
-    ++asked;
+  const auto search = std::make_shared<Search<RemoteWorker>>(
+      Search<RemoteWorker>{.deadline = now + kPatience, .done = std::move(done)});
+  AskAll(none_, ns, [&](const std::shared_ptr<const Member>& member, const NotBefore::key_type& place) {
     ++search->open;
     using Reply = absl::StatusOr<std::vector<PeerWorker>>;
     const auto answered = [this, search, member, place, now](const Reply& reply) {
@@ -44,34 +51,68 @@ void RemotePrefill::Find(storage::TenantId tenant, const NamespaceId& ns,
                                    .delay = took});
         }
       } else {
-        if (none_.size() >= kMostNone) none_.clear();
-        none_[place] = clock_.Now() + kNoneFor;
+        Remember(none_, place);
       }
-      Settle(search);
+      Settle(searches_, search);
     };
     asker_.Workers(*member, names_.at(tenant), ns, [this, tenant, answered](Reply reply) {
       const auto shared = std::make_shared<Reply>(std::move(reply));
       loop_.PostCompletion(tenant, [answered, shared] { answered(*shared); });
     });
-  }
+  });
   searches_.push_back(search);
-  Settle(search);
+  Settle(searches_, search);
 }
 
-void RemotePrefill::Settle(const std::shared_ptr<Search>& search) {
+void RemotePrefill::Probe(storage::TenantId tenant, const NamespaceId& ns, std::shared_ptr<const v1::Prompt> prompt,
+                          std::function<void(std::vector<v1::NodeProbe>)> done) {
+  using Nodes = Search<v1::NodeProbe>;
+  const auto search = std::make_shared<Nodes>(Nodes{.deadline = clock_.Now() + kPatience, .done = std::move(done)});
+  const bool fits = prompt->tokens().size() <= limits::kMaxPrefillTokens * sizeof(int32_t);
+  const PeerProbe probe{.ns = ns, .prompt = std::move(prompt)};
+  const auto ask = [&](const std::shared_ptr<const Member>& member, const NotBefore::key_type& place) {
+    ++search->open;
+    using Reply = absl::StatusOr<v1::NodeProbe>;
+    const auto answered = [this, search, member, place](Reply& reply) {
+      if (reply.ok()) {
+        reply->set_node(member->node);
+        search->found.push_back(*std::move(reply));
+      } else if (absl::IsNotFound(reply.status()) || absl::IsUnimplemented(reply.status())) {
+        Remember(no_model_, place);
+      }
+      Settle(probes_, search);
+    };
+    asker_.Probe(*member, names_.at(tenant), probe, [this, tenant, answered](Reply reply) {
+      const auto shared = std::make_shared<Reply>(std::move(reply));
+      loop_.PostCompletion(tenant, [answered, shared] { answered(*shared); });
+    });
+  };
+  if (fits) AskAll(no_model_, ns, ask);
+  probes_.push_back(search);
+  Settle(probes_, search);
+}
+
+template <typename Answer>
+void RemotePrefill::Settle(Searches<Answer>& searches, const std::shared_ptr<Search<Answer>>& search) {
   if (--search->open > 0 || !search->done) return;
-  std::erase(searches_, search);
+  std::erase(searches, search);
   std::exchange(search->done, nullptr)(std::move(search->found));
 }
 
-void RemotePrefill::Tick() {
+template <typename Answer>
+void RemotePrefill::EndLate(Searches<Answer>& searches) {
   const storage::Nanos now = clock_.Now();
-  std::vector<std::shared_ptr<Search>> over;
-  std::erase_if(searches_, [&](const std::shared_ptr<Search>& search) {
+  Searches<Answer> over;
+  std::erase_if(searches, [&](const std::shared_ptr<Search<Answer>>& search) {
     if (search->deadline <= now) over.push_back(search);
     return search->deadline <= now;
   });
   for (const auto& search : over) std::exchange(search->done, nullptr)(std::move(search->found));
+}
+
+void RemotePrefill::Tick() {
+  EndLate(searches_);
+  EndLate(probes_);
 }
 
 void RemotePrefill::Prefill(const RemoteWorker& worker, const PrefillWork& work, storage::Nanos patience,
@@ -92,7 +133,7 @@ void RemotePrefill::Prefill(const RemoteWorker& worker, const PrefillWork& work,
                      if (!shared->ok()) return done(shared->status());
                      // The lease started when the reply was written; the delay since then is comparatively short.
                      done(Adopt(member, work, **std::move(shared), clock_.Now()));
-                     cache_->SettleRemote(work.tenant, work.key, {});
+                     cache_->adoption().SettleRemote(work.tenant, work.key, {});
                    });
                  });
 }
@@ -113,7 +154,7 @@ absl::Status RemotePrefill::Adopt(const std::shared_ptr<const Member>& member, c
   ObjectHeader header = opened->header;
   const storage::Nanos cost = rates_.Estimate(member->node, header.bytes);
   const storage::RemoteCopyId copy = objects_.Add(work.tenant, *std::move(opened), {});
-  if (!cache_->AdoptRemote({work.tenant, storage::PoolKind::kPublic}, std::move(header), copy, cost)) {
+  if (!cache_->adoption().AdoptRemote({work.tenant, storage::PoolKind::kPublic}, std::move(header), copy, cost)) {
     objects_.Release(copy);  // already here
   }
   return absl::OkStatus();

@@ -43,18 +43,38 @@ class RemotePrefill final : public PrefillElsewhere {
   void Prefill(const RemoteWorker& worker, const PrefillWork& work, storage::Nanos patience,
                std::function<void(absl::Status)> done) override;
   storage::Nanos Estimate(const RemoteWorker& worker, uint64_t bytes) const override;
-  // Continues plans that have waited long enough for other nodes' workers. Call it many times per second.
+  void Probe(storage::TenantId tenant, const NamespaceId& ns, std::shared_ptr<const v1::Prompt> prompt,
+             std::function<void(std::vector<v1::NodeProbe>)> done) override;
+  // Continues plans and probes that have waited long enough for other nodes. Call it many times per second.
   void Tick();
 
  private:
-  struct Search;
-  void Settle(const std::shared_ptr<Search>& search);
+  // Answers of several nodes.
+  template <typename Answer>
+  struct Search {
+    storage::Nanos deadline = 0;
+    size_t open = 1;  // nodes without a reply, plus one until all are asked
+    std::vector<Answer> found;
+    std::function<void(std::vector<Answer>)> done;
+  };
+  template <typename Answer>
+  using Searches = std::vector<std::shared_ptr<Search<Answer>>>;
+  template <typename Answer>
+  static void Settle(Searches<Answer>& searches, const std::shared_ptr<Search<Answer>>& search);
+  template <typename Answer>
+  void EndLate(Searches<Answer>& searches);
+  // Key: incarnation of the member, namespace. Value: when the node may be asked again.
+  using NotBefore = std::map<std::pair<uint64_t, NamespaceId>, storage::Nanos>;
+  // Calls ask(member, place) for each node that shares the directory and has not said lately that it has nothing.
+  template <typename Ask>
+  void AskAll(const NotBefore& none, const NamespaceId& ns, Ask ask);
+  void Remember(NotBefore& none, const NotBefore::key_type& place);
   absl::Status Adopt(const std::shared_ptr<const Member>& member, const PrefillWork& work, PeerOpened opened,
                      storage::Nanos asked_at);
 
-  static constexpr storage::Nanos kPatience = 100'000'000;   // for replies about workers
+  static constexpr storage::Nanos kPatience = 100'000'000;   // for replies about workers and prompts
   static constexpr storage::Nanos kNoneFor = 1'000'000'000;  // a node without workers is not asked again for this time
-  static constexpr size_t kMostNodes = 256;                  // nodes asked per plan
+  static constexpr size_t kMostNodes = 256;                  // nodes asked per plan or probe
   static constexpr size_t kMostNone = 65536;
 
   EventLoop& loop_;
@@ -67,9 +87,9 @@ class RemotePrefill final : public PrefillElsewhere {
   const std::vector<std::string> names_;
   const std::string self_;
   storage::Cache* cache_ = nullptr;
-  std::vector<std::shared_ptr<Search>> searches_;
-  // key: incarnation of the member, namespace; value: when it ends
-  std::map<std::pair<uint64_t, NamespaceId>, storage::Nanos> none_;
+  Searches<RemoteWorker> searches_;
+  Searches<v1::NodeProbe> probes_;
+  NotBefore none_, no_model_;  // nodes without workers, and without an engine of the model
 };
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prefixes that other nodes have, in a namespace with checkpoints of many other texts.
+// Prefixes on other nodes, in a namespace with checkpoints of many other texts.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -30,7 +30,7 @@ class RemotePrefixTest : public ::testing::Test {
  protected:
   RemotePrefixTest() { TellForeign(); }
 
-  // A node that cannot be reached says that it has other texts' checkpoints at all depths, and a span behind each.
+  // An unreachable node announces checkpoints of other texts at all depths, and a span after each.
   void TellForeign() {
     const auto member = std::make_shared<const Member>(Member{.node = "foreign", .incarnation = 1'000'000});
     std::mt19937_64 random(1);
@@ -60,7 +60,7 @@ class RemotePrefixTest : public ::testing::Test {
     if (conversation != ConversationId{}) commit.provenance = Provenance::kComposed;
     EXPECT_THAT(Commit(node, std::move(commit)), Each(CommitOutcome::kKept));
   }
-  // The directory's entries of a node's object go, though the node has it: the queue was full.
+  // The directory's entries of a node's object are missing, although the node has it: the queue was full.
   void Untell(const PeerNode& node, const Key& key) {
     MutexLock lock(cluster_.mutex);
     EXPECT_EQ(std::erase_if(
@@ -68,7 +68,7 @@ class RemotePrefixTest : public ::testing::Test {
                   [&](const TestCluster::Told& one) { return one.member == node.directory.member && one.key == key; }),
               1u);
   }
-  // A node takes what another one has.
+  // Checks that a node accepts another node's objects.
   static void ExpectHandedOver(PeerNode& from, PeerNode& to, const Key& key) {
     const auto offering = from.OnLoop([&] { return from.cache.offers().Describe(0, key); });
     ASSERT_TRUE(offering.has_value());
@@ -86,7 +86,7 @@ class RemotePrefixTest : public ::testing::Test {
     EXPECT_EQ(outcome.get_future().get(), TakeOutcome::kAccepted);
   }
   static Tokens First(size_t tokens) { return Numbers(0, static_cast<int32_t>(tokens)); }
-  // The text's first tokens, and others behind them, as deep as foreign texts are.
+  // The text's first tokens, followed by others, as deep as the foreign texts.
   static Tokens Prompt(size_t shared) { return Join(First(shared), Numbers(50'000, kForeign + 2000)); }
   // Expects the prompt to resume at `depth`, with the right bytes.
   void ExpectResumes(PeerNode& node, const Tokens& prompt, uint64_t depth, const ConversationId& conversation = {},
@@ -112,7 +112,7 @@ TEST_F(RemotePrefixTest, APrefixIsFoundAmongManyDeeperTexts) {
   ExpectResumes(b, Prompt(600), 600);
 }
 
-TEST_F(RemotePrefixTest, APromptThatPartsFarBehindTheCheckpointFindsIt) {
+TEST_F(RemotePrefixTest, APromptThatDivergesFarAfterTheCheckpointFindsIt) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   EXPECT_THAT(Commit(a, engine_.Offer(First(1000), 1000, {600, 800})), Each(CommitOutcome::kKept));
   ExpectResumes(b, Prompt(780), 600);
@@ -124,7 +124,7 @@ TEST_F(RemotePrefixTest, AConversationsOwnPrefixIsFound) {
   ExpectResumes(b, Prompt(600), 600, kTalk);
 }
 
-TEST_F(RemotePrefixTest, APrefixIsFoundUnderItsOwnSaltAlone) {
+TEST_F(RemotePrefixTest, APrefixIsFoundOnlyUnderItsSalt) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Salt salt = MakeSalt("one"), another = MakeSalt("another");
   EXPECT_THAT(Commit(a, engine_.Offer(First(600), 600, {}, {}, 0, salt)), Each(CommitOutcome::kKept));
@@ -141,7 +141,7 @@ TEST_F(RemotePrefixTest, AShortPrefixNeedsNoBlock) {
   ExpectResumes(b, Prompt(200), 200);
 }
 
-TEST_F(RemotePrefixTest, ASpanIsFoundBehindItsCheckpoint) {
+TEST_F(RemotePrefixTest, ASpanIsFoundAfterItsCheckpoint) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   EXPECT_THAT(Commit(a, engine_.Offer(First(640), 601, {600}, {}, 600)),
               ::testing::ElementsAre(CommitOutcome::kKept, CommitOutcome::kKeptAsSpan));
@@ -159,7 +159,7 @@ TEST_F(RemotePrefixTest, BlocksOfOnePrefixComeFromTwoNodes) {
 }
 
 TEST_F(RemotePrefixTest, MissingBlockFallsBackToShallowerPrefix) {
-  for (const size_t missing : {2, 1}) {  // the last one, and one between
+  for (const size_t missing : {2, 1}) {  // the last one, and one in the middle
     PeerNode a(cluster_, "a"), b(cluster_, "b");
     for (const size_t tokens : {300, 1000}) CommitText(a, tokens);
     Untell(a, text_.shared().blocks()[missing]);
@@ -167,27 +167,27 @@ TEST_F(RemotePrefixTest, MissingBlockFallsBackToShallowerPrefix) {
   }
 }
 
-TEST_F(RemotePrefixTest, ABlockThatNoOtherNodeHasMayBeHere) {
+TEST_F(RemotePrefixTest, ABlockThatNoOtherNodeHasIsFoundLocally) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   for (PeerNode* node : {&a, &b}) CommitText(*node, 1000);
   Untell(a, text_.shared().blocks()[1]);
-  b.OnLoop([&] { b.cache.Evict(0, text_.shared().Checkpoint(1000)); });
-  b.OnLoop([&] { b.cache.Evict(0, text_.shared().blocks()[2]); });
+  b.OnLoop([&] { b.cache.retention().Evict(0, text_.shared().Checkpoint(1000)); });
+  b.OnLoop([&] { b.cache.retention().Evict(0, text_.shared().blocks()[2]); });
   ExpectResumes(b, Prompt(1000), 1000);
 }
 
-// The checkpoint was stored here, and its blocks have gone: another node has them.
-TEST_F(RemotePrefixTest, ACheckpointHereIsFoundWithItsBlocksElsewhere) {
+// The checkpoint was stored on this node, and its blocks were evicted. Another node has them.
+TEST_F(RemotePrefixTest, ALocalCheckpointIsFoundWithRemoteBlocks) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   for (PeerNode* node : {&a, &b}) CommitText(*node, 1000);
   Untell(a, text_.shared().Checkpoint(1000));
   for (const Key& key : text_.shared().blocks().first(3)) {
-    b.OnLoop([&] { b.cache.Evict(0, key); });
+    b.OnLoop([&] { b.cache.retention().Evict(0, key); });
   }
   ExpectResumes(b, Prompt(1000), 1000);
 }
 
-// The same of parts that other nodes handed over: only their depths are known here.
+// The same for parts offered by other nodes: only their depths are known here.
 TEST_F(RemotePrefixTest, PartsThatWereHandedOverAreFoundAcrossNodes) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
   CommitText(a, 1000);
@@ -196,7 +196,7 @@ TEST_F(RemotePrefixTest, PartsThatWereHandedOverAreFoundAcrossNodes) {
   for (const Key& key : {checkpoint, blocks[1]}) ExpectHandedOver(a, b, key);
   for (const Key& key : {blocks[0], blocks[2]}) ExpectHandedOver(a, c, key);
   a.Leave();
-  ExpectResumes(b, Prompt(1000), 1000);  // the checkpoint is here, and so is a block between
+  ExpectResumes(b, Prompt(1000), 1000);  // the checkpoint is here, and so is a block in the middle
   ExpectResumes(c, Prompt(1000), 1000);  // the first block is here
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Nodes that read each other's arenas where they lie, by UCX's software in place of network cards: what one publishes
-// lands at the others, whoever fails.
+// Nodes that read each other's arenas by remote reads, which UCX emulates in software: published objects land on other
+// nodes, whichever node fails.
 #include <gtest/gtest.h>
 
 #include "daemon/peer/testing/checked_landing.h"
@@ -29,7 +29,7 @@ class RemoteReadsTest : public ::testing::Test {
     EXPECT_EQ(match.found[0].tier, TierKind::kRemote);
     return match;
   }
-  // `from` has the object in arenas that are registered, and is connected with `to`, which has read from it.
+  // `from` has the object in registered arenas, and is connected with `to`, which has read from it.
   void PublishForReading(PeerNode& from, PeerNode& to, const ObjectHeader& plan, uint64_t text) {
     const ObjectHeader first = storage::TestPlan(1000, 64);
     from.Publish(first, 1000);
@@ -72,8 +72,8 @@ TEST_F(RemoteReadsTest, AnEvictedObjectIsReadToItsEnd) {
   const auto a = Node("a"), b = Node("b");
   PublishForReading(*a, *b, plan_, 1);
   const storage::Match match = Find(*b, plan_);
-  a->OnLoop([&] { a->cache.Evict(0, plan_.key); });
-  a->OnLoop([&] { a->cache.Evict(0, storage::TestPlan(1000, 64).key); });
+  a->OnLoop([&] { a->cache.retention().Evict(0, plan_.key); });
+  a->OnLoop([&] { a->cache.retention().Evict(0, storage::TestPlan(1000, 64).key); });
   EXPECT_EQ(LandUnder(*b, match, plan_, 1), MissReason::kNone);
   AwaitNothingLeased(*a);
   Await([&] { return a->OnLoop([&] { return a->tier->Usage(0).used_bytes; }) == 0; });

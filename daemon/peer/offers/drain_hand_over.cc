@@ -93,7 +93,7 @@ std::shared_ptr<const Member> DrainHandOver::NodeFor(const Handed& handed) {
 void DrainHandOver::Tick() {
   if (!running_) return;
   if (clock_.Now() - looked_at_ >= options_.row_again) LookAround();
-  if (members_.empty()) {  // all of it is left to the disk
+  if (members_.empty()) {  // all of it falls back to the disk
     for (const Handed& handed : std::exchange(again_, {})) {
       cache_.offers().Handed(handed.offering.pool.tenant, handed.offering.key, false);
     }
@@ -168,7 +168,7 @@ void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>
       continue;
     }
     // After a timeout the object is still being transferred: the same node is asked again and joins the transfer. The
-    // same after a failed fetch, which may be due to a busy machine.
+    // same happens after a failed fetch, which may be due to a busy machine.
     const bool fetch_failed = reply.ok() && outcome == TakeOutcome::kFailed && ++some[i].failures < kFetches;
     if (refused || outcome == TakeOutcome::kBusy || outcome == TakeOutcome::kTimedOut || fetch_failed) {
       busy = true;

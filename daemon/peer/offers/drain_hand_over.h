@@ -28,7 +28,7 @@ class DrainHandOver {
     uint32_t patience_ms = 10'000;           // per offer
     storage::Nanos pause = 50'000'000;       // before a busy node is asked again
     storage::Nanos row_again = 500'000'000;  // before queue and members are read again
-    storage::Nanos home = 1'000'000'000;     // a group's node that takes no more, and does not answer, is waited for
+    storage::Nanos home = 1'000'000'000;  // how long to wait for a group's node that takes no more or does not answer
     uint32_t refusals = 8;  // after this many refused calls in a row a node is not asked again in this drain
   };
 

@@ -129,7 +129,7 @@ void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wa
     const storage::Nanos cost = rates_.Transfer(shard->member->node, header.bytes, clock_.Now());
     const storage::RemoteCopyId copy = objects_.Add(offering.pool.tenant, *std::move(shard), {});
     // Another lookup may have adopted or promoted it: joins that.
-    if (!cache_.AdoptRemote(offering.pool, std::move(header), copy, cost)) objects_.Release(copy);
+    if (!cache_.adoption().AdoptRemote(offering.pool, std::move(header), copy, cost)) objects_.Release(copy);
   }
   if (outcome != TakeOutcome::kAccepted) {
     Ends(offering);

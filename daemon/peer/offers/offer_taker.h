@@ -37,7 +37,7 @@ class OfferTaker {
     size_t calls = 256;  // offers waiting for their answer
   };
   struct Stats {
-    OfferCounts outcomes;    // kLate: answered as late, whatever the later result
+    OfferCounts outcomes;    // kTimedOut: replied as timed out, whatever the later result
     uint64_t bytes = 0;      // bytes taken
     uint64_t under_way = 0;  // objects in flight, each once
   };

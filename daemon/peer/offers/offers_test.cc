@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What nodes offer to one another: taken where there is room, handed over in a drain, copied where it is hot.
+// Offers between nodes: accepted where there is space, transferred in a drain, replicated if hot.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -44,13 +44,13 @@ class OffersTest : public ::testing::Test {
                });
     return outcome->get_future();
   }
-  // Offers what `from` has of a text to `to`.
+  // Offers the objects that `from` has of a text to `to`.
   static TakeOutcome Offer(PeerNode& from, PeerNode& to, const ObjectHeader& plan, OfferKind why = OfferKind::kDrain,
                            uint32_t patience_ms = 10'000) {
     return Send(from, to, OfferOf(from, plan, why, patience_ms)).get();
   }
   static std::vector<TierKind> Where(PeerNode& node, const ObjectHeader& plan) {
-    return node.OnLoop([&] { return node.cache.Where(0, plan.key); });
+    return node.OnLoop([&] { return node.cache.upkeep().inventory().Where(0, plan.key); });
   }
   // Lands from the node's own memory, and compares every byte.
   static void ExpectHere(PeerNode& node, const ObjectHeader& plan, uint64_t text) {
@@ -64,7 +64,7 @@ class OffersTest : public ::testing::Test {
   }
   static void Drain(PeerNode& node) {
     node.OnLoop([&] {
-      node.cache.StartDrain();
+      node.cache.offers().StartDrain();
       node.peers.SetDraining(true);
     });
   }
@@ -97,7 +97,7 @@ class StandsStill {
   std::promise<void> go_;
 };
 
-TEST_F(OffersTest, AnOfferIsTakenAndServes) {
+TEST_F(OffersTest, AnOfferIsAcceptedAndServed) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
   const ObjectHeader plan = OfferPlan(1, 8000);
   a.Publish(plan, 1);
@@ -118,7 +118,7 @@ TEST_F(OffersTest, OfferWithoutObjectFails) {
   EXPECT_EQ(b.OnLoop([&] { return b.peers.stats().offered.under_way; }), 0u);
 }
 
-// A hot object comes into free room alone, a draining node's in place of what is worth less.
+// A hot object only uses free space; a draining node's object also replaces less valuable ones.
 TEST_F(OffersTest, OfferDisplacesNoMoreValuableObject) {
   PeerNode a(cluster_, "a"), b(cluster_, "b", 16);
   const ObjectHeader plan = OfferPlan(1, 2000);
@@ -133,23 +133,23 @@ TEST_F(OffersTest, OfferDisplacesNoMoreValuableObject) {
   for (const ObjectHeader& there : full) EXPECT_FALSE(Where(b, there).empty());
   EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kNoSpace) << "it is worth no more a byte";
   for (const ObjectHeader& there : full) EXPECT_FALSE(Where(b, there).empty());
-  // Used more often, it is worth more.
+  // More uses give it a higher value.
   const Query query{.kind = plan.kind, .key = plan.key, .ns = plan.ns, .tokens = plan.tokens, .flops = 1e18};
   for (int i = 0; i < 4; ++i) a.Release(a.Lookup({&query, 1}).lease);
   EXPECT_EQ(Offer(a, b, plan), TakeOutcome::kAccepted);
   ExpectHere(b, plan, 1);
 }
 
-TEST_F(OffersTest, ANodeThatDrainsTakesNothing) {
+TEST_F(OffersTest, ADrainingNodeRefusesOffers) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   a.Publish(OfferPlan(1), 1);
-  b.OnLoop([&] { b.cache.StartDrain(); });
+  b.OnLoop([&] { b.cache.offers().StartDrain(); });
   EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kDraining);
-  b.OnLoop([&] { b.cache.EndDrain(); });
+  b.OnLoop([&] { b.cache.offers().EndDrain(); });
   EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kAccepted);
 }
 
-TEST_F(OffersTest, AsMuchAsMayBeIsTakenAtATime) {
+TEST_F(OffersTest, OffersInFlightAreBounded) {
   PeersOptions options = PeerNode::All();
   options.offers.objects = 0;
   PeerNode a(cluster_, "a"), b(cluster_, "b", 256, options);
@@ -157,7 +157,7 @@ TEST_F(OffersTest, AsMuchAsMayBeIsTakenAtATime) {
   EXPECT_EQ(Offer(a, b, OfferPlan(1)), TakeOutcome::kBusy);
 }
 
-TEST_F(OffersTest, ADrainTransfersWhatMemoryHasAlone) {
+TEST_F(OffersTest, ADrainTransfersObjectsThatOnlyMemoryHas) {
   auto a = std::make_unique<PeerNode>(cluster_, "a");
   PeerNode b(cluster_, "b"), c(cluster_, "c");
   std::vector<ObjectHeader> plans;
@@ -177,7 +177,8 @@ TEST_F(OffersTest, ADrainTransfersWhatMemoryHasAlone) {
   }
 }
 
-// Ten prefixes of different lengths: the blocks and checkpoints of each go to one node, and both nodes find them all.
+// Ten prefixes of different lengths: the blocks and checkpoints of each are sent to one node, and both nodes find all
+// of them.
 TEST_F(OffersTest, ADrainKeepsEachPrefixTogether) {
   const storage::PrefixEngine engine(0, 1, 256);
   PeerNode a(cluster_, "a", 1024), b(cluster_, "b", 1024), c(cluster_, "c", 1024);
@@ -199,8 +200,10 @@ TEST_F(OffersTest, ADrainKeepsEachPrefixTogether) {
     const storage::PrefixText text = engine.Text(text_of(i));
     std::vector<Key> keys(text.shared().blocks().begin(), text.shared().blocks().end());
     keys.push_back(text.shared().Checkpoint(text.tokens().size()));
-    const auto at_b = b.OnLoop(
-        [&] { return std::ranges::count_if(keys, [&](const Key& key) { return !b.cache.Where(0, key).empty(); }); });
+    const auto at_b = b.OnLoop([&] {
+      return std::ranges::count_if(keys,
+                                   [&](const Key& key) { return !b.cache.upkeep().inventory().Where(0, key).empty(); });
+    });
     split += at_b > 0 && static_cast<size_t>(at_b) < keys.size();
   }
   EXPECT_EQ(split, 0u);
@@ -225,16 +228,16 @@ TEST_F(OffersTest, ReportsObjectsWithoutPlaceAsLost) {
   auto handed = stats.handed_over.outcomes;
   EXPECT_GT(left, 0u);
   EXPECT_EQ(left + handed[TakeOutcome::kAccepted], 40u);
-  // The drain is called off: all of it counts as memory's alone again, and the node serves.
+  // The drain is cancelled: all objects count as only in memory again, and the node serves.
   a.OnLoop([&] {
-    a.cache.EndDrain();
+    a.cache.offers().EndDrain();
     a.peers.SetDraining(false);
   });
   EXPECT_EQ(a.OnLoop([&] { return a.cache.stats().unsaved.objects; }), 40u);
   ExpectHere(a, OfferPlan(1, 200), 1);
 }
 
-TEST_F(OffersTest, ADrainAloneEndsAtOnce) {
+TEST_F(OffersTest, ADrainWithoutOtherNodesEndsAtOnce) {
   PeerNode a(cluster_, "a");
   a.Publish(OfferPlan(1), 1);
   Drain(a);
@@ -242,7 +245,7 @@ TEST_F(OffersTest, ADrainAloneEndsAtOnce) {
   EXPECT_EQ(a.OnLoop([&] { return a.cache.stats().unsaved.objects; }), 1u);
 }
 
-TEST_F(OffersTest, ANodeThatDiesInTheMiddleOfADrainTransferLeavesTheRestToOthers) {
+TEST_F(OffersTest, ADrainContinuesWithOtherNodesWhenOneDies) {
   PeerNode a(cluster_, "a");
   auto b = std::make_unique<PeerNode>(cluster_, "b");
   PeerNode c(cluster_, "c");
@@ -276,8 +279,8 @@ TEST_F(OffersTest, HotObjectIsReplicatedToFreeNode) {
   EXPECT_EQ(stats.replicated.bytes, d.OnLoop([&] { return d.peers.stats(); }).offered.bytes);
 }
 
-// A node that fetches what it was offered is no further asker.
-TEST_F(OffersTest, AReplicaBringsNoFurtherOnes) {
+// A node that fetches an offered object does not count as a further requester.
+TEST_F(OffersTest, AReplicaIsNotReplicatedAgain) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c"), d(cluster_, "d"), e(cluster_, "e"), f(cluster_, "f");
   const ObjectHeader plan = OfferPlan(1, 1000);
   a.Publish(plan, 1);
@@ -290,7 +293,7 @@ TEST_F(OffersTest, AReplicaBringsNoFurtherOnes) {
   EXPECT_EQ(a.made(), 1u);
 }
 
-TEST_F(OffersTest, AReplicaThatIsRefusedForATenantPausesNoOthers) {
+TEST_F(OffersTest, ARefusedReplicaPausesNoOtherTenants) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c"), d(cluster_, "d");
   const ObjectHeader plan = OfferPlan(1, 1000), other = OfferPlan(2, 1000);
   a.Publish(plan, 1);
@@ -304,7 +307,7 @@ TEST_F(OffersTest, AReplicaThatIsRefusedForATenantPausesNoOthers) {
   WaitFor([&] { return !Where(d, plan).empty(); });
 }
 
-TEST_F(OffersTest, AReplicaThatFindsNoSpaceForItsCallIsOfferedAgain) {
+TEST_F(OffersTest, AReplicaIsOfferedAgainIfItsCallIsRefused) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c"), d(cluster_, "d");
   const ObjectHeader plan = OfferPlan(1, 1000);
   a.Publish(plan, 1);
@@ -316,14 +319,14 @@ TEST_F(OffersTest, AReplicaThatFindsNoSpaceForItsCallIsOfferedAgain) {
   WaitFor([&] { return !Where(d, plan).empty(); });
 }
 
-TEST_F(OffersTest, ADrainContinuesWithOtherTenantsWhereOneIsNotShared) {
+TEST_F(OffersTest, ADrainContinuesIfATenantIsNotShared) {
   PeersOptions options = PeerNode::All();
   options.hand_over.bytes_of_a_node = options.hand_over.bytes_of_an_offer = 1;  // one object after another
   PeerNode a(cluster_, "a", 256, options), b(cluster_, "b");
   a.Refuse("b", absl::NotFoundError("tenant: not shared with this peer"), "other");
   for (uint64_t text = 1; text <= 8; ++text) {
     a.Publish(PeerNode::kOther, OfferPlan(text), storage::TestSource(OfferPlan(text), text));
-    Ask(a, OfferPlan(text), PeerNode::kOther);  // the hottest go first
+    Ask(a, OfferPlan(text), PeerNode::kOther);  // the most used ones go first
     a.Publish(OfferPlan(10 + text), 10 + text);
   }
   Drain(a);
@@ -333,7 +336,7 @@ TEST_F(OffersTest, ADrainContinuesWithOtherTenantsWhereOneIsNotShared) {
   EXPECT_EQ(a.made(), 9u) << "the node is asked once for what is not shared";
 }
 
-TEST_F(OffersTest, ADrainAsksANodeAgainThatHadTooManyCalls) {
+TEST_F(OffersTest, ADrainRetriesABusyNode) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   a.Publish(OfferPlan(1), 1);
   a.Refuse("b", absl::ResourceExhaustedError("too many calls"));
@@ -345,8 +348,8 @@ TEST_F(OffersTest, ADrainAsksANodeAgainThatHadTooManyCalls) {
   EXPECT_EQ(Unsaved(a), 0u);
 }
 
-// Objects that wait to be offered again are the disk's, and the drain is over.
-TEST_F(OffersTest, ADrainWhoseLastOtherNodeGoesWaitsForNobody) {
+// Objects that wait to be offered again fall back to the disk, and the drain ends.
+TEST_F(OffersTest, ADrainEndsWhenTheLastOtherNodeLeaves) {
   PeersOptions patient = PeerNode::All(), busy = PeerNode::All();
   patient.hand_over.pause = 3'600'000'000'000;
   busy.offers.objects = 0;
@@ -382,7 +385,7 @@ TEST_F(OffersTest, OffersPerNodeAreBounded) {
   EXPECT_TRUE(may(b));
 }
 
-TEST_F(OffersTest, ANodeThatStandsStillLeavesSpaceForOthersOffers) {
+TEST_F(OffersTest, AFrozenNodeLeavesSpaceForOtherOffers) {
   PeersOptions options = PeerNode::All();
   options.offers.objects = 4;
   PeerNode a(cluster_, "a"), b(cluster_, "b", 256, options), c(cluster_, "c");
@@ -404,7 +407,7 @@ TEST_F(OffersTest, ANodeThatStandsStillLeavesSpaceForOthersOffers) {
   EXPECT_EQ(counts[TakeOutcome::kBusy], 2) << "as much as it leaves free";
 }
 
-TEST_F(OffersTest, AnObjectThatIsComingCountsOnce) {
+TEST_F(OffersTest, AnIncomingObjectCountsOnce) {
   PeersOptions options = PeerNode::All();
   options.offers.objects = 1;
   PeerNode a(cluster_, "a"), b(cluster_, "b", 256, options);

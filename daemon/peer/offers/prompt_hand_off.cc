@@ -24,11 +24,11 @@ void PromptHandOff::Start(storage::TenantId tenant, const storage::PrefixText& t
   const auto handed = std::make_shared<Text>();
   for (const storage::Query& query : cache_.prefixes().AtEnd(tenant, text)) {
     std::optional<storage::Offering> offering = cache_.offers().Describe(tenant, query.key);
-    if (!offering.has_value()) return done({.outcome = HandOffOutcome::kNothing});
+    if (!offering.has_value()) return done({.outcome = HandOffOutcome::kNoStates});
     handed->result.bytes += node == options_.self ? BytesOf(*offering) : 0;
     handed->waiting.push_back(*std::move(offering));
   }
-  if (handed->waiting.empty()) return done({.outcome = HandOffOutcome::kNothing});
+  if (handed->waiting.empty()) return done({.outcome = HandOffOutcome::kNoStates});
   if (node == options_.self) return done(handed->result);
   const std::vector<std::shared_ptr<const Member>> members = directory_.Members();
   const auto member = std::ranges::find(members, node, &Member::node);
@@ -97,7 +97,7 @@ void PromptHandOff::Answered(const std::shared_ptr<Text>& text, const std::vecto
         return End(*text, HandOffOutcome::kRefused);
     }
   }
-  if (text->waiting.empty() && text->offers == 0) return End(*text, HandOffOutcome::kHanded);
+  if (text->waiting.empty() && text->offers == 0) return End(*text, HandOffOutcome::kCompleted);
   GoOn(text);
 }
 
@@ -110,7 +110,7 @@ void PromptHandOff::End(Text& text, HandOffOutcome outcome) {
 void PromptHandOff::Tick() {
   const storage::Nanos now = clock_.Now();
   for (const std::shared_ptr<Text>& text : texts_) {
-    if (text->done && text->until <= now) End(*text, HandOffOutcome::kLate);
+    if (text->done && text->until <= now) End(*text, HandOffOutcome::kTimedOut);
     GoOn(text);
   }
   std::erase_if(texts_, [](const std::shared_ptr<Text>& text) { return !text->done; });

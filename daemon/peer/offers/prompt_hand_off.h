@@ -25,7 +25,7 @@ class PromptHandOff {
  public:
   struct Options {
     std::string self;  // name of this node
-    // Handoffs in flight. A tenant may use at most as many as it leaves free; alone, half.
+    // Handoffs in flight. A tenant may use at most as many as it leaves free; a single tenant may use half.
     size_t most = 64;
     size_t offers = 4;  // unanswered offers per text
     uint64_t bytes_of_an_offer = uint64_t{32} << 20;
@@ -59,7 +59,7 @@ class PromptHandOff {
     std::deque<storage::Offering> waiting;
     size_t offers = 0;  // unanswered offers
     storage::Nanos until = 0, not_before = 0;
-    Result result{.outcome = HandOffOutcome::kHanded};
+    Result result{.outcome = HandOffOutcome::kCompleted};
     Done done;  // empty once answered
   };
   // Answered ones stay in the list until the next Tick.

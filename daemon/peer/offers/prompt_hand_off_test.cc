@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A finished prompt goes to the node that is named, and is resumed from there without a look elsewhere.
+// A finished prompt goes to the named node, and is resumed there without a lookup on other nodes.
 #include "daemon/peer/offers/prompt_hand_off.h"
 
 #include <gmock/gmock.h>
@@ -43,7 +43,7 @@ class PromptHandOffTest : public ::testing::Test {
     });
     return result.get_future().get();
   }
-  // Resumes behind all of it, lands it, and compares every number.
+  // Resumes at the end of the text, lands it, and compares every number.
   void ExpectToResume(PeerNode& node, const Tokens& text, const ConversationId& conversation, bool own) {
     const Tokens prompt = storage::Join(text, storage::Numbers(9000, 50));
     const storage::PrefixText asked = engine_.Text(prompt, conversation);
@@ -76,26 +76,26 @@ TEST_F(PromptHandOffTest, AConversationsOwnStatesAreResumedFromAtTheOtherNode) {
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
   const PromptHandOff::Result handed = HandOff(a, text, kTalk, "b");
-  EXPECT_EQ(handed.outcome, HandOffOutcome::kHanded);
+  EXPECT_EQ(handed.outcome, HandOffOutcome::kCompleted);
   EXPECT_GT(handed.bytes, 0u);
   const uint64_t objects = OffersOf(a)[TakeOutcome::kAccepted];
   EXPECT_EQ(objects, 1 + text.size() / engine_.model()->block_tokens);
-  a.Leave();  // nothing of it is asked of anybody any more
+  a.Leave();  // none of it is requested from any node any longer
   ExpectToResume(b, text, kTalk, /*own=*/true);
-  // Nobody else finds it.
+  // No other conversation finds it.
   const storage::PrefixText stranger = engine_.Text(storage::Join(text, storage::Numbers(9000, 50)), ConversationId{8});
   const storage::Match match = b.Lookup({}, &stranger);
   EXPECT_EQ(match.prefix.depth, 0u);
   b.Release(match.lease);
 }
 
-TEST_F(PromptHandOffTest, AnExactTextGoesUnderTheKeysOfAll) {
+TEST_F(PromptHandOffTest, AnExactTextIsSentUnderSharedKeys) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kExact, {}), CommitOutcome::kKept);
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded) << "it is there already";
-  EXPECT_EQ(HandOff(a, text, kTalk, "a").outcome, HandOffOutcome::kHanded) << "to its own engines";
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted);
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted) << "it is there already";
+  EXPECT_EQ(HandOff(a, text, kTalk, "a").outcome, HandOffOutcome::kCompleted) << "to its own engines";
   a.Leave();
   ExpectToResume(b, text, {}, /*own=*/false);
 }
@@ -103,19 +103,19 @@ TEST_F(PromptHandOffTest, AnExactTextGoesUnderTheKeysOfAll) {
 TEST_F(PromptHandOffTest, ReportsFailedHandoff) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kNothing);
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kNoStates);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
-  EXPECT_EQ(HandOff(a, storage::Join(text, {5}), kTalk, "b").outcome, HandOffOutcome::kNothing) << "not its end";
-  EXPECT_EQ(HandOff(a, text, {}, "b").outcome, HandOffOutcome::kNothing) << "the conversation's alone";
+  EXPECT_EQ(HandOff(a, storage::Join(text, {5}), kTalk, "b").outcome, HandOffOutcome::kNoStates) << "not its end";
+  EXPECT_EQ(HandOff(a, text, {}, "b").outcome, HandOffOutcome::kNoStates) << "the conversation's alone";
   EXPECT_EQ(HandOff(a, text, kTalk, "nobody").outcome, HandOffOutcome::kNoNode);
-  b.OnLoop([&] { b.cache.StartDrain(); });
+  b.OnLoop([&] { b.cache.offers().StartDrain(); });
   EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kRefused);
-  b.OnLoop([&] { b.cache.EndDrain(); });
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
+  b.OnLoop([&] { b.cache.offers().EndDrain(); });
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted);
 }
 
-// The node is full of what is worth as much: an engine there waits for the prompt, and its look-up would make room.
-TEST_F(PromptHandOffTest, DisplacesWhatALookupWould) {
+// The node is full of equally valuable objects: an engine there waits for the prompt, so its lookup would make space.
+TEST_F(PromptHandOffTest, EvictsLikeALookup) {
   constexpr uint64_t kExtents = 24;
   PeerNode a(cluster_, "a"), b(cluster_, "b", kExtents);
   for (uint64_t text = 1;
@@ -124,11 +124,11 @@ TEST_F(PromptHandOffTest, DisplacesWhatALookupWould) {
   }
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted);
   ExpectToResume(b, text, kTalk, /*own=*/true);
 }
 
-// Nothing of the room there can be had: it is leased.
+// No space there can be freed: it is leased.
 TEST_F(PromptHandOffTest, IsRefusedWithoutSpace) {
   constexpr uint64_t kExtents = 16;
   PeerNode a(cluster_, "a"), b(cluster_, "b", kExtents);
@@ -146,7 +146,7 @@ TEST_F(PromptHandOffTest, IsRefusedWithoutSpace) {
   for (const storage::LeaseId& lease : leases) b.Release(lease);
 }
 
-// The node does not answer in time; what it does later harms nobody.
+// The node does not answer in time; its later actions do no harm.
 TEST_F(PromptHandOffTest, TimeIsBounded) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
@@ -154,15 +154,15 @@ TEST_F(PromptHandOffTest, TimeIsBounded) {
   std::promise<void> go;
   b.loop.PostCompletion(storage::kNoTenant, [future = go.get_future().share()] { future.wait(); });
   const storage::Nanos began = a.clock.Now();
-  EXPECT_EQ(HandOff(a, text, kTalk, "b", /*patience_ms=*/100).outcome, HandOffOutcome::kLate);
+  EXPECT_EQ(HandOff(a, text, kTalk, "b", /*patience_ms=*/100).outcome, HandOffOutcome::kTimedOut);
   EXPECT_LT(a.clock.Now() - began, 10'000'000'000);
   go.set_value();
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted);
   ExpectToResume(b, text, kTalk, /*own=*/true);
 }
 
-// The node is busy first, and gone when it is asked again: that is said at once.
-TEST_F(PromptHandOffTest, ANodeThatGoesMeanwhileIsSaid) {
+// The node is busy at first, and gone when it is asked again. That is reported at once.
+TEST_F(PromptHandOffTest, ReportsANodeThatLeavesDuringTheHandOff) {
   PeersOptions busy = PeerNode::All();
   busy.offers.calls = 0;
   PeerNode a(cluster_, "a"), b(cluster_, "b", 256, busy);
@@ -174,8 +174,9 @@ TEST_F(PromptHandOffTest, ANodeThatGoesMeanwhileIsSaid) {
   EXPECT_EQ(handed.get().outcome, HandOffOutcome::kNoNode);
 }
 
-// A tenant alone has half of them; another one finds the rest. Few of their offers wait for the node at a time.
-TEST_F(PromptHandOffTest, NoMoreThanSoManyOfATenantAreInFlight) {
+// One tenant alone may use half of the limit; another one gets the rest. Few of their offers wait for the node at a
+// time.
+TEST_F(PromptHandOffTest, HandOffsPerTenantAreBounded) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
@@ -192,22 +193,22 @@ TEST_F(PromptHandOffTest, NoMoreThanSoManyOfATenantAreInFlight) {
   EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kBusy);
   a.OnLoop([&] {
     a.peers.hand_off().Start(1, handed, "b", 20'000, [](const PromptHandOff::Result& result) {
-      EXPECT_EQ(result.outcome, HandOffOutcome::kNothing) << "another tenant, which has nothing of it";
+      EXPECT_EQ(result.outcome, HandOffOutcome::kNoStates) << "another tenant, which has nothing of it";
     });
   });
   EXPECT_LE(a.made(), Offerer::kMostOffers);
   go.set_value();
   while (answered < most) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kHanded);
+  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted);
 }
 
 TEST_F(PromptHandOffTest, ADrainWaitsForIt) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
-  a.Share("b", false);  // so that the drain hands nothing over
+  a.Share("b", false);  // so that the drain offers nothing
   a.OnLoop([&] {
-    a.cache.StartDrain();
+    a.cache.offers().StartDrain();
     a.peers.SetDraining(true);
   });
   const auto handing = [&] { return a.OnLoop([&] { return a.peers.handing_over(); }); };
@@ -219,13 +220,13 @@ TEST_F(PromptHandOffTest, ADrainWaitsForIt) {
   while (a.made() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_TRUE(handing());
   go.set_value();
-  EXPECT_EQ(handed.get().outcome, HandOffOutcome::kHanded);
+  EXPECT_EQ(handed.get().outcome, HandOffOutcome::kCompleted);
   EXPECT_FALSE(handing());
   ExpectToResume(b, text, kTalk, /*own=*/true);
 }
 
-// The connection has as many calls as it carries.
-TEST_F(PromptHandOffTest, ACallThatFindsNoSpaceIsMadeAgain) {
+// The connection carries as many calls as it can.
+TEST_F(PromptHandOffTest, RetriesARefusedCall) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
@@ -233,7 +234,7 @@ TEST_F(PromptHandOffTest, ACallThatFindsNoSpaceIsMadeAgain) {
   auto handed = std::async(std::launch::async, [&] { return HandOff(a, text, kTalk, "b"); });
   while (a.made() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   a.Refuse("b", absl::OkStatus());
-  EXPECT_EQ(handed.get().outcome, HandOffOutcome::kHanded);
+  EXPECT_EQ(handed.get().outcome, HandOffOutcome::kCompleted);
 }
 
 }  // namespace

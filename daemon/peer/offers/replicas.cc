@@ -79,7 +79,7 @@ std::optional<storage::Offering> Replicas::Next() {
   while (!waiting_.empty()) {
     const auto [tenant, key] = waiting_.front();
     std::optional<storage::Offering> offering = cache_.offers().Describe(tenant, key);
-    if (offering.has_value() && !cache_.draining()) return offering;
+    if (offering.has_value() && !cache_.offers().draining()) return offering;
     demand_[waiting_.front()].waits = false;
     waiting_.pop_front();
   }
@@ -151,7 +151,7 @@ void Replicas::Answered(const std::shared_ptr<const Member>& to, const std::vect
     if (outcome == TakeOutcome::kBusy) busy_until_[to->incarnation] = clock_.Now() + options_.busy_pause;
     const auto demand = demand_.find(PlaceOf(copies[i].offering));
     if (demand == demand_.end()) continue;
-    // A node that did not even open it is no requester.
+    // A node that did not open the offered object does not want it: stop counting it as a requester.
     const auto asker = demand->second.askers.find(to->node);
     const bool opened = asker == demand->second.askers.end() || asker->second != copies[i].marked_at;
     const bool has_it = outcome == TakeOutcome::kAccepted || outcome == TakeOutcome::kAlreadyPresent;

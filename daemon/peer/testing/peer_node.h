@@ -322,6 +322,14 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
     other->peers.PeerHere(Self());
     other->peers.Prefill(Self(), TenantOf(tenant), std::move(prefill), Counted(std::move(done)));
   }
+  void Probe(const Member& member, const std::string& tenant, const PeerProbe& probe,
+             PeerCalls::Done<v1::NodeProbe> done) override {
+    MutexLock lock(cluster_.mutex);
+    PeerNode* const other = NodeOf(member);
+    if (other == nullptr) return done(absl::UnavailableError("the node cannot be reached"));
+    if (const absl::Status refused = Refused(member, tenant); !refused.ok()) return done(refused);
+    other->peers.Probe(Self(), TenantOf(tenant), probe, Counted(std::move(done)));
+  }
 
  private:
   PeerHello Self() const { return {.node = name_}; }

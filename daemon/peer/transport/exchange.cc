@@ -2,6 +2,8 @@
 #include "daemon/peer/transport/exchange.h"
 
 #include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
@@ -9,8 +11,10 @@
 namespace ashlar::daemon {
 namespace {
 
-constexpr int64_t kFirstPause = 50'000'000, kLongestPause = 1'000'000'000;  // between failed connections
-constexpr int64_t kWatchEvery = 250'000'000;
+constexpr uint64_t kPieceBytes = Transport::kMessageBytes;  // fits in a TCP segment (ucx_settings.cc)
+constexpr size_t kMaxPieces = 15;                           // spans per message
+constexpr uint64_t kQueuedBytes = 2 * 1024 * 1024;          // per connection: handed to UCX but not sent
+constexpr size_t kMaxQueuedMessages = 1024;                 // disconnects a peer that requests but does not read
 
 }  // namespace
 
@@ -19,46 +23,28 @@ Exchange::Exchange(const TransportOptions& options, TransportSurroundings surrou
     : options_(options),
       surroundings_(std::move(surroundings)),
       later_(std::move(later)),
-      jitter_(static_cast<std::minstd_rand::result_type>(surroundings_.random())) {}
+      peers_(options_, surroundings_.random()),
+      connections_(options_, surroundings_, peers_, counts_, *this),
+      transfers_(surroundings_, connections_, peers_, counts_),
+      loans_(options_, connections_, transfers_, counts_) {}
 
 absl::Status Exchange::Open() {
-  auto ucx = surroundings_.open(options_, Events());
-  if (!ucx.ok()) return ucx.status();
-  ucx_ = *std::move(ucx);
-  return absl::OkStatus();
+  return connections_.Open();
 }
 
 Exchange::~Exchange() {
-  ending_ = true;
-  std::vector<uint64_t> numbers;
-  for (const auto& [number, transfer] : transfers_) numbers.push_back(number);
-  for (const uint64_t number : numbers) End(number, absl::CancelledError("the transport is closing"));
-  ucx_.reset();  // closes all connections, which completes the last sends
-  allowed_.clear();
-}
-
-void Exchange::Log(const char* event, const std::string& peer, const std::string& detail) const {
-  if (options_.log) options_.log(event, peer, detail);
-}
-
-Exchange::Connection* Exchange::Of(const Link& link) {
-  const auto found = connections_.find(link.id);
-  return found == connections_.end() ? nullptr : &found->second;
-}
-
-std::string Exchange::NameOf(const HostPort& peer) {
-  return absl::StrCat(peer.host, " ", peer.port);
+  transfers_.Close();
+  connections_.Close();
+  grants_.Clear();
 }
 
 void Exchange::Begin(Request request) {
   auto transfer = std::make_unique<Transfer>();
   const uint64_t number = request.number;
-  const std::string name = NameOf(request.peer);
-  std::unique_ptr<Peer>& peer = peers_[name];
-  if (peer == nullptr) peer = std::make_unique<Peer>(Peer{.address = request.peer});
-  transfer->role = Role::kFetching;
+  PeerState& peer = peers_.Of(request.peer);
+  transfer->role = Transfer::Role::kFetching;
   transfer->ticket = {number, DrawSecret()};
-  transfer->peer = peer.get();
+  transfer->peer = &peer;
   transfer->grant = request.grant;
   transfer->offset = request.offset;
   transfer->targets = SpanList<std::byte>(std::move(request.targets));
@@ -68,296 +54,288 @@ void Exchange::Begin(Request request) {
   transfer->deadline = request.deadline;
   transfer->done = std::move(request.done);
   const bool overflows = transfer->offset > INT64_MAX || transfer->length > INT64_MAX - transfer->offset;
-  deadlines_.emplace(transfer->deadline, number);
-  peer->waiting.insert(number);
-  const bool empty = transfer->length == 0;
-  transfers_[number] = std::move(transfer);
-  if (empty || overflows) {
-    End(number, absl::InvalidArgumentError(empty ? "length: 0; expected at least 1" : "offset + length overflows"));
+  const uint64_t length = transfer->length;
+  transfers_.Add(number, std::move(transfer));
+  peers_.Wait(peer, number, length);
+  if (length == 0 || overflows) {
+    transfers_.End(number, absl::InvalidArgumentError(length == 0 ? "length: 0; expected at least 1"
+                                                                  : "offset + length overflows"));
   }
-  may_start_ = true;
 }
 
 void Exchange::Cancel(uint64_t request) {
-  const auto found = transfers_.find(request);
-  if (found == transfers_.end()) return;
-  if (found->second->role == Role::kFetching) End(request, absl::CancelledError("cancelled"));
+  const Transfer* const found = transfers_.Find(request);
+  if (found == nullptr || found->role != Transfer::Role::kFetching) return;
+  transfers_.End(request, absl::CancelledError("cancelled"));
 }
 
-void Exchange::Allow(const Grant& grant, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
-  auto allowed = std::make_shared<Allowed>(Allowed{grant, bytes, std::move(granted), {}, {}});
-  MutexLock lock(allowed_mutex_);
-  allowed_[grant.number] = std::move(allowed);
+void Exchange::KeepPeers(const std::vector<HostPort>& peers) {
+  peers_.Keep(peers, [this](PeerState& peer) { connections_.Remove(peer); });
 }
 
 void Exchange::Revoke(uint64_t number, std::function<void()> quiet) {
-  const std::shared_ptr<Allowed> allowed = FindGrant(number);
+  const std::shared_ptr<Allowed> allowed = grants_.Remove(number);  // the last transfer under it releases it
   if (allowed == nullptr) {
     if (quiet) quiet();
     return;
   }
-  {
-    MutexLock lock(allowed_mutex_);
-    allowed_.erase(number);  // the last transfer under it releases it
-  }
   allowed->quiet = std::move(quiet);
-  const std::set<uint64_t> under_way = allowed->transfers;
-  for (const uint64_t each : under_way) End(each, absl::FailedPreconditionError("the grant was revoked"));
+  transfers_.EndEach(allowed->transfers, absl::FailedPreconditionError("the grant was revoked"));
 }
 
-// The transfer moves no more bytes, except for sends that UCX has begun; it is finished with the last of them.
-void Exchange::End(uint64_t number, const absl::Status& status) {
-  Transfer& transfer = *transfers_.at(number);
-  if (transfer.ended) return;
-  transfer.ended = true;
-  transfer.ended_at = Now();
-  transfer.outcome = status;
-  if (transfer.role == Role::kLending && transfer.lent) ++recalled_;
-  deadlines_.erase({transfer.deadline, number});
-  Connection* const connection = transfer.link == nullptr ? nullptr : Of(*transfer.link);
-  if (!status.ok() && connection != nullptr && !connection->lost && !ending_) {
-    if (transfer.peer != nullptr) {
-      ucx_->SendText(*transfer.link, {.kind = MessageKind::kCancel, .from = transfer.ticket}, "");
-    } else {
-      Refuse(*connection, transfer.theirs, status);
-    }
-  }
-  if (transfer.sends == 0) Finish(number);
-}
-
-void Exchange::Finish(uint64_t number) {
-  const auto found = transfers_.find(number);
-  const std::unique_ptr<Transfer> transfer = std::move(found->second);
-  transfers_.erase(found);
-  if (transfer->link != nullptr) {
-    if (Connection* const connection = Of(*transfer->link)) {
-      if (transfer->role == Role::kFetching && transfer->lent && !connection->lost && !ending_) {
-        ucx_->SendText(*transfer->link, {.kind = MessageKind::kReturned, .to = transfer->theirs}, "");
-      }
-      connection->transfers.erase(number);
-      if (transfer->allowed != nullptr) connection->asked.erase(transfer->theirs.number);
-      std::erase(connection->sending, number);
-    }
-  }
-  const bool well = transfer->outcome.ok();
-  if (transfer->peer != nullptr) {
-    Peer& peer = *transfer->peer;
-    peer.waiting.erase(number);
-    if (peer.running.erase(number) > 0) {
-      peer.bytes_in_flight -= transfer->length;
-      bytes_in_flight_ -= transfer->length;
-      may_start_ = true;
-    }
-    ++(well ? counts_.fetched : counts_.failed);
-    transfer->done(transfer->outcome);
-    return;
-  }
-  if (well) ++counts_.served;
-  transfer->allowed->transfers.erase(number);
-}
-
-void Exchange::StartWaiting() {
-  if (!may_start_) return;
-  may_start_ = false;
-  // Peers take turns, one request each, until no next request fits. The peer whose request does not fit globally has
-  // the next turn.
-  for (size_t passed = 0; passed < peers_.size();) {
-    auto next = peers_.upper_bound(last_turn_);
-    if (next == peers_.end()) next = peers_.begin();
-    Peer& peer = *next->second;
-    ++passed;
-    if (!peer.waiting.empty()) {
-      const uint64_t number = *peer.waiting.begin();
-      Transfer& transfer = *transfers_.at(number);
-      const auto fits = [&](uint64_t used, uint64_t bound) { return used == 0 || used + transfer.length <= bound; };
-      if (!fits(bytes_in_flight_, options_.bytes_in_flight)) return;
-      if (fits(peer.bytes_in_flight, options_.bytes_in_flight_of_a_peer)) {
-        StartRequest(number, transfer);
-        passed = 0;
-      }
-    }
-    last_turn_ = next->first;
+void Exchange::Register(std::byte* data, uint64_t bytes, MemoryType type, Transport::CopyIn copy_in) {
+  const absl::Status status = areas_.Register(connections_.ucx(), data, bytes, type, std::move(copy_in));
+  if (!status.ok() && options_.log) {
+    options_.log("not registered", absl::StrCat(bytes, " bytes"), std::string(status.message()));
   }
 }
 
-void Exchange::StartRequest(uint64_t number, Transfer& transfer) {
-  Peer& peer = *transfer.peer;
-  absl::Status why;
-  if (peer.link == nullptr && !ConnectTo(peer, why)) {
-    End(number, why);
-    return;
+void Exchange::StartRequest(uint64_t number) {
+  Transfer& transfer = *transfers_.Find(number);
+  PeerState& peer = *transfer.peer;
+  if (peer.link == nullptr) {
+    if (const auto connected = connections_.Connect(peer); !connected.ok()) {
+      return transfers_.End(number, connected.status());
+    }
   }
-  peer.waiting.erase(number);
-  peer.running.insert(number);
-  peer.bytes_in_flight += transfer.length;
-  bytes_in_flight_ += transfer.length;
+  peers_.Start(peer, number);
   transfer.link = peer.link;
-  Connection& connection = connections_.at(peer.link->id);
+  PeerConnection& connection = *connections_.Of(*peer.link);
   const int64_t now = Now();
   if (connection.transfers.empty()) connection.heard = now;  // nothing was expected before
   connection.transfers.insert(number);
-  if (!Borrows(connection, transfer)) transfer.places = {};
-  if (const absl::Status may = MayMove(transfer); !may.ok()) {
-    End(number, may);
-    return;
+  if (!Loans::Borrows(connection, transfer)) transfer.places = {};
+  // The receiving thread copies the bytes of messages.
+  if (transfer.places.empty() && !areas_.CanCopyInto(connections_.ucx(), transfer.targets)) {
+    return transfers_.End(number, absl::FailedPreconditionError("this memory can only be filled by RDMA reads"));
   }
-  ucx_->SendText(*peer.link,
-                 {.kind = transfer.places.empty() ? MessageKind::kFetch : MessageKind::kBorrow,
-                  .to = transfer.grant,
-                  .from = transfer.ticket,
-                  .offset = transfer.offset,
-                  .length = transfer.length,
-                  .patience = static_cast<uint64_t>(std::max<int64_t>(transfer.deadline - now, 1))},
-                 "");
-}
-
-bool Exchange::ConnectTo(Peer& peer, absl::Status& why) {
-  const int64_t now = Now();
-  if (now < peer.not_before) {
-    why = absl::UnavailableError(absl::StrCat("not connected to ", peer.address.host, " port ", peer.address.port,
-                                              "; retry in ", (peer.not_before - now) / 1'000'000, " ms"));
-    return false;
-  }
-  auto link = ucx_->Connect(peer.address);
-  if (!link.ok()) {
-    why = link.status();
-    return false;
-  }
-  peer.link = *link;
-  peer.heard = false;
-  connections_[peer.link->id] = {.link = peer.link, .peer = &peer, .heard = now, .moved = now};
-  return true;
-}
-
-void Exchange::Expire(int64_t now) {
-  while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    End(deadlines_.begin()->second, absl::DeadlineExceededError("deadline"));
-  }
-}
-
-// Ends connections in use that are silent.
-void Exchange::Watch(int64_t now) {
-  if (now - watched_ < kWatchEvery) return;
-  watched_ = now;
-  for (auto& [id, connection] : connections_) {
-    Link& link = *connection.link;
-    if (connection.lost) continue;
-    if (link.sends == 0 || link.completed != connection.completed) {
-      connection.completed = link.completed;
-      connection.moved = now;
-    }
-    const bool stuck = link.sends > 0 && now - connection.moved > options_.silence;
-    const int64_t silent = now - connection.heard;
-    const bool expects = connection.peer != nullptr && !connection.transfers.empty();
-    if (stuck || (expects && silent > options_.silence)) {
-      Drop(connection, absl::StrCat("no message for ", options_.silence / 1'000'000, " ms"));
-    } else if (KeepsLoan(connection, now)) {
-      Drop(connection, "the peer does not return loaned memory");
-    } else if (expects && silent > options_.silence / 3 && now - connection.pinged > options_.silence / 3) {
-      connection.pinged = now;
-      ucx_->SendText(link, {.kind = MessageKind::kPing}, "");
-    }
-  }
+  connections_.ucx().SendText(*peer.link,
+                              {.kind = transfer.places.empty() ? MessageKind::kFetch : MessageKind::kBorrow,
+                               .to = transfer.grant,
+                               .from = transfer.ticket,
+                               .offset = transfer.offset,
+                               .length = transfer.length,
+                               .patience = static_cast<uint64_t>(std::max<int64_t>(transfer.deadline - now, 1))},
+                              "");
 }
 
 bool Exchange::Progress() {
-  bool some = ucx_->Progress();
-  for (Link* const link : std::exchange(dropped_, {})) ucx_->Close(*link);
+  bool some = connections_.ucx().Progress();
+  connections_.CloseDropped();
   const int64_t now = Now();
-  Expire(now);
-  Watch(now);
-  StartWaiting();
-  for (auto& [id, connection] : connections_) some |= Pump(connection);
-  return some || may_start_;
+  transfers_.Expire(now);
+  connections_.Watch(now);
+  if (peers_.TakeMayStart()) {
+    while (const std::optional<uint64_t> next = peers_.Next()) StartRequest(*next);
+  }
+  for (auto& [id, connection] : connections_.all()) some |= Pump(connection);
+  return some || peers_.may_start();
 }
 
 int64_t Exchange::due() const {
-  const bool watches = std::any_of(connections_.begin(), connections_.end(), [](const auto& each) {
-    return each.second.link->sends > 0 || (each.second.peer != nullptr && !each.second.transfers.empty());
-  });
-  const int64_t deadline = deadlines_.empty() ? INT64_MAX : deadlines_.begin()->first;
-  return watches || recalled_ > 0 ? std::min(deadline, watched_ + kWatchEvery) : deadline;
+  const bool watches = transfers_.recalled() > 0 || connections_.AnyInUse();
+  const int64_t deadline = transfers_.NextDeadline();
+  return watches ? std::min(deadline, connections_.NextWatch()) : deadline;
 }
 
 TransportStats Exchange::Stats() const {
   TransportStats stats = counts_;
-  stats.rdma_fallback = SlowFabric();
-  for (const auto& [id, connection] : connections_) {
-    stats.bytes_sent += connection.link->bytes_sent;
-    stats.bytes_received += connection.link->bytes_received;
-  }
-  stats.transfers = transfers_.size();
-  stats.loans = static_cast<uint64_t>(std::ranges::count_if(
-      transfers_, [](const auto& each) { return each.second->role == Role::kLending && each.second->lent; }));
   stats.registered_bytes = areas_.bytes();
-  {
-    MutexLock lock(allowed_mutex_);
-    stats.grants = allowed_.size();
-  }
-  for (const auto& [name, peer] : peers_) {
-    PeerStats& each = stats.peers.emplace_back();
-    each.peer = absl::StrCat(peer->address.host, ":", peer->address.port);
-    each.connected = peer->heard;
-    each.lanes = peer->lanes;
-    each.path = peer->path;
-    each.bytes_sent = peer->bytes_sent + (peer->link != nullptr ? peer->link->bytes_sent : 0);
-    each.bytes_received = peer->bytes_received + (peer->link != nullptr ? peer->link->bytes_received : 0);
-    each.bytes_in_flight = peer->bytes_in_flight;
-    each.waiting = peer->waiting.size();
-    each.failures = peer->failures;
-  }
-  for (const auto& [id, connection] : connections_) {
-    if (connection.peer != nullptr || connection.lost) continue;
-    stats.peers.push_back({.peer = connection.link->peer,
-                           .accepted = true,
-                           .connected = true,
-                           .lanes = connection.lanes,
-                           .path = connection.reads ? "rma" : "am",
-                           .bytes_sent = connection.link->bytes_sent,
-                           .bytes_received = connection.link->bytes_received,
-                           .bytes_in_flight = connection.bytes_queued});
-  }
+  stats.grants = grants_.size();
+  transfers_.AddTo(stats);
+  peers_.AddTo(stats);
+  connections_.AddTo(stats);
   return stats;
 }
 
-// Called when a send, or an RDMA read, is complete.
-void Exchange::Moved(uint64_t link, uint64_t number, uint64_t bytes, const absl::Status& status) {
-  if (const auto found = connections_.find(link); found != connections_.end()) found->second.bytes_queued -= bytes;
-  const auto found = transfers_.find(number);
-  Transfer& transfer = *found->second;  // exists while a send reads its sources
-  --transfer.sends;
-  if (status.ok() && transfer.came != nullptr) transfer.came->fetch_add(bytes);
-  if (transfer.ended) {
-    if (transfer.sends == 0) Finish(number);
-  } else if (!status.ok()) {
-    End(number, status);
-  } else if (transfer.sends == 0 && transfer.sent == transfer.length) {
-    End(number, absl::OkStatus());  // the last byte was handed to the network or received
+void Exchange::Lost(PeerConnection& connection, const absl::Status& why) {
+  transfers_.EndEach(connection.transfers, absl::UnavailableError(why.message()));
+}
+
+void Exchange::Closed(PeerConnection& connection) {
+  loans_.ReturnAll(connection);
+}
+
+bool Exchange::KeepsLoan(const PeerConnection& connection, int64_t now) const {
+  return loans_.Overdue(connection, now);
+}
+
+void Exchange::Received(PeerConnection& connection, const Message& message, std::span<const std::byte> payload) {
+  if (connection.link->sends > kMaxQueuedMessages) {
+    connections_.Drop(connection, "the peer does not read its replies");
+    return;
+  }
+  switch (message.kind) {
+    case MessageKind::kFetch:
+    case MessageKind::kBorrow:
+      Serve(connection, message);
+      return;
+    case MessageKind::kData:
+      TakeData(connection, message, payload);
+      return;
+    case MessageKind::kFailed: {
+      Transfer* const transfer = transfers_.OfTicket(connection, message.to);
+      if (transfer == nullptr) return;
+      if (transfer->peer != nullptr) {
+        const std::string text(reinterpret_cast<const char*>(payload.data()), payload.size());
+        transfers_.End(message.to.number, absl::Status(static_cast<absl::StatusCode>(message.code), text));
+      } else {
+        ++counts_.refused;
+      }
+      return;
+    }
+    case MessageKind::kCancel: {
+      const auto asked = connection.asked.find(message.from.number);
+      if (asked == connection.asked.end()) return;
+      if (SameGrant(transfers_.Find(asked->second)->theirs, message.from)) {
+        transfers_.End(asked->second, absl::CancelledError("the peer cancelled the request"));
+      }
+      return;
+    }
+    case MessageKind::kPing:
+      connections_.ucx().SendText(*connection.link, {.kind = MessageKind::kPong}, "");
+      return;
+    case MessageKind::kPong:
+      return;
+    case MessageKind::kLent:
+      loans_.Lent(connection, message);
+      return;
+    case MessageKind::kReturned:
+      loans_.Returned(connection, message);
+      return;
   }
 }
 
-// Back-off with jitter: at least half of the pause.
-void Exchange::Lost(Link& link, const absl::Status& why) {
-  Connection* const connection = Of(link);
-  if (connection == nullptr || connection->lost) return;
-  connection->lost = true;
-  Log("lost", link.peer, std::string(why.message()));
-  if (Peer* const peer = connection->peer; peer != nullptr && peer->link == &link) {
-    ++peer->failures;
-    const int64_t pause = std::min(kLongestPause, kFirstPause << std::min(peer->failures_in_a_row, 10));
-    if (!peer->heard) {
-      ++peer->failures_in_a_row;
-      peer->not_before = Now() + pause / 2 + static_cast<int64_t>(jitter_() % (pause / 2));
+absl::Status Exchange::Judge(const PeerConnection& connection, const Message& message,
+                             std::shared_ptr<Allowed>& allowed) const {
+  std::shared_ptr<Allowed> found = grants_.Find(message.to.number);
+  // Replies identically to an unknown number and a wrong secret.
+  if (found == nullptr || !SameGrant(found->grant, message.to)) {
+    return absl::PermissionDeniedError("grant: unknown");
+  }
+  if (message.offset > found->bytes || message.length > found->bytes - message.offset) {
+    return absl::OutOfRangeError(absl::StrCat("offset ", message.offset, ", length ", message.length,
+                                              ": the grant has ", found->bytes, " bytes"));
+  }
+  if (message.kind == MessageKind::kBorrow && !connection.reads) {
+    return absl::FailedPreconditionError("the connection does not support RDMA reads");
+  }
+  if (connection.asked.contains(message.from.number)) return absl::AlreadyExistsError("ticket: already in use");
+  if (connection.asked.size() >= options_.requests_of_a_connection) {
+    return absl::ResourceExhaustedError("too many requests in flight on this connection");
+  }
+  allowed = std::move(found);
+  return absl::OkStatus();
+}
+
+void Exchange::Serve(PeerConnection& connection, const Message& message) {
+  std::shared_ptr<Allowed> allowed;
+  if (const absl::Status status = Judge(connection, message, allowed); !status.ok()) {
+    ++counts_.refused;
+    connections_.Suspect(connection, absl::StrCat("refused: ", status.message()));
+    transfers_.Refuse(connection, message.from, status);
+    return;
+  }
+  const uint64_t number = NextNumber();
+  auto transfer = std::make_unique<Transfer>();
+  transfer->role = message.kind == MessageKind::kFetch ? Transfer::Role::kServing : Transfer::Role::kLending;
+  transfer->ticket = {number, DrawSecret()};
+  transfer->theirs = message.from;
+  transfer->link = connection.link;
+  transfer->allowed = allowed;
+  transfer->offset = message.offset;
+  transfer->length = message.length;
+  transfer->deadline =
+      Now() + static_cast<int64_t>(std::min<uint64_t>(message.patience, static_cast<uint64_t>(options_.deadline)));
+  allowed->transfers.insert(number);
+  connection.transfers.insert(number);
+  connection.asked[message.from.number] = number;
+  transfers_.Add(number, std::move(transfer));
+  allowed->granted->Resolve(
+      message.offset, message.length, [this, later = later_, number](absl::StatusOr<Spans> spans) {
+        later([this, number, spans = std::move(spans)]() mutable { Resolved(number, std::move(spans)); });
+      });
+}
+
+void Exchange::Resolved(uint64_t number, absl::StatusOr<Spans> spans) {
+  Transfer* const found = transfers_.Find(number);
+  if (found == nullptr || found->ended || found->ready) return;
+  Transfer& transfer = *found;
+  if (!spans.ok()) {
+    transfers_.End(number, spans.status());
+    return;
+  }
+  const SpanList<std::byte> list(*spans);
+  if (list.bytes() != transfer.length) {
+    transfers_.End(number, absl::InternalError(
+                               absl::StrCat("the owner listed ", list.bytes(), " bytes; expected ", transfer.length)));
+    return;
+  }
+  PeerConnection* const connection = connections_.Of(*transfer.link);  // not lost: that would have ended the transfer
+  transfer.ready = true;
+  if (transfer.role == Transfer::Role::kLending) {
+    loans_.Lend(transfer);
+  } else {
+    transfer.sources = SpanList<const std::byte>(ConstSpans(spans->begin(), spans->end()));
+    connection->sending.push_back(number);
+  }
+}
+
+void Exchange::TakeData(PeerConnection& connection, const Message& message, std::span<const std::byte> payload) {
+  Transfer* const transfer = transfers_.OfTicket(connection, message.to);
+  if (transfer == nullptr) return;
+  const bool fetches = transfer->role == Transfer::Role::kFetching && transfer->places.empty();
+  if (!fetches || message.offset > transfer->length || payload.size() > transfer->length - message.offset ||
+      !transfer->received.Add(message.offset, message.offset + payload.size())) {
+    ++counts_.refused;
+    return;
+  }
+  const std::byte* from = payload.data();
+  transfer->targets.ForEach(message.offset, payload.size(), [&](std::span<std::byte> piece) {
+    areas_.CopyIn(piece.data(), {from, piece.size()});
+    from += piece.size();
+    return true;
+  });
+  if (transfer->came != nullptr) transfer->came->fetch_add(payload.size());
+  if (transfer->received.bytes() == transfer->length) transfers_.End(message.to.number, absl::OkStatus());
+}
+
+// Sends pieces of the connection's transfers in turn, as far as UCX may queue them.
+bool Exchange::Pump(PeerConnection& connection) {
+  bool some = false;
+  while (!connection.lost && !connection.sending.empty() && connection.bytes_queued < kQueuedBytes) {
+    const uint64_t number = connection.sending.front();
+    connection.sending.erase(connection.sending.begin());
+    Transfer* const found = transfers_.Find(number);
+    if (found == nullptr || found->ended) continue;
+    if (found->role == Transfer::Role::kFetching) {
+      loans_.ReadPiece(connection, number, *found);
+    } else {
+      SendPiece(connection, number, *found);
     }
-    peer->link = nullptr;
-    peer->heard = false;
-    peer->bytes_sent += link.bytes_sent;
-    peer->bytes_received += link.bytes_received;
+    some = true;
   }
-  const std::set<uint64_t> under_way = connection->transfers;
-  for (const uint64_t number : under_way) {
-    if (transfers_.contains(number)) End(number, absl::UnavailableError(why.message()));
-  }
+  return some;
+}
+
+void Exchange::SendPiece(PeerConnection& connection, uint64_t number, Transfer& transfer) {
+  ConstSpans pieces;
+  uint64_t bytes = 0;
+  transfer.sources.ForEach(transfer.sent, std::min(kPieceBytes, transfer.length - transfer.sent),
+                           [&](std::span<const std::byte> piece) {
+                             pieces.push_back(piece);
+                             bytes += piece.size();
+                             return pieces.size() < kMaxPieces;
+                           });
+  const Message message{.kind = MessageKind::kData, .to = transfer.theirs, .offset = transfer.sent};
+  transfer.sent += bytes;
+  ++transfer.sends;
+  connection.bytes_queued += bytes;
+  if (transfer.sent < transfer.length) connection.sending.push_back(number);
+  const uint64_t link = connection.link->id;
+  connections_.ucx().Send(
+      *connection.link, message, std::move(pieces),
+      [this, link, number, bytes](const absl::Status& status) { transfers_.Moved(link, number, bytes, status); });
 }
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Transfers whose memory is a GPU's, over a connection that is none: what leaves this node is what is looked at.
+// Transfers from and to GPU memory, over a fake connection: the tests inspect what this node sends.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -39,7 +39,7 @@ class GpuUcx final : public Ucx {
   std::string Lanes(Link&) const override { return "none"; }
   bool Reaches(MemoryType) const override { return true; }
   MemoryType TypeOf(const std::byte*) const override { return MemoryType::kCuda; }
-  // A message with data comes for what was asked last.
+  // A message with data for the latest request.
   void Bring(std::span<const std::byte> data) {
     events_.received(&link_, EncodeMessage({.kind = MessageKind::kData, .to = ticket_}), data);
   }
@@ -70,8 +70,8 @@ class GpuMemoryTest : public ::testing::Test {
   GpuUcx* ucx_ = nullptr;
 };
 
-// The pieces of a message come where the targets are by the way that memory was registered with.
-TEST_F(GpuMemoryTest, MessagesBringBytesByTheWayThatIsKnown) {
+// The pieces of a message are copied to the targets by the method with which the memory was registered.
+TEST_F(GpuMemoryTest, MessagesDeliverToReachableGpuMemory) {
   auto transport = Start();
   ASSERT_TRUE(transport.ok()) << transport.status();
   std::vector<std::byte> memory(1000), data(600);
@@ -91,13 +91,13 @@ TEST_F(GpuMemoryTest, MessagesBringBytesByTheWayThatIsKnown) {
   EXPECT_EQ(copied, (std::vector<size_t>{200, 400}));
   EXPECT_TRUE(std::equal(data.begin(), data.begin() + 200, memory.begin() + 100));
   EXPECT_TRUE(std::equal(data.begin() + 200, data.end(), memory.begin() + 500));
-  // Memory that is partly another's is not written.
+  // Memory that is partly another owner's is not written.
   (*transport)->Fetch({"peer", 1}, {5, {1}}, 0, {all.subspan(0, 100), data}, 0, beside.done());
   (*transport)->Turn();
   EXPECT_EQ(beside.Wait(), absl::FailedPreconditionError("this memory can only be filled by RDMA reads"));
 }
 
-TEST_F(GpuMemoryTest, MessagesBringNothingThereWithoutAWay) {
+TEST_F(GpuMemoryTest, MessagesDoNotDeliverToUnreachableGpuMemory) {
   auto transport = Start();
   ASSERT_TRUE(transport.ok()) << transport.status();
   EXPECT_TRUE((*transport)->Reaches(MemoryType::kCuda));
@@ -109,7 +109,7 @@ TEST_F(GpuMemoryTest, MessagesBringNothingThereWithoutAWay) {
   EXPECT_EQ(std::count(sent.begin(), sent.end(), MessageKind::kFetch), 0);
 }
 
-// Also where UCX knows no GPU.
+// Also if UCX does not support GPUs.
 TEST(GpuTransportTest, GpuTransportServesHostMemory) {
   std::atomic<int> entered{0};
   const TransportOptions options{.reads = RemoteReads::kNever, .enter_gpu = [&] { ++entered; }};

@@ -16,7 +16,7 @@ bool SameGrant(const Grant& a, const Grant& b) {
 
 std::array<uint8_t, 16> DrawSecret() {
   std::array<uint8_t, 16> secret;
-  // So few bytes come whole, or not at all if a signal interrupts before the kernel's source is ready.
+  // Such a short request is complete, or fails if a signal interrupts it before the kernel's source is ready.
   ssize_t drawn = 0;
   do {
     drawn = getrandom(secret.data(), secret.size(), 0);

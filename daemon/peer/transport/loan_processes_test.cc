@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Remote reads between processes, one of which is killed or stopped in the middle.
+// Remote reads between processes, one of which is killed or stopped during a read.
 #include <gtest/gtest.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -20,7 +20,7 @@ namespace {
 constexpr size_t kAreaBytes = Areas::kArea;
 constexpr int64_t kLittleSilence = 300'000'000;
 
-// Told to a reader over a pipe.
+// Sent to a reader over a pipe.
 struct Told {
   HostPort peer;
   Grant grant;
@@ -68,8 +68,8 @@ Told Hear(int pipe) {
   return told;
 }
 
-// Fetches again and again, and ends at the first failure. One read is under way at a time: where a connection has
-// failed and there are more, UCX's software ends the holder's process.
+// Fetches repeatedly, and ends at the first failure. One read is in flight at a time: if a connection has failed and
+// there are more, UCX's software ends the holder's process.
 void ReadOn(Transport& transport, const Told& told) {
   const auto memory = std::make_shared<const RemoteMemory>(told.memory);
   std::vector<std::byte> here(1 << 20);
@@ -80,7 +80,7 @@ void ReadOn(Transport& transport, const Told& told) {
   }
 }
 
-// The other end of a test below, in a process of its own.
+// The other end of the tests below, in a separate process.
 TEST(LoanProcess, HoldsOrReads) {
   const char* const role = std::getenv("ASHLAR_TEST_LOANS");
   if (role == nullptr) GTEST_SKIP() << "started by LoanProcessesTest";
@@ -101,7 +101,7 @@ TEST(LoanProcess, HoldsOrReads) {
   for (;;) pause();
 }
 
-// The process, with the end of a pipe that it keeps.
+// The process, with the pipe's end that it holds.
 pid_t StartLoanProcess(const std::string& role, int pipe) {
   const std::string variable = "ASHLAR_TEST_LOANS=" + role + " " + std::to_string(pipe);
   const pid_t child = fork();
@@ -112,7 +112,7 @@ pid_t StartLoanProcess(const std::string& role, int pipe) {
   _exit(1);
 }
 
-TEST(LoanProcessesTest, AHolderThatDiesOrStopsInTheMiddleIsNoticed) {
+TEST(LoanProcessesTest, AHolderThatDiesOrStopsIsDetected) {
   const auto asker = StartReading({.silence = kLittleSilence});
   for (const int signal : {SIGKILL, SIGSTOP}) {
     int ends[2];
@@ -123,8 +123,8 @@ TEST(LoanProcessesTest, AHolderThatDiesOrStopsInTheMiddleIsNoticed) {
     close(ends[0]);
     const auto memory = std::make_shared<const RemoteMemory>(told.memory);
     std::vector<std::byte> here(2 * kAreaBytes);
-    for (int i = 0; i < 2; ++i) {  // the first one comes by messages
-      WaitFor([&] {                // a busy machine is silent for longer, too
+    for (int i = 0; i < 2; ++i) {  // the first one uses messages
+      WaitFor([&] {                // a busy machine may be silent for longer
         Outcome whole;
         asker->Fetch(told.peer, told.grant, 0, {here}, 0, whole.done(), memory);
         return whole.Wait().ok();
@@ -145,7 +145,7 @@ TEST(LoanProcessesTest, AHolderThatDiesOrStopsInTheMiddleIsNoticed) {
     EXPECT_TRUE(lost);
     const auto untouched = std::vector<std::byte>(2 * kAreaBytes, std::byte{0x22});
     here = untouched;
-    if (signal == SIGSTOP) kill(child, SIGCONT);  // what it still sends is for nobody
+    if (signal == SIGSTOP) kill(child, SIGCONT);  // later messages have no recipient
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     EXPECT_TRUE(here == untouched);
     kill(child, SIGKILL);
@@ -153,7 +153,7 @@ TEST(LoanProcessesTest, AHolderThatDiesOrStopsInTheMiddleIsNoticed) {
   }
 }
 
-TEST(LoanProcessesTest, AReaderThatDiesOrStopsInTheMiddleKeepsNothing) {
+TEST(LoanProcessesTest, AReaderThatDiesOrStopsKeepsNothing) {
   std::mt19937_64 random(1);
   Areas areas(3);
   const auto holder = StartReading({.silence = kLittleSilence});
@@ -169,7 +169,7 @@ TEST(LoanProcessesTest, AReaderThatDiesOrStopsInTheMiddleKeepsNothing) {
     close(ends[1]);
     WaitFor([&] { return holder->stats().loans > 0; });
     kill(child, signal);
-    RevokeNow(*holder, grant);  // is quiet in the end
+    RevokeNow(*holder, grant);  // the grant is quiesced in the end
     WaitFor([&] {
       const TransportStats stats = holder->stats();
       return stats.loans == 0 && stats.transfers == 0;

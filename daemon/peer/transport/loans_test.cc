@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Remote reads: the reader's side reads bytes where they lie at their holder, here by UCX's software in place of cards.
+// Remote reads: the reader reads bytes in place at their holder. UCX emulates the network cards in software.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -39,7 +39,7 @@ class LoanTest : public testing::Test {
   ~LoanTest() override {
     if (HasFailure()) std::printf("seed %lu\n", static_cast<unsigned long>(seed_));
   }
-  // The first fetch over a connection goes by messages.
+  // The first fetch over a connection uses messages.
   void Begin(const TransportOptions& options) {
     holder_ = StartReading(options);
     asker_ = StartReading(options);
@@ -73,7 +73,7 @@ class LoanTest : public testing::Test {
     asker_->Fetch(holder_->address(), grant, offset, std::move(targets), deadline, outcome.done(), std::move(memory));
     return outcome.Wait();
   }
-  // A whole grant of 1,000 bytes, by somebody who speaks the transport's messages by hand.
+  // Borrows a whole grant of 1,000 bytes, with hand-written messages.
   static void Borrow(RawClient& client, const Granted& granted, uint64_t patience) {
     client.Message(EncodeMessage({.kind = MessageKind::kBorrow,
                                   .to = granted.grant,
@@ -92,7 +92,7 @@ class LoanTest : public testing::Test {
 
   const uint64_t seed_ = std::random_device{}();
   std::mt19937_64 random_{seed_};
-  Areas areas_{3}, own_{1};  // outlive who registers them
+  Areas areas_{3}, own_{1};  // outlive the transports that register them
   std::unique_ptr<Transport> holder_, asker_;
 };
 
@@ -114,7 +114,7 @@ TEST_F(LoanTest, ReadsAnySizeFromAnyRunsOverAnySpans) {
     ASSERT_TRUE(Fetch(granted.memory, granted.grant, offset, {part}).ok());
     EXPECT_TRUE(std::equal(part.begin(), part.end(), there.begin() + offset)) << size << " " << offset;
     read += size + length;
-    AwaitNoLoans();  // or the holder would hear of its revocation before the return
+    AwaitNoLoans();  // otherwise the holder would learn of its revocation before the return
     RevokeNow(*holder_, granted.grant);
   }
   const TransportStats asker = asker_->stats(), holder = holder_->stats();
@@ -133,7 +133,7 @@ TEST_F(LoanTest, ReadStartsAfterOwnerHasBytes) {
   asker_->Fetch(holder_->address(), granted.grant, 0, {here}, 0, outcome.done(), granted.memory);
   granted.held->WaitUntilAsked(1);
   EXPECT_EQ(holder_->stats().loans, 0u);
-  Fill(granted.spans, random_);  // it comes up from the disk just now
+  Fill(granted.spans, random_);  // it is being promoted from the disk
   granted.held->Answer();
   EXPECT_TRUE(outcome.Wait().ok());
   EXPECT_TRUE(here == Gather(granted.spans));
@@ -150,7 +150,7 @@ TEST_F(LoanTest, ADeadlineEndsARequestAndNothingIsWrittenLater) {
   EXPECT_EQ(asker_->stats().read_bytes, 0u);
 }
 
-TEST_F(LoanTest, CancelsInTheMiddleAndIsDoneWhenNothingIsWrittenAnyMore) {
+TEST_F(LoanTest, CancelReturnsWhenNoMoreWritesHappen) {
   const Granted granted = Allow(2 * kArea);
   int cut = 0;
   for (int i = 0; i < 10; ++i) {
@@ -163,7 +163,7 @@ TEST_F(LoanTest, CancelsInTheMiddleAndIsDoneWhenNothingIsWrittenAnyMore) {
     const absl::Status status = outcome.Wait();
     EXPECT_TRUE(status.ok() || absl::IsCancelled(status)) << status;
     cut += !status.ok();
-    std::fill(here.begin(), here.end(), std::byte{0x5a});  // somebody else's from here on
+    std::fill(here.begin(), here.end(), std::byte{0x5a});  // another owner's memory from now on
     std::this_thread::sleep_for(std::chrono::microseconds(500));
     EXPECT_EQ(std::count(here.begin(), here.end(), std::byte{0x5a}), static_cast<ptrdiff_t>(here.size()));
   }
@@ -171,8 +171,8 @@ TEST_F(LoanTest, CancelsInTheMiddleAndIsDoneWhenNothingIsWrittenAnyMore) {
   AwaitNoLoans();
 }
 
-// A source that was withdrawn is used again when `quiet` has been called: no reader sees what comes there then.
-TEST_F(LoanTest, ARevokedSourceIsNotUsedAgainWhileItMayBeRead) {
+// A revoked source is reused once `quiet` has been called: no reader sees its new contents.
+TEST_F(LoanTest, ARevokedSourceIsNotReusedWhileItMayBeRead) {
   for (int i = 0; i < 10; ++i) {
     const Granted granted = Allow(2 * kArea);
     for (const auto& span : granted.spans) std::fill(span.begin(), span.end(), std::byte{7});
@@ -189,8 +189,8 @@ TEST_F(LoanTest, ARevokedSourceIsNotUsedAgainWhileItMayBeRead) {
   }
 }
 
-// It borrows, and is not heard of again: its connection ends, and only then is the memory the owner's again.
-TEST_F(LoanTest, APeerThatReturnsNothingLosesItsConnection) {
+// It borrows, and then sends nothing: its connection is closed, and only then does the owner get the memory back.
+TEST_F(LoanTest, APeerThatNeverReturnsLoansIsDisconnected) {
   Begin({.silence = kShortSilence});
   const Granted granted = Allow(1000);
   RawClient client(holder_->address(), UCP_FEATURE_AM);
@@ -218,7 +218,7 @@ TEST_F(LoanTest, ALoanEndsAtItsDeadline) {
   RevokeNow(*holder_, granted.grant);
 }
 
-TEST_F(LoanTest, AKeyThatIsNoneEndsItsRequestAlone) {
+TEST_F(LoanTest, AnInvalidKeyEndsOnlyItsRequest) {
   const Granted granted = Allow(1000);
   std::vector<std::byte> here(1000);
   for (const size_t size : {size_t{1}, size_t{9}, size_t{300}, size_t{20'000}}) {
@@ -231,7 +231,7 @@ TEST_F(LoanTest, AKeyThatIsNoneEndsItsRequestAlone) {
   EXPECT_TRUE(here == Gather(granted.spans));
 }
 
-TEST_F(LoanTest, LoansNeedAGrantAsFetchesDo) {
+TEST_F(LoanTest, LoansNeedAGrant) {
   const Granted granted = Allow(1000);
   std::vector<std::byte> here(1000);
   Grant wrong = granted.grant;
@@ -241,7 +241,7 @@ TEST_F(LoanTest, LoansNeedAGrantAsFetchesDo) {
   EXPECT_EQ(asker_->stats().read_bytes, 0u);
 }
 
-TEST_F(LoanTest, DescribesRunsAndOnlyWhatIsRegistered) {
+TEST_F(LoanTest, DescribesOnlyRegisteredMemory) {
   std::byte* const begin = areas_.bytes[0].data();
   const RemoteMemory memory = holder_->Describe(
       {{begin, kExtent}, {begin + kExtent, 10}, {begin + 3 * kExtent, 5}, {areas_.bytes[1].data(), 1}});
@@ -260,7 +260,7 @@ TEST_F(LoanTest, DescribesRunsAndOnlyWhatIsRegistered) {
   EXPECT_TRUE(holder_->Describe(many).arenas.empty());
 }
 
-// Without RDMA's cards there is no key, no read, and no feature that would let UCX's software serve any.
+// Without RDMA there are no keys and no reads, and no feature with which UCX's software would serve any.
 TEST(LoanlessTest, ATransportOverTcpGivesNoKeysAndReadsNothing) {
   for (const bool expect_rdma : {false, true}) {
     std::vector<std::byte> there(kArea, std::byte{1});
@@ -276,8 +276,8 @@ TEST(LoanlessTest, ATransportOverTcpGivesNoKeysAndReadsNothing) {
         EXPECT_EQ(each.value, "tcp,self");
       }
     }
-    // A client that has the feature reads and writes nothing (RawClientTest.OnlyGrantedAccessIsPossible: nor in the
-    // other case).
+    // A client with the feature can read and write nothing (RawClientTest.OnlyGrantedAccessIsPossible covers the other
+    // case).
     if (expect_rdma) {
       RawClient client(holder.address(), UCP_FEATURE_RMA);
       std::vector<std::byte> mine(1000, std::byte{9});
@@ -298,8 +298,8 @@ TEST(LoanlessTest, ATransportOverTcpGivesNoKeysAndReadsNothing) {
   }
 }
 
-// The reason why contexts with TCP lack the feature, and why a fabric must keep strangers off.
-TEST(LoanlessTest, UcxsSoftwareAsksForNoKey) {
+// The reason why contexts with TCP lack the feature, and why a fabric must exclude unknown hosts.
+TEST(LoanlessTest, UcxsSoftwareEmulationNeedsNoKey) {
   std::vector<std::byte> there(1000, std::byte{1}), mine(1000, std::byte{9});
   const auto holder = StartReading();
   RawClient client(holder->address(), UCP_FEATURE_RMA);
@@ -307,7 +307,7 @@ TEST(LoanlessTest, UcxsSoftwareAsksForNoKey) {
   EXPECT_TRUE(mine == there);
 }
 
-TEST(LoanlessTest, MemoryOfAGpuThatUcxDoesNotReachIsLeftOut) {
+TEST(LoanlessTest, GpuMemoryThatUcxCannotReachIsLeftOut) {
   std::string logged;
   const auto transport = StartReading({.log = [&](const std::string& event, const std::string&,
                                                   const std::string& detail) { logged = event + ": " + detail; }});

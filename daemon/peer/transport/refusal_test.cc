@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The transport refuses requests without a grant or outside of it, messages that are none, and peers that mean harm.
+// The transport refuses requests without a grant or outside of it, malformed messages, and malicious peers.
 #include <arpa/inet.h>
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -77,7 +77,7 @@ TEST(TransportRefusalTest, AddressesThatAreNotAllowed) {
             "cluster.transport_allow: here is not an IPv4 address");
 }
 
-TEST(TransportRefusalTest, BytesThatAreNotUcx) {
+TEST(TransportRefusalTest, RefusesOtherProtocolsThanUcx) {
   auto holder = StartOne(), asker = StartOne();
   std::vector<std::byte> there(1000, std::byte{1}), here(1000);
   const Grant read = holder->Allow(1000, std::make_shared<HeldBytes>(Spans{there}));
@@ -110,7 +110,7 @@ class RawClientTest : public testing::Test {
   static constexpr size_t kBytes = 100'000;
   const uint64_t seed_ = std::random_device{}();
   std::mt19937_64 random_{seed_};
-  std::vector<std::byte> there_ = std::vector<std::byte>(kBytes, std::byte{1});  // outlives who reads it
+  std::vector<std::byte> there_ = std::vector<std::byte>(kBytes, std::byte{1});  // outlives its readers
   std::unique_ptr<Transport> holder_ = StartOne(), asker_ = StartOne();
   std::shared_ptr<HeldBytes> held_ = std::make_shared<HeldBytes>(Spans{there_});
   const Grant read_ = holder_->Allow(kBytes, held_);
@@ -160,12 +160,12 @@ TEST_F(RawClientTest, OnlyGrantedAccessIsPossible) {
 
 TEST_F(RawClientTest, IsDisconnectedAfterMalformedMessages) {
   RawClient client(holder_->address(), UCP_FEATURE_AM);
-  // A rendezvous before there is a connection ends the client: UCX 1.13 asserts that it is not.
+  // A rendezvous before there is a connection ends the client, by an assertion of UCX 1.13.
   client.Message(EncodeMessage({.kind = MessageKind::kPing}), {}, UCP_AM_SEND_FLAG_EAGER);
   for (int i = 0; i < 200 && !client.lost(); ++i) {
     std::vector<std::byte> header(random_() % 200), payload(random_() % 300'000);
     for (auto& byte : header) byte = static_cast<std::byte>(random_());
-    // Eager, by rendezvous, and of a kind that nobody handles.
+    // Eager, by rendezvous, and with an id that has no handler.
     client.Message(header, payload, i % 2 ? UCP_AM_SEND_FLAG_EAGER : 0, i % 3 == 0 ? 1 + random_() % 65535 : 0);
     usleep(1000);
   }
@@ -187,7 +187,7 @@ TEST(WireTest, MessagesRoundTrip) {
   EXPECT_EQ(std::tuple(parsed->offset, parsed->length, parsed->patience), std::tuple(7u, 8u, 9u));
 }
 
-TEST(WireTest, RefusesWhatNoTransportSends) {
+TEST(WireTest, RefusesMessagesThatNoTransportSends) {
   const Message fetch{.kind = MessageKind::kFetch, .to = {5, {1}}, .from = {6, {1}}, .length = 8, .patience = 9};
   const auto why = [](const Message& message, size_t payload = 0) {
     return std::string(ParseMessage(EncodeMessage(message), payload).status().message());

@@ -1,15 +1,48 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/peer/transport/registered_areas.h"
 
-#include <algorithm>
+#include <cstring>
+#include <iterator>
+#include <string>
 #include <utility>
 
 namespace ashlar::daemon {
 
-void RegisteredAreas::Add(std::byte* data, uint64_t bytes, std::string key) {
+absl::Status RegisteredAreas::Register(Ucx& ucx, std::byte* data, uint64_t bytes, MemoryType type,
+                                       Transport::CopyIn copy_in) {
+  if (!ucx.Reaches(type)) return absl::UnimplementedError("UCX cannot access this type of memory");
+  if (copy_in) far_areas_[data] = {bytes, std::move(copy_in)};
+  absl::StatusOr<std::string> key = ucx.Register(data, bytes, type);
+  if (!key.ok()) return key.status();
+  if (key->empty()) return absl::OkStatus();
   MutexLock lock(mutex_);
-  areas_[data] = {std::move(key), reinterpret_cast<uintptr_t>(data), bytes};
+  areas_[data] = {*std::move(key), reinterpret_cast<uintptr_t>(data), bytes};
   bytes_ += bytes;
+  return absl::OkStatus();
+}
+
+const Transport::CopyIn* RegisteredAreas::WayInto(const std::byte* data) const {
+  const auto next = far_areas_.upper_bound(data);
+  if (next == far_areas_.begin()) return nullptr;
+  const auto& [begin, area] = *std::prev(next);
+  return data < begin + area.bytes ? &area.copy_in : nullptr;
+}
+
+bool RegisteredAreas::CanCopyInto(const Ucx& ucx, const SpanList<std::byte>& targets) const {
+  bool can = true;
+  targets.ForEach(0, targets.bytes(), [&](std::span<std::byte> piece) {
+    can = ucx.TypeOf(piece.data()) == MemoryType::kHost || WayInto(piece.data()) != nullptr;
+    return can;
+  });
+  return can;
+}
+
+void RegisteredAreas::CopyIn(std::byte* to, std::span<const std::byte> from) const {
+  if (const Transport::CopyIn* const way = WayInto(to)) {
+    (*way)(to, from);
+  } else {
+    std::memcpy(to, from.data(), from.size());
+  }
 }
 
 RemoteMemory RegisteredAreas::Describe(const Spans& spans, size_t most_arenas, size_t most_runs) const {

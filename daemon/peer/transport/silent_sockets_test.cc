@@ -32,7 +32,7 @@ bool Ended(const UniqueFd& socket) {
   return poll(&one, 1, 0) == 1;
 }
 
-TEST(SilentSockets, EndsThoseThatSayNothingAlone) {
+TEST(SilentSockets, ClosesOnlySilentConnections) {
   const UniqueFd listener(socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   sockaddr_in at{};
   at.sin_family = AF_INET;
@@ -52,7 +52,7 @@ TEST(SilentSockets, EndsThoseThatSayNothingAlone) {
   EXPECT_FALSE(Ended(speaks));
 }
 
-TEST(SilentSockets, AFloodOfThemLeavesTheTransport) {
+TEST(SilentSockets, AFloodDoesNotStopTheTransport) {
   auto holder = Transport::Start({});
   ASSERT_TRUE(holder.ok()) << holder.status();
   std::vector<UniqueFd> flood;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A transport over a UCX of the test's own, which says what carries a link: the fabric's state follows that.
+// The fabric's state follows the transport that carries a link, which the test's own UCX reports.
 #include <gtest/gtest.h>
 
 #include <memory>
@@ -12,7 +12,7 @@
 namespace ashlar::daemon {
 namespace {
 
-// Sends nothing. Links, events and lanes are the test's.
+// Sends nothing. The test controls links, events and lanes.
 class ScriptedUcx final : public Ucx {
  public:
   struct Script {
@@ -57,7 +57,7 @@ class SlowFabricTest : public testing::Test {
     };
     transport_ = *Transport::Start({.expect_rdma = expects}, std::move(surroundings), [] {});
   }
-  // Asks a peer for bytes, has it answer over a new link with such lanes, and returns the link.
+  // Asks a peer for bytes, makes it answer over a new link with these lanes, and returns the link.
   Link& Reach(const std::string& lanes) {
     script_.lanes = lanes;
     transport_->Fetch({"10.0.0.2", 7}, {1, {}}, 0, {target_}, 0, [](const absl::Status&) {});
@@ -78,7 +78,7 @@ class SlowFabricTest : public testing::Test {
   std::unique_ptr<Transport> transport_;
 };
 
-TEST_F(SlowFabricTest, AFabricThatHasRecoveredIsNotSlow) {
+TEST_F(SlowFabricTest, ARecoveredFabricIsNotSlow) {
   StartOne(true);
   EXPECT_FALSE(slow());
   Link& by_tcp = Reach("tcp/eth0");
@@ -92,7 +92,7 @@ TEST_F(SlowFabricTest, AFabricThatHasRecoveredIsNotSlow) {
   EXPECT_TRUE(slow());
 }
 
-TEST_F(SlowFabricTest, APeerThatIsErasedIsNotSlow) {
+TEST_F(SlowFabricTest, AnErasedPeerIsNotSlow) {
   StartOne(true);
   Lose(Reach("tcp/eth0"));
   transport_->KeepPeers({});
@@ -100,7 +100,7 @@ TEST_F(SlowFabricTest, APeerThatIsErasedIsNotSlow) {
   EXPECT_FALSE(slow());
 }
 
-TEST_F(SlowFabricTest, AnAcceptedConnectionCountsAsLongAsItIsThere) {
+TEST_F(SlowFabricTest, AnAcceptedConnectionCountsWhileItExists) {
   StartOne(true);
   script_.lanes = "tcp/eth0";
   Link link;

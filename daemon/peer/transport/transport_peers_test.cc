@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The figures of a transport's peers, of those that have gone, too.
+// Statistics of a transport's peers, including peers that have left.
 #include <gtest/gtest.h>
 
 #include <chrono>
@@ -28,7 +28,7 @@ class TransportPeersTest : public testing::Test {
   std::unique_ptr<Transport> holder_ = *Transport::Start({}), asker_ = *Transport::Start({});
 };
 
-TEST_F(TransportPeersTest, BytesOfConnectionsThatHaveEndedStayCounted) {
+TEST_F(TransportPeersTest, BytesOfEndedConnectionsStayCounted) {
   std::vector<std::byte> there(50'000, std::byte{7}), here(50'000);
   const Grant read = holder_->Allow(there.size(), std::make_shared<HeldBytes>(Spans{there}));
   ASSERT_TRUE(Fetch(read, 0, {here}).ok());
@@ -40,8 +40,8 @@ TEST_F(TransportPeersTest, BytesOfConnectionsThatHaveEndedStayCounted) {
   EXPECT_GE(holder_->stats().bytes_sent, sent);
 }
 
-// A daemon that starts again right after it was killed finds its port held for a moment.
-TEST_F(TransportPeersTest, APortThatIsBeingReleasedIsWaitedFor) {
+// A daemon that restarts right after it was killed finds its port in use for a moment.
+TEST_F(TransportPeersTest, WaitsForAPortThatIsBeingReleased) {
   const HostPort at = holder_->address();
   std::thread release([&] {
     std::this_thread::sleep_for(std::chrono::milliseconds(100));
@@ -52,8 +52,8 @@ TEST_F(TransportPeersTest, APortThatIsBeingReleasedIsWaitedFor) {
   EXPECT_EQ(started.status(), absl::OkStatus());
 }
 
-// Where the bytes in flight of all peers together are what bounds them.
-TEST_F(TransportPeersTest, PeersHaveTurnsAlsoWhereOneRequestFits) {
+// If the limit is the bytes in flight of all peers together.
+TEST_F(TransportPeersTest, PeersTakeTurnsEvenIfOneRequestFits) {
   const auto second = *Transport::Start({});
   const auto asker = *Transport::Start({.bytes_in_flight = 4000});
   std::vector<std::byte> there(4000, std::byte{7});
@@ -77,7 +77,7 @@ TEST_F(TransportPeersTest, PeersHaveTurnsAlsoWhereOneRequestFits) {
                    done(status);
                  });
   }
-  // The first one is under way, and all others wait.
+  // The first one is in flight, and all others wait.
   WaitFor([&] {
     size_t waiting = 0;
     for (const PeerStats& peer : asker->stats().peers) waiting += peer.waiting;
@@ -92,7 +92,7 @@ TEST_F(TransportPeersTest, PeersHaveTurnsAlsoWhereOneRequestFits) {
   EXPECT_TRUE(ended.order == "abababab" || ended.order == "babababa") << ended.order;
 }
 
-TEST_F(TransportPeersTest, PeersThatAreNoneAnyMoreAreErased) {
+TEST_F(TransportPeersTest, DepartedPeersAreErased) {
   std::vector<std::byte> there(5000, std::byte{7}), here(5000);
   const Grant read = holder_->Allow(there.size(), std::make_shared<HeldBytes>(Spans{there}));
   ASSERT_TRUE(Fetch(read, 0, {here}).ok());

@@ -69,7 +69,7 @@ class TransportTest : public testing::Test {
   std::unique_ptr<Transport> holder_, asker_;
 };
 
-// Landings of this node's engines come first where processors are short.
+// Landings of this node's engines have priority if CPUs are scarce.
 TEST_F(TransportTest, ThreadYieldsToOthers) {
   std::set<int> above;
   for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
@@ -102,8 +102,8 @@ TEST_F(TransportTest, FetchesAnySizeOverAnySpans) {
   EXPECT_EQ(stats.malformed + stats.refused + stats.late, 0u);
 }
 
-// The check of a daemon's open files and mappings counts on it (daemon/peer/channels/peer_bounds.h). Both ends of each
-// connection are in this process.
+// The check of a daemon's open files and mappings depends on this (daemon/peer/channels/peer_bounds.h). Both ends of
+// each connection are in this process.
 TEST_F(TransportTest, AConnectionTakesTwoFilesAtEachEnd) {
   constexpr size_t kPeers = 24, kBytes = 2 << 20;
   std::vector<std::byte> there = RandomBytes(kBytes, random_), here(kBytes);
@@ -118,7 +118,7 @@ TEST_F(TransportTest, AConnectionTakesTwoFilesAtEachEnd) {
     ASSERT_TRUE(fetched.Wait().ok());
   }
   EXPECT_LE(OpenFilesOfThisProcess(), files + 2 * 2 * kPeers);
-#ifndef __SANITIZE_THREAD__  // its shadow takes mappings of its own
+#ifndef __SANITIZE_THREAD__  // its shadow memory takes additional mappings
   EXPECT_LE(MappingsOfThisProcess(), mappings + 2 * kPeers / 4);
 #endif
 }
@@ -162,7 +162,7 @@ TEST_F(TransportTest, BytesInFlightAreBounded) {
   held->WaitUntilAsked(1);
   TransportStats stats = asker_->stats();
   ASSERT_EQ(stats.peers.size(), 1u);
-  EXPECT_EQ(stats.peers[0].bytes_in_flight, 600'000u);  // a second one would be more than 1 MiB
+  EXPECT_EQ(stats.peers[0].bytes_in_flight, 600'000u);  // a second one would exceed 1 MiB
   EXPECT_EQ(stats.peers[0].waiting, 9u);
   for (size_t i = 0; i < 10; ++i) {
     held->WaitUntilAsked(i + 1);
@@ -201,7 +201,7 @@ TEST_F(TransportTest, ADeadlineEndsARequestAndNothingIsWrittenLater) {
   const Grant read = holder_->Allow(there.size(), later);
   EXPECT_EQ(Fetch(read, 0, {here}, 20 * kMillisecond).code(), absl::StatusCode::kDeadlineExceeded);
   later->WaitUntilAsked(1);
-  // The answer is late, and no byte moves. The next fetch on the same connection shows that it was handled.
+  // The answer is late, and no byte is sent. The next fetch on the same connection shows that it was handled.
   later->Answer();
   std::vector<std::byte> other(5000);
   const Grant again = holder_->Allow(there.size(), std::make_shared<HeldBytes>(Spans{there}));
@@ -222,7 +222,7 @@ TEST_F(TransportTest, CancelsInTheMiddle) {
     asker_->Cancel(request);
     const absl::Status status = outcome.Wait();
     EXPECT_TRUE(status.ok() || absl::IsCancelled(status)) << status;
-    // The memory is somebody else's from here on; the sanitizers and these bytes see who writes to it.
+    // The memory belongs to another owner from now on. The sanitizers and these bytes reveal any write to it.
     std::fill(here.begin(), here.end(), std::byte{0x5a});
     std::this_thread::sleep_for(std::chrono::microseconds(500));
     EXPECT_EQ(std::count(here.begin(), here.end(), std::byte{0x5a}), kBytes);
@@ -234,7 +234,7 @@ TEST_F(TransportTest, CancelsInTheMiddle) {
   Quiet(*holder_, read);
 }
 
-TEST_F(TransportTest, ARevokedGrantFailsWhatIsInFlightAndIsQuietThen) {
+TEST_F(TransportTest, ARevokedGrantFailsRequestsInFlight) {
   constexpr size_t kBytes = 8 << 20;
   for (int i = 0; i < 20; ++i) {
     auto there = std::make_unique<std::vector<std::byte>>(kBytes, std::byte{7});
@@ -256,7 +256,7 @@ TEST_F(TransportTest, ARevokedGrantFailsWhatIsInFlightAndIsQuietThen) {
   }
 }
 
-TEST_F(TransportTest, AHolderThatEndsFailsWhatIsOnItsConnectionAndNothingElse) {
+TEST_F(TransportTest, AHolderThatEndsFailsOnlyItsOwnRequests) {
   constexpr size_t kBytes = 8 << 20;
   std::vector<std::byte> there = RandomBytes(kBytes, random_), other(kBytes);
   auto second = StartOne("127.0.0.1");
@@ -274,7 +274,7 @@ TEST_F(TransportTest, AHolderThatEndsFailsWhatIsOnItsConnectionAndNothingElse) {
   EXPECT_TRUE(unharmed.Wait().ok()) << unharmed.Wait();
   EXPECT_TRUE(other == there);
 
-  // Nobody listens: refused, at once or after a pause that grows. Then somebody does.
+  // Nothing listens: the fetch is refused, at once or after a growing pause. Then a server listens.
   Outcome nobody;
   asker_->Fetch(old, hanging, 0, {here}, 0, nobody.done());
   EXPECT_TRUE(absl::IsUnavailable(nobody.Wait()));
@@ -290,10 +290,10 @@ TEST_F(TransportTest, AHolderThatEndsFailsWhatIsOnItsConnectionAndNothingElse) {
   EXPECT_TRUE(here == there);
 }
 
-// The holder of the next test, in a process of its own: says where and what it serves, and waits for its end.
+// The holder of the next test, in a separate process: prints its address and grants, and waits for its end.
 TEST(TransportHolder, ServesFetches) {
   const char* const to = std::getenv("ASHLAR_TEST_HOLDER");
-  if (to == nullptr) GTEST_SKIP() << "started by AHolderThatIsKilledOrStoppedIsNoticed";
+  if (to == nullptr) GTEST_SKIP() << "started by AKilledOrStoppedHolderIsDetected";
   auto transport = Transport::Start({});
   ASSERT_TRUE(transport.ok());
   std::vector<std::byte> bytes(kHeld, std::byte{0x11});
@@ -304,8 +304,8 @@ TEST(TransportHolder, ServesFetches) {
   for (;;) pause();
 }
 
-// A holder that is stopped has a kernel that goes on answering.
-TEST_F(TransportTest, AHolderThatIsKilledOrStoppedIsNoticed) {
+// The kernel of a stopped holder still answers.
+TEST_F(TransportTest, AKilledOrStoppedHolderIsDetected) {
   options_.silence = 300 * kMillisecond;
   asker_ = StartOne("127.0.0.1");
   for (const int signal : {SIGKILL, SIGSTOP}) {
@@ -337,7 +337,7 @@ TEST_F(TransportTest, AHolderThatIsKilledOrStoppedIsNoticed) {
     EXPECT_TRUE(absl::IsUnavailable(status)) << status;
     const auto untouched = std::vector<std::byte>(kHeld, std::byte{0x22});
     here = untouched;
-    if (signal == SIGSTOP) kill(child, SIGCONT);  // what it still sends is for nobody
+    if (signal == SIGSTOP) kill(child, SIGCONT);  // later messages have no recipient
     std::this_thread::sleep_for(std::chrono::milliseconds(50));
     EXPECT_TRUE(here == untouched);
     kill(child, SIGKILL);
@@ -349,7 +349,7 @@ TEST_F(TransportTest, AHolderThatIsKilledOrStoppedIsNoticed) {
 TEST_F(TransportTest, SleepsWhenIdle) {
   std::vector<std::byte> there = RandomBytes(5000, random_), here(5000);
   const Grant read = holder_->Allow(5000, std::make_shared<HeldBytes>(Spans{there}));
-  ASSERT_TRUE(Fetch(read, 0, {here}).ok());  // there are connections
+  ASSERT_TRUE(Fetch(read, 0, {here}).ok());  // the connections exist
   const auto used = [] {
     rusage usage{};
     getrusage(RUSAGE_SELF, &usage);
@@ -358,7 +358,7 @@ TEST_F(TransportTest, SleepsWhenIdle) {
   };
   const auto before = used();
   std::this_thread::sleep_for(std::chrono::milliseconds(500));
-  EXPECT_LT(used() - before, std::chrono::milliseconds(50));  // two threads that spin take up to 1,000
+  EXPECT_LT(used() - before, std::chrono::milliseconds(50));  // two spinning threads would use up to 1,000
 }
 
 TEST_F(TransportTest, ReportsLanesOfPeers) {
@@ -377,7 +377,7 @@ TEST_F(TransportTest, ReportsLanesOfPeers) {
   EXPECT_TRUE(StartOne("127.0.0.1")->stats().rdma_fallback);
 }
 
-TEST_F(TransportTest, SettingsAreInForceAndSomeAreFixed) {
+TEST_F(TransportTest, AppliesSettingsAndRefusesFixedOnes) {
   options_.ucx = {{"UCX_TCP_RX_SEG_SIZE", "512k"}};
   const auto settings = StartOne("127.0.0.1")->settings();
   const auto value = [&](const std::string& name) {

@@ -20,7 +20,7 @@ struct UcxKey final : RemoteKey {
 };
 
 // UCX unpacks a key without a length: a map of domains, a memory type, and for each domain up to 255 bytes after their
-// length. In a zeroed buffer of this size it never reads further, whatever a peer has sent.
+// length. In a zeroed buffer of this size it never reads past the end, whatever a peer has sent.
 constexpr size_t kLongestKey = sizeof(uint64_t) + 1 + 64 * 256;
 
 // The first release whose usual protocols read into memory of a type given by the caller; earlier ones assume host

@@ -15,7 +15,7 @@ namespace ashlar::daemon {
 namespace {
 
 struct Default {
-  const char* name;  // without UCX_
+  const char* name;  // without the prefix UCX_
   const char* value;
   bool fixed = false;
 };

@@ -16,17 +16,17 @@ import sys
 HERE = pathlib.Path(__file__).resolve().parent
 ROOT = HERE.parents[2]
 UNIT, SANDBOX, OUT = ROOT / "deploy/systemd/ashlard.service", ROOT / "daemon/security/sandbox.cc", HERE / "ashlard.json"
-SYSTEMD = "252"  # Debian 12: another release has other sets
+SYSTEMD = "252"  # Debian 12: other releases have other sets
 EPERM, ENOSYS = 1, 38
-# The sandbox closes once the daemon serves. The profile is there before: the runtime starts the program, and the daemon asks
-# for userfaultfd when it starts.
+# The sandbox applies once the daemon serves. The profile applies earlier: the runtime starts the program, and the daemon calls
+# userfaultfd when it starts.
 AT_THE_START = {"execve", "execveat", "userfaultfd"}
 NAMESPACES = 0x7E020000  # CLONE_NEWNS, NEWCGROUP, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET
 FAMILIES = {"AF_UNIX": 1, "AF_INET": 2, "AF_INET6": 10, "AF_NETLINK": 16}
 
 
 def release():
-    """Of systemd here; empty where there is none."""
+    """Returns the release of systemd on this machine; empty if there is none."""
     try:
         return subprocess.run(
             ["systemd-analyze", "--version"], capture_output=True, text=True, check=True
@@ -36,7 +36,7 @@ def release():
 
 
 def members(word):
-    """The calls of one word of SystemCallFilter=, a call or a set."""
+    """The system calls that one word of SystemCallFilter= names: a call or a set."""
     if not word.startswith("@"):
         return {word}
     listed = subprocess.run(
@@ -69,7 +69,7 @@ def profile():
             "action": "SCMP_ACT_ALLOW",
             "args": [{"index": 0, "value": NAMESPACES, "valueTwo": 0, "op": "SCMP_CMP_MASKED_EQ"}],
         },
-        # Its flags are in memory, where no filter can look: the C library then takes clone.
+        # Its flags are in memory, which a filter cannot read: the C library then uses clone.
         {"names": ["clone3"], "action": "SCMP_ACT_ERRNO", "errnoRet": ENOSYS},
     ]
     rules += [

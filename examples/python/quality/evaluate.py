@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of reusing segments for a trained hybrid: the accuracy of task.py by full recompute, by Ashlar at several seams,
-by naive addition of states, by stale keys alone; and how far the states drift, layer by layer.
+"""The cost of reusing segments for a trained hybrid: the accuracy of task.py by full recompute, by Ashlar at several
+seams, by naive addition of states, and with only stale keys; also the drift of the states, layer by layer.
 
 Needs torch and transformers. It starts a private daemon.
 
@@ -40,7 +40,7 @@ class Naive(Setter):
 
 
 class Stale(Setter):
-    """Uses cached keys, and leaves states as if the segment had not been."""
+    """Uses cached keys, but leaves states as if the segment did not exist."""
 
     def compose(self, request: Any, place: Any, step: Any, state: torch.Tensor) -> None:
         pass
@@ -48,7 +48,7 @@ class Stale(Setter):
 
 # name, head, tail, setter
 WAYS: list[tuple[str, int, int, type[Setter]]] = [
-    ("seams of 0, and 3 for the convolution", 3, 0, Setter),  # a layout takes no narrower head
+    ("seams of 0, and 3 for the convolution", 3, 0, Setter),  # a layout allows no narrower head
     *((f"seams of {width}", width, width, Setter) for width in (4, 8, 16, 32)),
     ("head of one page", 16, 0, Setter),
     ("naive addition, seams of 8", 8, 8, Naive),
@@ -57,12 +57,12 @@ WAYS: list[tuple[str, int, int, type[Setter]]] = [
 
 
 def right(logits: torch.Tensor, one: task.Example) -> list[bool]:
-    """Whether each answer was foreseen; `logits`: of the query's tokens."""
+    """Returns whether each answer was predicted; `logits`: of the query's tokens."""
     return [int(logits[place - 1].argmax()) == one.query[place] for place in one.answers]
 
 
 def share(outcomes: list[list[bool]], examples: list[task.Example], kind: str) -> float:
-    """In per cent: of all answers, of recalls or of copied tokens."""
+    """Returns per cent: of all answers, of recalls, or of copied tokens."""
     parts = {"all": slice(None), "recall": None, "copy": None}
     counted: list[bool] = []
     for marks, one in zip(outcomes, examples, strict=True):
@@ -82,7 +82,7 @@ def states(model: Any, cache: Any) -> dict[str, torch.Tensor]:
 
 
 def drift(real: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> dict[str, dict[str, float]]:
-    """Relative distance, and the angle between both in degrees."""
+    """Returns the relative distance, and the angle between both in degrees."""
     result = {}
     for name, one in real.items():
         two = other[name]
@@ -143,7 +143,7 @@ def cell(model: Any, daemon: Any, segments: int, tokens: int, count: int) -> dic
 
 
 def pooled(cells: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
-    """Of all sizes that a way was tried at: its accuracy, and the points lost against full recompute there."""
+    """Returns, over all sizes of a way, its accuracy, and the points lost against full recompute."""
     result = {}
     for way in dict.fromkeys(name for one in cells for name in one["accuracy"]):
         tried = [one for one in cells if way in one["accuracy"]]

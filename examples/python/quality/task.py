@@ -4,7 +4,7 @@ copying of phrases.
 
 A segment holds assignments (a key, then its value), phrases (a name, then three words) and filler. A key may be assigned
 in several segments: the last assignment counts, so a state that adds where it should erase gives wrong answers. The
-query asks for keys' values and for phrases, and says the answers: each answer's token is one prediction.
+query asks for keys' values and for phrases, and contains the answers: each answer's token is one prediction.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ VOCABULARY = FIRST_FILLER + FILLERS
 class Example:
     segments: list[list[int]]
     query: list[int]
-    answers: list[int]  # places in the query of tokens that the tokens before them decide
-    recalls: int  # so many answers at the front are recalls, the rest is copying
+    answers: list[int]  # positions in the query whose tokens follow from the tokens before them
+    recalls: int  # this number of first answers are recalls, the rest is copying
 
     @property
     def tokens(self) -> list[int]:
@@ -37,7 +37,8 @@ class Example:
 def example(
     chance: random.Random, segments: int, length: int, keys: int, names: int, asked: int, copied: int
 ) -> Example:
-    """`keys` keys are assigned once or twice, in random segments of `length` tokens each; `names` phrases stand once."""
+    """`keys` keys are assigned once or twice, in random segments of `length` tokens each; each of `names` phrases
+    occurs once."""
     items: list[list[list[int]]] = [[] for _ in range(segments)]
     value_of, phrase_of = {}, {}
     for key in chance.sample(range(FIRST_KEY, FIRST_KEY + KEYS), keys):
@@ -52,7 +53,7 @@ def example(
         chance.shuffle(held)
         room = length - sum(map(len, held))
         if room < 0:
-            raise ValueError(f"length: {length} tokens do not hold {length - room}")
+            raise ValueError(f"length: {length} tokens are too few; expected at least {length - room}")
         gaps = sorted(chance.randrange(room + 1) for _ in held)
         text: list[int] = []
         filled = 0

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Trains the small hybrid of docs/benchmarks/quality.md until it solves task.py, and keeps its weights.
+"""Trains the small hybrid of docs/benchmarks/quality.md until it solves task.py, and saves its weights.
 
 usage: train.py [--out FILE] [--steps N] [--seed N]
 
-The kept weights, `hybrid.safetensors`, are those of the defaults: 25 minutes of one core of a busy machine.
+The stored weights, `hybrid.safetensors`, are from the defaults: 25 minutes on one core of a busy machine.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ RATE = 1e-3
 
 
 def config() -> transformers.Qwen3NextConfig:
-    """Qwen3-Next: gated delta net, attention, and two gated delta nets behind it; without experts."""
+    """Qwen3-Next: gated delta net, attention, and two more gated delta nets; without experts."""
     return transformers.Qwen3NextConfig(
         vocab_size=task.VOCABULARY,
         hidden_size=256,
@@ -59,7 +59,7 @@ def build() -> transformers.PreTrainedModel:
 
 
 def remember(model: transformers.PreTrainedModel) -> None:
-    """Lets heads start with memories of 20 to 20,000 tokens: the usual start erases within a few."""
+    """Initialises heads with memories of 20 to 20,000 tokens: by default they erase within a few tokens."""
     for layer in model.model.layers:
         if hasattr(layer, "linear_attn"):
             mixer = layer.linear_attn
@@ -70,7 +70,7 @@ def remember(model: transformers.PreTrainedModel) -> None:
 
 
 def repeated(chance: random.Random, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Random texts that stand twice, with filler between: every token of the second is decided by the first."""
+    """Random texts that occur twice, with filler between: the first occurrence determines every token of the second."""
     length, gap = chance.choice((8, 12, 16, 24)), chance.choice((0, 3, 8))
     rows, targets = [], []
     for _ in range(max(4, tokens // (2 * length + gap))):
@@ -82,7 +82,7 @@ def repeated(chance: random.Random, tokens: int) -> tuple[torch.Tensor, torch.Te
 
 
 def batch(chance: random.Random, level: float, tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Sequences of one length; targets are −100 where nothing decides the token. `level` 0 to 1 makes them longer."""
+    """Sequences of one length; targets are −100 for undetermined tokens. `level` 0 to 1 makes them longer."""
     segments = chance.randint(2, 2 + round(6 * level))
     keys = chance.randint(3, 4 + round(8 * level))
     names = chance.randint(1, 2 + round(2 * level))

@@ -19,11 +19,11 @@ namespace {
 
 constexpr int kRepetitions = 21, kCallsARepetition = 8;
 
-// Device memory filled with random numbers of a type: never zeros, which are faster to multiply than real data.
+// Device memory filled with random numbers of a type, because zeros multiply faster than real data.
 class Numbers {
  public:
   Numbers(DeviceMemory& memory, DType dtype, int64_t count, double scale) : memory_(memory) {
-    // A few thousand random numbers over and over: what they are does not matter, only that they differ.
+    // A few thousand random numbers repeated: only their variation matters.
     constexpr int64_t kPeriod = 8191;
     static std::mt19937 engine(1);
     std::normal_distribution<float> normal;
@@ -78,7 +78,7 @@ class CopyLimit {
   const Numbers source_, target_;
 };
 
-// One row of the table. `submit` submits one call and gives its event; `bytes` are what it must read and write.
+// One row of the table. `submit` submits one call and returns its event; `bytes` are what it must read and write.
 void Report(const std::string& op, const std::string& family, const std::string& dtype, const std::string& shape,
             double bytes, double flops, const CopyLimit& copy, const std::function<Event()>& submit) {
   submit().Wait();  // modules are loaded, workspaces allocated
@@ -107,7 +107,7 @@ const char* Name(DType dtype) {
   return dtype == DType::kF32 ? "fp32" : dtype == DType::kF16 ? "fp16" : "bf16";
 }
 
-// 16 interiors on the state of Qwen3-Next's 36 layers at once: 1,152 heads of 128 × 128.
+// 16 interiors onto the state of Qwen3-Next's 36 layers at once: 1,152 heads of 128 × 128.
 void TimeCompose(const Kernels& kernels, Queue& queue, DType dtype, const CopyLimit& copy) {
   constexpr int32_t kHeads = 1152, kDim = 128, kInteriors = 16;
   constexpr int64_t kMatrix = kDim * kDim;
@@ -140,7 +140,7 @@ void TimeCompose(const Kernels& kernels, Queue& queue, DType dtype, const CopyLi
   }
 }
 
-// 12 layers × 2 heads × 256 of 1,024 tokens in one call, turned, hashed or not, into pages of 16 tokens.
+// 12 layers × 2 heads × 256 of 1,024 tokens in one call, rotated, hashed or not, into pages of 16 tokens.
 void TimeLand(const Kernels& kernels, Queue& queue, bool hashed, const CopyLimit& copy) {
   constexpr int32_t kHeads = 24, kDim = 256, kPageTokens = 16;
   constexpr int64_t kTokens = 16 * 1024, kUnitTokens = 4, kUnits = kTokens / kUnitTokens;

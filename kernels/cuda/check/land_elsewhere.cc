@@ -30,7 +30,7 @@ constexpr int32_t kHeads = 2, kDim = 256, kUnitTokens = 32, kPageTokens = 16;
 constexpr int64_t kTokens = 1000, kRow = int64_t{kHeads} * kDim, kPages = 128;
 constexpr int64_t kUnits = (kTokens + kUnitTokens - 1) / kUnitTokens, kFirst = 7;
 
-// Both processes make the same rows and page table.
+// Both processes create the same rows and page table.
 std::vector<uint16_t> Rows() {
   std::mt19937 engine(20261121);
   std::vector<uint16_t> rows(static_cast<size_t>(kTokens * kRow));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sends an arena of one GPU to an arena of another process by UCX, and checks the bytes: what a transport between nodes
-// with GPUs would do. UCX_TLS says by what: cuda_copy goes through the processor's memory, cuda_ipc does not.
+// Sends an arena of one GPU to an arena of another process by UCX, as a transport between nodes with GPUs would, and
+// checks the bytes. UCX_TLS selects the path: cuda_copy goes through host memory, cuda_ipc does not.
 //
 // usage: cuda_ucx_arenas FROM TO, numbers of GPUs, which may be the same; exit status 0 only if every byte arrived.
 #include <cuda_runtime.h>

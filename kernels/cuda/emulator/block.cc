@@ -46,7 +46,7 @@ struct Fiber {
 };
 
 struct Warp {
-  // Two sets: a lane may deposit anew while others still read.
+  // Two sets, because a lane may deposit again while others still read.
   alignas(16) std::byte deposits[2][kLanes * kDepositBytes];
 };
 
@@ -96,12 +96,11 @@ void Wait(FiberState state) {
 // Runs a warp until each of its lanes is done or at the block's barrier.
 void RunWarp(size_t first, size_t end) {
   for (;;) {
-    size_t exchanging = 0, done = 0;
+    size_t exchanging = 0;
     const char* operation = nullptr;
     for (size_t i = first; i < end; ++i) {
       Fiber& fiber = *block.fibers[i];
       if (fiber.state == FiberState::kReady) Resume(fiber, i);
-      done += fiber.state == FiberState::kDone;
       if (fiber.state != FiberState::kExchanging) continue;
       ++exchanging;
       if (operation != nullptr && std::strcmp(operation, fiber.operation) != 0) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Runs a block of a kernel's threads on one thread of the processor: each is a fiber that runs until it must wait for
-// others. Warps take turns in an order that changes from barrier to barrier, so that a missing barrier shows.
+// Runs the threads of a kernel's block on one CPU thread: each is a fiber that runs until it must wait for others.
+// Warps take turns in an order that changes from barrier to barrier, so that a missing barrier is found.
 #pragma once
 
 #include <cstddef>
@@ -15,9 +15,9 @@ struct Index3 {
 void RunGrid(Index3 blocks, Index3 threads, size_t shared_bytes, void (*body)(void*), void* context);
 
 void* SharedBytes();
-void Barrier();  // of the block
+void Barrier();  // barrier of the block
 
-// Deposits `bytes` of every lane of the warp and waits for all of them; of(lane) is then what that lane deposited,
+// Deposits `bytes` of every lane of the warp and waits for all of them; of(lane) then returns that lane's deposit,
 // valid until the caller's next deposit. `operation` must be the same in all lanes.
 inline constexpr size_t kDepositBytes = 32;
 struct Deposits {
@@ -31,12 +31,12 @@ struct Deposits {
 Deposits Exchange(const char* operation, const void* value, size_t bytes);
 int Lane();
 
-// Background copies of the fiber that runs: nothing arrives before it has waited.
+// Background copies of the running fiber: nothing arrives before it has waited.
 void CopyLater(void* to, const void* from, size_t bytes);
 void CloseGroup();
 void WaitForGroups(int pending);
 
 }  // namespace ashlar::kernels::cuda::emulator
 
-// Of the fiber that runs; CUDA's names.
+// Indices of the running fiber, with CUDA's names.
 extern thread_local ashlar::kernels::cuda::emulator::Index3 threadIdx, blockIdx, blockDim, gridDim;

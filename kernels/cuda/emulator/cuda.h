@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of CUDA's driver as arenas use: names, numbers and shapes as in NVIDIA's header of this name. driver.h has a
-// driver that does it.
+// The part of CUDA's driver API that arenas use, with the names, numbers and signatures of NVIDIA's header of this
+// name. driver.h declares the driver that implements it.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// As much of CUDA's runtime as the back end uses, on a processor: memory is memory, and work is done when it is
-// submitted. Kernels that include <cuda_runtime.h> get this file in the emulated build.
+// The part of CUDA's runtime API that the back end uses, emulated on the CPU: device memory is host memory, and work is
+// done when it is submitted. Kernels that include <cuda_runtime.h> get this file in the emulated build.
 #pragma once
 
 #include <cmath>
@@ -30,7 +30,7 @@ struct alignas(8) float2 {
   float x, y;
 };
 struct dim3 {
-  dim3(unsigned x = 1, unsigned y = 1, unsigned z = 1) : x(x), y(y), z(z) {}
+  dim3(unsigned its_x = 1, unsigned its_y = 1, unsigned its_z = 1) : x(its_x), y(its_y), z(its_z) {}
   unsigned x, y, z;
 };
 
@@ -76,13 +76,13 @@ inline cudaError_t cudaGetDevice(int* device) {
 inline cudaError_t cudaSetDevice(int device) {
   return ashlar::kernels::cuda::emulator::SetCurrentDevice(device) ? cudaSuccess : cudaErrorInvalidDevice;
 }
-// A device with few multiprocessors, so that small grids are split as they would be on a large one, and the least
-// shared memory of all targets.
+// A device with few multiprocessors, so that small grids are split as on a large one, and the smallest shared memory of
+// all targets.
 inline cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int) {
   *value = attribute == cudaDevAttrMaxSharedMemoryPerBlockOptin ? 163 << 10 : 8;
   return cudaSuccess;
 }
-// A stream is the number of its device, and one; null is any thread's.
+// A stream is the number of its device plus one; null is any thread's.
 inline cudaStream_t emulated_stream() {
   return reinterpret_cast<cudaStream_t>(static_cast<uintptr_t>(ashlar::kernels::cuda::emulator::CurrentDevice()) + 1);
 }
@@ -126,7 +126,7 @@ inline cudaError_t cudaHostAlloc(void** memory, size_t bytes, unsigned) {
 inline cudaError_t cudaFreeHost(void* memory) {
   return cudaFree(memory);
 }
-// Kernels reach all memory here; who asks is only remembered.
+// Kernels access all memory here; the caller is only recorded.
 enum { cudaHostRegisterPortable = 1, cudaHostRegisterMapped = 2 };
 inline cudaError_t cudaHostRegister(void* memory, size_t bytes, unsigned) {
   return ashlar::kernels::cuda::emulator::RegisterHost(memory, bytes) ? cudaSuccess
@@ -193,8 +193,8 @@ cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(
   ashlar::kernels::cuda::emulator::RunGrid(
       index(config->gridDim), index(config->blockDim), config->dynamicSmemBytes,
       [](void* context) {
-        const Call& call = *static_cast<const Call*>(context);
-        std::apply(call.kernel, call.arguments);
+        const Call& launched = *static_cast<const Call*>(context);
+        std::apply(launched.kernel, launched.arguments);
       },
       &call);
   return cudaSuccess;

@@ -24,18 +24,18 @@ struct Range {
   size_t bytes = 0;
   bool mapped = false;
   int protection = PROT_NONE;  // the device's access
-  int device = 0;              // whose memory is mapped there
+  int device = 0;              // device whose memory is mapped there
 };
 
 struct DriverState {
-  std::map<CUmemGenericAllocationHandle, int> handles;  // to memfds
+  std::map<CUmemGenericAllocationHandle, int> handles;  // by handle: a memfd
   std::map<CUdeviceptr, Range> ranges;
   CUmemGenericAllocationHandle last_handle = 0;
   std::array<int, kDevices> working = {};  // copies and kernels under way
   std::optional<Fault> fault;
   std::vector<std::string> calls;
   int lacking = 0;
-  std::map<uintptr_t, size_t> registered;  // bytes behind each address, apart
+  std::map<uintptr_t, size_t> registered;  // size by address, kept separately
 };
 struct SharedState {
   Mutex mutex;
@@ -54,7 +54,7 @@ void Protect(const DriverState& state, CUdeviceptr address, const Range& range) 
   mprotect(Pointer(address), range.bytes, state.working[range.device] > 0 ? range.protection : PROT_NONE);
 }
 
-// The memory of a device bears its number, in every process that has a descriptor of it.
+// The memory of a device carries its number, in every process that has a descriptor of it.
 std::string MemoryName(int device) {
   return "emulated-device-" + std::to_string(device);
 }
@@ -68,7 +68,7 @@ int DeviceOf(int memfd) {
   return -1;
 }
 
-// Counts a call; what it answers if it shall not do its work.
+// Counts a call. Returns its result if it should fail.
 std::optional<CUresult> Refusal(DriverState& state, const char* call) {
   state.calls.emplace_back(call);
   if (!state.fault || state.fault->countdown-- > 0) return std::nullopt;
@@ -199,7 +199,7 @@ CUresult AddressReserve(CUdeviceptr* address, size_t size, size_t, CUdeviceptr,
   });
 }
 
-// Returns the range of exactly this address and size, if it is mapped (or not) as `mapped` says; else null.
+// Returns the range of exactly this address and size that is mapped, or not, as requested; otherwise null.
 Range* FindRange(DriverState& state, CUdeviceptr address, size_t size, bool mapped) {
   const auto found = state.ranges.find(address);
   const bool fits = found != state.ranges.end() && found->second.bytes == size && found->second.mapped == mapped;
@@ -260,7 +260,7 @@ CUresult ExportHandle(void* shared, CUmemGenericAllocationHandle handle, CUmemAl
   return Call("cuMemExportToShareableHandle", [&](DriverState& state) {
     const auto memory = state.handles.find(handle);
     if (memory == state.handles.end()) return CUDA_ERROR_INVALID_VALUE;
-    *static_cast<int*>(shared) = dup(memory->second);  // as the driver may: inherited by programs that are started
+    *static_cast<int*>(shared) = dup(memory->second);  // the driver may do so: inherited by started programs
     return CUDA_SUCCESS;
   });
 }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A driver on a processor: a device's memory is a memfd that only the emulated runtime can touch, inside a copy or a
-// kernel. A thread that uses a device address otherwise gets a signal, as it would get an illegal access from a GPU.
+// A driver emulated on the CPU: a device's memory is a memfd that only the emulated runtime can touch, inside a copy or
+// a kernel. A thread that uses a device address otherwise gets a signal, as it would get an illegal access from a GPU.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@ namespace ashlar::kernels::cuda::emulator {
 
 constexpr size_t kGranularity = size_t{2} << 20;
 constexpr size_t kLargest = size_t{1} << 30;  // allocation
-// Devices that know nothing of each other: none reaches another's memory.
+// Devices that cannot access each other's memory.
 constexpr int kDevices = 2;
 
 const Driver& EmulatedDriver();
@@ -25,21 +25,22 @@ struct DriverObjects {
 };
 DriverObjects Alive();
 
-// From now on: the call `countdown` after the next one answers `code`, once (0: the next one). Null ends that.
+// From now on, the call `countdown` calls after the next one returns `code` once (0: the next one). Null ends that.
 struct Fault {
   int countdown = 0;
   CUresult code = CUDA_ERROR_NOT_SUPPORTED;
 };
 void SetFault(const Fault* fault);
-// Names of the calls since the last time it was asked, in order; cuGetErrorName does not count.
+// Names of the calls since the last call of this function, in order; cuGetErrorName does not count.
 std::vector<std::string> TakeCalls();
 // Makes the device lack an attribute; 0: it lacks none.
 void LackAttribute(int attribute);
 
-// The processor's memory that was registered with the runtime. False: some of it is already; or it is not.
+// Records host memory that is registered with the runtime. Returns false if part of it is already registered, or (for
+// UnregisterHost) if it is not registered.
 bool RegisterHost(void* memory, size_t bytes);
 bool UnregisterHost(void* memory);
-// Returns whether a GPU would reach all of `memory`.
+// Returns whether a GPU could access all of `memory`.
 bool Reaches(const void* memory, size_t bytes);
 
 // The device of the calling thread, 0 at first.

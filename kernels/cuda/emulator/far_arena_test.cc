@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Arenas in the memory of the emulated GPU. Its driver is the table that a GPU's would fill, so every call can be made
-// to fail; its memory is far: a processor that touches it dies.
+// Arenas in the memory of the emulated GPU. Its driver is a table of functions like CUDA's, so every call can be made
+// to fail. A CPU thread that touches its memory gets a fatal signal.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 #include <sys/wait.h>
@@ -47,15 +47,15 @@ class FarArenas : public ::testing::Test {
   ArenaError error_;
 };
 
-// Each call in turn is refused: the error names it and why, and nothing stays behind.
+// Each call in turn is refused: the error names it and the reason, and nothing leaks.
 void EveryCallMayFail(const std::function<std::unique_ptr<DeviceArena>(ArenaError*)>& make, size_t refusable) {
   const auto before = Alive();
   emulator::TakeCalls();
   ArenaError error;
   ASSERT_NE(make(&error), nullptr) << error.message;
   std::vector<std::string> calls = emulator::TakeCalls();
-  calls.erase(std::find(calls.begin(), calls.end(), "cuMemRelease"), calls.end());  // by then everything stands
-  const int lowest = dup(0);  // the number that a descriptor which leaks would have
+  calls.erase(std::find(calls.begin(), calls.end(), "cuMemRelease"), calls.end());  // by then everything is created
+  const int lowest = dup(0);  // the number that a leaked descriptor would have
   ASSERT_GE(lowest, 0);
   close(lowest);
   size_t refused = 0;
@@ -80,8 +80,7 @@ void EveryCallMayFail(const std::function<std::unique_ptr<DeviceArena>(ArenaErro
 }
 
 TEST_F(FarArenas, AFailedCallLeavesNothingBehind) {
-  // cuInit, cuDeviceGet, two attributes that are needed and one that is not, granularity, create, reserve, map, access,
-  // export.
+  // cuInit, cuDeviceGet, two required attributes and one optional, granularity, create, reserve, map, access, export.
   EveryCallMayFail([](ArenaError* error) { return Make(5 << 20, error); }, 10);
 }
 
@@ -105,7 +104,7 @@ TEST_F(FarArenas, EndInTheOppositeOrder) {
   EXPECT_THAT(emulator::TakeCalls(), ElementsAre("cuMemUnmap", "cuMemAddressFree"));
 }
 
-TEST_F(FarArenas, ADeviceThatCannotIsNamed) {
+TEST_F(FarArenas, AnUnsupportedDeviceIsNamed) {
   emulator::LackAttribute(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED);
   EXPECT_EQ(Make(1, &error_), nullptr);
   EXPECT_EQ(error_.message, "device 0 has no virtual memory management");
@@ -120,7 +119,7 @@ TEST_F(FarArenas, ADeviceThatCannotIsNamed) {
   EXPECT_THAT(error_.message, StartsWith("cuDeviceGet: CUDA_ERROR_INVALID_DEVICE"));
 }
 
-TEST_F(FarArenas, WhatIsNoArenaIsNotImported) {
+TEST_F(FarArenas, OtherMemoryThanArenasIsNotImported) {
   const auto import = [&](int descriptor, uint64_t bytes) {
     return DeviceArena::Import(EmulatedDriver(), 0, descriptor, bytes, Access::kReadWrite, &error_);
   };
@@ -154,8 +153,8 @@ TEST_F(FarArenas, AnotherProcessWritesThere) {
   EXPECT_EQ(found, numbers);
 }
 
-// This protection makes a forgotten access of the processor show in other tests.
-TEST_F(FarArenas, TheProcessorCannotTouchThem) {
+// This protection makes a forgotten CPU access visible in other tests.
+TEST_F(FarArenas, TheCpuCannotAccessArenas) {
   const auto arena = Make(kGranularity, &error_);
   ASSERT_NE(arena, nullptr);
   volatile std::byte* data = arena->data();
@@ -163,8 +162,8 @@ TEST_F(FarArenas, TheProcessorCannotTouchThem) {
   EXPECT_EXIT(std::exit(static_cast<int>(data[kGranularity - 1])), ::testing::KilledBySignal(SIGSEGV), "");
 }
 
-// As on a machine whose GPUs do not reach each other: so a test of two GPUs shows whose queue was used.
-TEST_F(FarArenas, ADeviceDoesNotReachAnothersMemory) {
+// As on a machine whose GPUs cannot access each other, so that a test of two GPUs shows whose queue was used.
+TEST_F(FarArenas, ADeviceCannotAccessAnothersMemory) {
   const auto first = Make(kGranularity, &error_);
   const auto second = DeviceArena::Make(EmulatedDriver(), 1, kGranularity, &error_);
   ASSERT_TRUE(first != nullptr && second != nullptr) << error_.message;
@@ -179,11 +178,11 @@ TEST_F(FarArenas, ADeviceDoesNotReachAnothersMemory) {
   other->CopyToDevice(second->data(), &byte, 1);
   one->CopyToDevice(first->data(), &byte, 1);
   EXPECT_EXIT(other->CopyToHost(&byte, first->data(), 1), ::testing::KilledBySignal(SIGSEGV), "");
-  one->Enter();  // as other tests find it
+  one->Enter();  // as other tests expect it
 }
 
-// And what is imported for reading cannot be written by copies either.
-TEST_F(FarArenas, WhatIsReadOnlyIsNotWritten) {
+// Memory that is imported read-only cannot be written by copies either.
+TEST_F(FarArenas, ReadOnlyMemoryCannotBeWritten) {
   const auto owner = Make(kGranularity, &error_);
   ASSERT_NE(owner, nullptr);
   const auto reader =

@@ -42,7 +42,7 @@ __device__ __forceinline__ void AtomicMax(uint32_t* to, uint32_t value) {
   atomicMax(to, value);
 }
 
-// Copies 16 bytes to shared memory in the background; both ends lie on a multiple of 16. `valid` false: zeros.
+// Copies 16 bytes to shared memory in the background; both addresses are multiples of 16. `valid` false: zeros.
 __device__ __forceinline__ void CopyAsync16(void* shared, const void* global, bool valid) {
   const auto to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(valid ? 16 : 0) : "memory");
@@ -107,9 +107,9 @@ __device__ __forceinline__ float FloatOf(uint32_t bits) {
   return __uint_as_float(bits);
 }
 
-// C [16, 8] += A [16, 16] B [16, 8] over the warp. Lane l, g = l / 4, t = l % 4, holds: of A rows g and g + 8 in a[0]
-// and a[1], columns 2t and 2t + 1, in a[2] and a[3] columns 2t + 8 and 2t + 9; of B column g, rows 2t, 2t + 1 and 2t +
-// 8, 2t + 9; of C rows g (c[0], c[1]) and g + 8, columns 2t and 2t + 1.
+// C [16, 8] += A [16, 16] B [16, 8] over the warp. Lane l, with g = l / 4 and t = l % 4, holds: A's rows g and g + 8,
+// columns 2t and 2t + 1 in a[0] and a[1], columns 2t + 8 and 2t + 9 in a[2] and a[3]; B's column g, rows 2t, 2t + 1 and
+// 2t + 8, 2t + 9; C's rows g (c[0], c[1]) and g + 8, columns 2t and 2t + 1.
 template <Half16 kType>
 __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
   if constexpr (kType == Half16::kF16) {
@@ -127,14 +127,14 @@ __device__ __forceinline__ void MultiplyAdd(float (&c)[4], const uint32_t (&a)[4
   }
 }
 
-// The 19 upper bits of a number, rounded to nearest: what the tensor cores read of an fp32 operand.
+// The upper 19 bits of a number, rounded to nearest: the part of an fp32 operand that the tensor cores read.
 __device__ __forceinline__ float RoundToTf32(float value) {
   uint32_t rounded;
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(rounded) : "f"(value));
   return __uint_as_float(rounded);
 }
-// C [16, 8] += A [16, 8] B [8, 8]: of A rows g and g + 8, column t in a[0] and a[1], column t + 4 in a[2] and a[3]; of
-// B column g, rows t and t + 4; C as above. Operands must be rounded to tf32.
+// C [16, 8] += A [16, 8] B [8, 8]: A's rows g and g + 8, column t in a[0] and a[1], column t + 4 in a[2] and a[3]; B's
+// column g, rows t and t + 4; C as above. Operands must be rounded to tf32.
 __device__ __forceinline__ void MultiplyAddTf32(float (&c)[4], const float (&a)[4], float b0, float b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "

@@ -2,8 +2,8 @@
 // One part of a call of attention: a block of query rows passes over blocks of keys with two products and a running
 // softmax, so that scores never leave the cache. Included once for every target of Highway.
 //
-// Rows in scratch are padded with zeros to whole tiles, so that no product needs a remainder. Keys and values are read
-// where they lie in their pages, unless they must be converted, turned or padded.
+// Rows in scratch memory are padded with zeros to whole tiles, so that products have no remainder. Keys and values are
+// read in place in their pages, unless they must be converted, rotated or padded.
 #if defined(ASHLAR_KERNELS_HOST_ATTENTION_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASHLAR_KERNELS_HOST_ATTENTION_INL_H_
 #undef ASHLAR_KERNELS_HOST_ATTENTION_INL_H_
@@ -38,7 +38,7 @@ struct Scratch {
   KeyAngles angles;
   std::vector<float> memory;
 
-  // Aligned rooms of the given sizes, one after another, filled with zeros.
+  // Aligned areas of the given sizes, one after another, filled with zeros.
   template <size_t N>
   void Divide(const size_t (&floats)[N], float* (&rooms)[N]) {
     constexpr size_t kAlign = 64 / sizeof(float);
@@ -55,7 +55,7 @@ struct Scratch {
   }
 };
 
-// One of a block's planes: keys, rotary key parts, or values.
+// One plane of a block: keys, rotary key parts, or values.
 struct Plane {
   int32_t dim = 0;
   size_t stride = 0;  // of staged rows: the padded dimension
@@ -67,7 +67,7 @@ struct Plane {
   RawRows raw[2];             // of the current block and the next
   const std::byte* rows[kMaxBlock];
 
-  // `whole`: dimensions that a product takes at once. The matrix unit (`tiles`) takes rows of any type.
+  // `whole`: dimensions per product. The matrix unit (`tiles`) takes rows of any type.
   void Read(const PagedSlots& slots, size_t whole, bool tiles) {
     const bool as_stored = angles == nullptr && slots.scales == nullptr && static_cast<size_t>(dim) % whole == 0;
     const bool in_place = as_stored && (tiles || slots.dtype == DType::kF32);
@@ -76,7 +76,7 @@ struct Plane {
     row_bytes = static_cast<size_t>(dim) * ElementBytes(slots.dtype);
   }
 
-  // Rows past the last repeat it: products take `whole` keys at a time.
+  // Rows past the last repeat it, because products take `whole` keys at a time.
   void Load(size_t which, size_t count, size_t whole) {
     if (stage != nullptr) stage(raw[which], count, dim, angles, staged, stride);
     for (size_t j = 0; j < RoundUp(count, whole); ++j) {
@@ -88,7 +88,7 @@ struct Plane {
   const float* const* floats() const { return reinterpret_cast<const float* const*>(rows); }
 };
 
-// A plane's rows as keys, and as values of `columns` numbers, in parts: how many.
+// Splits a plane's rows, as keys or as values of `columns` numbers, into parts. Returns their number.
 inline size_t SplitKeys(const Plane& plane, Prefetcher& ahead, uint16_t* to) {
   size_t parts = 0;
   WithStored(plane.dtype, [&](auto e) HWY_ATTR {
@@ -127,7 +127,7 @@ class Part {
     out_stride_ = mla_ ? key_.stride : other_.stride;
     block_ = tiles_ || query_stride_ <= 128 ? kMaxBlock : kMaxBlock / 2;
     depths_ = TileSteps(key_.stride) + (mla_ ? TileSteps(other_.stride) : 0);
-    // Of tiles: all heads' queries, a block's keys or values, its weights and its scores.
+    // For tiles: all heads' queries, a block's keys or values, its weights and its scores.
     const size_t step = tiles_ ? TileStepNumbers(kMaxTileParts) * sizeof(uint16_t) / sizeof(float) : 0;
     const size_t panels = TileBlocks(head_rows_);
     thread_local Scratch scratch;
@@ -164,7 +164,7 @@ class Part {
     int64_t begin = chunk * plan_.chunk_keys, end = std::min(plan_.keys, begin + plan_.chunk_keys);
     bool loaded = false;
     for (const KeySpan& span : plan_.args.spans) {
-      // Of the span, what lies in the chunk and what some query sees.
+      // The part of the span inside the chunk that some query sees.
       int64_t first = std::max<int64_t>(begin, 0), last = std::min(end, span.tokens);
       begin -= span.tokens;
       end -= span.tokens;
@@ -187,7 +187,7 @@ class Part {
   // Returns the index of a kv head's row among all rows.
   size_t RowOf(int32_t kv_head, size_t row) const { return static_cast<size_t>(kv_head) * head_rows_ + row; }
 
-  // Queries times the scale of scores, turned to their positions counted from `origin`.
+  // Queries times the scale of scores, rotated to their positions relative to `origin`.
   void LoadQueries(int64_t origin) {
     const AttendArgs& args = plan_.args;
     const int32_t turned = args.rotation.style == RopeStyle::kNone ? 0 : args.rotation.rotary_dim;
@@ -237,8 +237,8 @@ class Part {
     for (int32_t i = 0; i < shape_.value_dim; ++i) to[key_.stride + i] = from[shape_.key_dim + i] * shape_.scale;
   }
 
-  // Keys first … last − 1 of a span, block by block, of each block all heads. While one head of a block is worked on,
-  // the next is asked for.
+  // Keys first … last − 1 of a span, block by block, all heads of each block. While one head of a block is processed,
+  // the next is prefetched.
   void AttendSpan(const KeySpan& span, int64_t first, int64_t last) {
     key_.Read(span.keys, mla_ ? kColumns : kLanes, tiles_);
     other_.Read(span.values, mla_ ? kLanes : kColumns, tiles_);
@@ -291,7 +291,7 @@ class Part {
     }
   }
 
-  // Of keys in two planes, which may be of different types, one is added to the other.
+  // For keys in two planes, possibly of different types, one product is added to the other.
   void ScoreOnTiles(int32_t head, const RawRows& next, size_t next_count) {
     if constexpr (kPanelsAreTiles) {
       std::fill_n(products_, TileBlocks(head_rows_) * kTileBlock * kTileBlock, 0.0f);
@@ -364,7 +364,7 @@ class Part {
     }
   }
 
-  // Scores of keys that stand from `position` on become weights e^{score − largest so far}.
+  // Converts scores of keys from `position` into weights e^{score − largest so far}.
   void Weigh(int32_t head, int64_t position, size_t count) {
     for (size_t t = 0; t < tokens_; ++t) {
       const int64_t query = plan_.args.positions[first_token_ + static_cast<int64_t>(t)];
@@ -383,7 +383,7 @@ class Part {
     float &largest_so_far = largest_[RowOf(head, row)], &sum_so_far = sum_[RowOf(head, row)];
     std::fill(scores, scores + begin, -INFINITY);
     std::fill(scores + std::max(begin, end), scores + block_, -INFINITY);
-    // A score that is NaN is never the largest; its weight is NaN, and with it what the row sees.
+    // A NaN score is never the largest; its weight is NaN, and so is the row's result.
     Vec most = hn::Set(d, largest_so_far);
     for (size_t j = 0; j < block_; j += kLanes) {
       const Vec score = hn::LoadU(d, scores + j);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver of attention: splits a call into parts, and merges what the parts of a query saw.
+// Drives attention: splits a call into parts, and merges the partial results of each query.
 #include "kernels/host/attention/attention.h"
 
 #include <cmath>
@@ -32,16 +32,16 @@ namespace {
 
 HWY_EXPORT(RunPart);
 
-// One output row of a unit's parts, and with `merge` of what an earlier call left there.
+// One output row from a unit's parts, and with `merge` also from an earlier call's result.
 void FinishRow(const AttendArgs& args, const PartialRows* parts, int64_t count, int64_t row, float* out, float* lse) {
   const int64_t width = args.shape.OutDim();
   const double before = args.merge ? double{*lse} : -INFINITY;
   double largest = before;
   for (int64_t i = 0; i < count; ++i) largest = std::max(largest, double{parts[i].largest[row]});
-  if (largest == -INFINITY) largest = 0;  // no score but such as are NaN: the sum is zero or NaN
+  if (largest == -INFINITY) largest = 0;  // all scores are NaN or −∞: the sum is zero or NaN
   double sum = std::exp(before - largest);
   for (int64_t i = 0; i < count; ++i) sum += std::exp(parts[i].largest[row] - largest) * parts[i].sum[row];
-  if (sum == 0) {  // nothing is seen
+  if (sum == 0) {  // nothing is visible
     std::fill(out, out + width, 0.0f);
     if (lse != nullptr) *lse = -INFINITY;
     return;
@@ -69,7 +69,7 @@ void Finish(const AttendPlan& plan, int64_t unit, const PartialRows* parts, int6
   }
 }
 
-// Room for all parts of all units, [units, chunks], while a call lasts.
+// Memory for all parts of all units, [units, chunks], during a call.
 class Parts {
  public:
   explicit Parts(const AttendPlan& plan) : plan_(plan) {

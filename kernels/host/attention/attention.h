@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over keys in pages, on the processor's vectors.
+// Attention over keys in pages, on the CPU's vectors.
 #pragma once
 
 #include "kernels/kernels.h"
 
 namespace ashlar::kernels::host {
 
-// As kernels.h says, arguments already checked. `workers` null: the calling thread alone.
+// As in kernels.h, with checked arguments. `workers` null: only the calling thread.
 void AttendLanded(const AttendArgs& args, Workers* workers);
 void AttendUnrotated(const AttendArgs& args, Workers* workers);
 void AttendRotatedQuery(const AttendArgs& args, Workers* workers);

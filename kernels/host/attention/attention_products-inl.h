@@ -22,13 +22,12 @@ namespace attention {
 using Tag = hn::ScalableTag<float>;
 using Vec = hn::Vec<Tag>;
 inline constexpr size_t kLanes = hn::MaxLanes(Tag());
-// Tiles of products that are held in registers, of which there are 32 with AVX-512 and Neon, 16 else.
+// Tiles of products that are held in registers: 32 registers with AVX-512 and Neon, otherwise 16.
 inline constexpr bool kManyRegisters = kLanes >= 16 || HWY_TARGET == HWY_NEON;
 inline constexpr size_t kRowTile = kManyRegisters ? 4 : 2;
 inline constexpr size_t kKeyTile = 4;
 inline constexpr size_t kVecs = 4;
-// So many vectors of keys, or values, are multiplied between two steps of a prefetch: a step takes as long as a few
-// multiplications.
+// Number of key or value vectors multiplied per prefetch step: a step takes as long as a few multiplications.
 inline constexpr size_t kVecsOfStep = 8;
 
 constexpr size_t RoundUp(size_t n, size_t multiple) {

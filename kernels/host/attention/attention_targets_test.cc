@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention on the host back end as other processors run it: each vector width that was compiled and that this machine
-// has, without a matrix unit.
+// Attention on the host back end at each compiled vector width that this machine supports, without a matrix unit, as on
+// other CPUs.
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 
@@ -51,7 +51,7 @@ std::vector<int64_t> Targets() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, AttentionTargetsTest, ::testing::ValuesIn(Targets()),
-                         [](const auto& info) { return std::string(hwy::TargetName(info.param)); });
+                         [](const auto& instance) { return std::string(hwy::TargetName(instance.param)); });
 
 }  // namespace
 }  // namespace ashlar::kernels::testing

@@ -20,7 +20,7 @@ namespace attention {
 
 static_assert(kMaxBlock == kTileBlock);
 
-// kTileBlock rows of `columns` numbers, a multiple of kLanes, as a left operand. `ahead` takes kTileBlock steps a
+// kTileBlock rows of `columns` numbers, a multiple of kLanes, as a left operand. `ahead` advances kTileBlock steps per
 // depth.
 template <class E>
 HWY_NOINLINE void SplitRowsLeft(const std::byte* const* rows, size_t columns, Prefetcher& ahead,
@@ -35,8 +35,8 @@ HWY_NOINLINE void SplitRowsLeft(const std::byte* const* rows, size_t columns, Pr
   }
 }
 
-// The same, `columns` being a multiple of kTileBlock, as a right operand of depth kTileDepth. `ahead` takes kTileRows
-// steps a block of columns.
+// The same, with `columns` a multiple of kTileBlock, as a right operand of depth kTileDepth. `ahead` advances kTileRows
+// steps per block of columns.
 template <class E>
 HWY_NOINLINE void SplitRowsRight(const std::byte* const* rows, size_t columns, Prefetcher& ahead,
                                  uint16_t* HWY_RESTRICT to) {
@@ -70,8 +70,8 @@ HWY_INLINE void WithStored(DType dtype, const Fn& fn) {
   }
 }
 
-// Queries of one head, `rows` of `columns` floats, as right operands, a panel after the other with `steps` each, from
-// step `first` on.
+// Queries of one head, `rows` of `columns` floats, as right operands, panel after panel with `steps` each, starting
+// with step `first`.
 inline void SplitQueries(const float* q, size_t stride, size_t rows, size_t columns, size_t first, size_t steps,
                          uint16_t* HWY_RESTRICT to) {
   HWY_ALIGN uint16_t tile[kMaxTileParts * TileStepNumbers(1)];

@@ -50,8 +50,8 @@ HWY_INLINE void Locate(const PagedSlots& slots, int64_t slot, int32_t head, size
   }
 }
 
-// Asks for the lines of a block's rows a few at a time, in the `steps` of the work on the block before. All at once
-// they would have to wait for one another, and the work with them.
+// Prefetches the lines of a block's rows a few at a time, in the `steps` of the work on the previous block. If all were
+// requested at once, they would wait for one another, and the work for them.
 class Prefetcher {
  public:
   Prefetcher(const RawRows& raw, size_t rows, size_t row_bytes, size_t steps)
@@ -112,7 +112,7 @@ HWY_INLINE void StageTurned(const KeyAngles& angles, size_t j, const Stored<kTyp
   for (; i < dims; i += 2) turn_pairs(one, i + 1, i, i + 1);
 }
 
-// to ← scale × a row's dimensions from `first` on.
+// to ← scale × a row's dimensions starting at `first`.
 template <DType kType>
 HWY_INLINE void StageRow(const Stored<kType>* from, float scale, int32_t first, int32_t dim, float* to) {
   const hn::ScalableTag<float> d;
@@ -127,7 +127,7 @@ HWY_INLINE void StageRow(const Stored<kType>* from, float scale, int32_t first, 
   }
 }
 
-// Rows of fp32, `stride` from one to the next, turned by `angles` where these are not null.
+// Rows of fp32, `stride` apart, rotated by `angles` unless null.
 template <DType kType>
 void StageRows(const RawRows& raw, size_t count, int32_t dim, const KeyAngles* angles, float* to, size_t stride) {
   for (size_t j = 0; j < count; ++j, to += stride) {

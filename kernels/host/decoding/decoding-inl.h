@@ -2,9 +2,8 @@
 // Decoding one head of one request from its state and buffer. Included once for every target of Highway.
 //
 // Let E be the position of the last filled slot. Slots' keys are decayed to E, new tokens' keys and queries from E on,
-// and the state by G_E: then what a vector x reads is x·(e^{G_E} S_0) + Σ_j (x·k̃_j) u_j. All reads of all new tokens
-// are rows of one product with S_0, so that S_0 is read once; what tokens of one call read of each other is added
-// behind.
+// and the state by G_E: then a vector x reads x·(e^{G_E} S_0) + Σ_j (x·k̃_j) u_j. All reads of all new tokens are rows
+// of one product with S_0, so that S_0 is read once; reads among the tokens of one call are added afterwards.
 
 #if defined(ASHLAR_KERNELS_HOST_DECODING_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASHLAR_KERNELS_HOST_DECODING_INL_H_
@@ -27,10 +26,10 @@ HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
 namespace HWY_NAMESPACE {
 
-constexpr size_t kReads = 2 * kMaxDrafts;  // a key's and a query's a token
+constexpr size_t kReads = 2 * kMaxDrafts;  // a key and a query per token
 
 struct DecodeScratch {
-  // One slot more: a flushed token.
+  // One slot more for a flushed token.
   HWY_ALIGN float slot_keys[(kSlotBlock + 1) * kMaxHeadDim];
   HWY_ALIGN float slot_writes[(kSlotBlock + 1) * kMaxHeadDim];
   HWY_ALIGN float log_decay[kMaxHeadDim];
@@ -60,7 +59,7 @@ class HeadDecoder {
         slots_(shape, request.buffer, head),
         s_(scratch) {}
 
-  // Asks for what Decode will read first, all but the state.
+  // Prefetches what Decode reads first, except the state.
   void PrefetchInputs(const TokenInputs& inputs, int64_t first, int32_t tokens) const {
     const size_t head = static_cast<size_t>(head_), key = head / static_cast<size_t>(shape_.heads / shape_.key_heads);
     for (int64_t t = first; t < first + tokens; ++t) {
@@ -71,14 +70,14 @@ class HeadDecoder {
     slots_.PrefetchAll();
   }
 
-  // The state, to be asked for in the course of another head's Decode.
+  // The state, to be prefetched during another head's Decode.
   Upcoming State() const {
     const StateView& start = StartOf(request_);
     if (start.heads == nullptr) return {};
     return {start.heads[head_], d_k_ * d_v_ * ElementBytes(start.dtype)};
   }
 
-  // `tokens` of the inputs from `first` on. `upcoming`: what is wanted next from memory.
+  // `tokens` of the inputs starting with `first`. `upcoming`: the memory that is needed next.
   void Decode(const TokenInputs& inputs, int64_t first, int32_t tokens, float* out, int64_t out_stride,
               Upcoming upcoming) {
     const int32_t filled = request_.buffer.filled;
@@ -122,8 +121,8 @@ class HeadDecoder {
   }
 
  private:
-  // kFixedSteps: the time of the work that is done once a head, in reads of a state's row. kFixedParts: the number of
-  // parts in which that work fetches.
+  // kFixedSteps: the time of the fixed work per head, in reads of a state's row. kFixedParts: the number of parts in
+  // which that work prefetches.
   static constexpr size_t kFixedSteps = 96, kFixedParts = 4;
 
   size_t Reads(int32_t tokens) const { return static_cast<size_t>(tokens) * (Erases(shape_.family) ? 2 : 1); }
@@ -152,7 +151,7 @@ class HeadDecoder {
     std::fill_n(Decay(t), key_width_, DecayOf(log_decay));
   }
 
-  // Rows of reads: the keys' where tokens erase, then the queries', each decayed from the last slot on.
+  // Rows of reads: the keys' if tokens erase, then the queries', each decayed from the last slot.
   void FillReads(int32_t tokens) {
     HWY_ALIGN float decay[kMaxHeadDim];
     std::fill_n(decay, key_width_, 1.0f);
@@ -168,7 +167,7 @@ class HeadDecoder {
     slots_.Read(begin, end - begin, SlotKeys(), SlotWrites(), s_.log_decay, upcoming);
   }
 
-  // By which slots that were read decay the state before them.
+  // The factors by which the read slots decay the state before them.
   void DecaysOfSlots() {
     if (SlotGateWidth(shape_) > 1) return DecaysOf(s_.log_decay, key_width_, s_.decay);
     const Vec decay = DecayOf(hn::Set(Tag(), s_.log_decay[0]));
@@ -189,7 +188,7 @@ class HeadDecoder {
     state.AddReads(s_.reads, Reads(tokens), s_.products);
   }
 
-  // Writes and outputs, from what the tokens read of slots and state and of each other.
+  // Writes and outputs, from the tokens' reads of slots, of the state and of each other.
   void Solve(const TokenInputs& inputs, int64_t first, int32_t tokens, float* out, int64_t out_stride) {
     HWY_ALIGN float key[kMaxHeadDim];
     float* const outputs = s_.products + (Reads(tokens) - static_cast<size_t>(tokens)) * write_width_;
@@ -207,7 +206,7 @@ class HeadDecoder {
     }
   }
 
-  // u_t, once the products hold all that token t reads.
+  // u_t, once the products hold everything that token t reads.
   void MakeWrite(const TokenInputs& inputs, int64_t token, int32_t t) {
     const float* value = inputs.v + token * inputs.v_stride + int64_t{head_} * shape_.d_v;
     const float* read = s_.products + static_cast<size_t>(t) * write_width_;
@@ -227,7 +226,7 @@ class HeadDecoder {
     AddProduct(&factor, 1, 1, ConstRows{from, write_width_, 1, write_width_}, to, write_width_);
   }
 
-  // The state takes in all slots and token 0.
+  // Applies all slots and token 0 to the state.
   void Flush(HeadState& state, Upcoming* upcoming) {
     const int32_t filled = request_.buffer.filled;
     const int32_t last = std::max(0, filled - 1) / kSlotBlock * kSlotBlock;
@@ -237,7 +236,7 @@ class HeadDecoder {
       DecaysOfSlots();
       state.Update(s_.decay, SlotKeys(), SlotWrites(), upcoming);
     }
-    if (last > 0) {  // else the only block is still there, and its decay
+    if (last > 0) {  // otherwise the only block, and its decay, are still there
       std::fill_n(s_.log_decay, key_width_, 0.0f);
       ReadSlotBlock(last, filled);
       DecaysOfSlots();

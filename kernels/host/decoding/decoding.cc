@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The drivers of decoding from buffers: heads of all requests are one row of work, cut into runs of neighbours.
+// Drives decoding from buffers: the heads of all requests form one list of work, cut into runs of neighbours.
 #include "kernels/host/decoding/decoding.h"
 
 #include <algorithm>
@@ -61,7 +61,8 @@ HWY_EXPORT(RebuildHead);
 
 // Below this many floats of state in all heads, waking a worker takes longer than a token.
 constexpr int64_t kFloatsWorthWaking = 1 << 17;
-// Runs a worker: enough that none waits long for the last, few enough that most heads know their successor.
+// Runs per worker: enough that none waits long for the last one, and few enough that most heads are followed by another
+// one, whose memory they prefetch.
 constexpr int64_t kRunsPerWorker = 8;
 
 // Calls fn(begin, end) for runs of `heads` heads.
@@ -76,7 +77,7 @@ void ForEachRun(const LinearShape& shape, int64_t heads, Workers* workers, const
 }  // namespace
 
 void DecodeBuffered(const DecodeBufferedArgs& args, Workers* workers) {
-  // One draft of each request that nobody has to accept.
+  // One draft of each request, which need not be accepted.
   VerifyDrafts({.shape = args.shape,
                 .requests = args.requests,
                 .drafts = 1,

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Decoding from buffers on the host back end as other processors run it: each vector width that was compiled and that
-// this machine has.
+// Decoding from buffers on the host back end at each compiled vector width that this machine supports, as on other
+// CPUs.
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 
@@ -70,9 +70,9 @@ std::vector<int64_t> Targets() {
 INSTANTIATE_TEST_SUITE_P(Every, DecodingTargetsTest,
                          ::testing::Combine(::testing::ValuesIn(Targets()),
                                             ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst)),
-                         [](const auto& info) {
-                           return std::string(hwy::TargetName(std::get<0>(info.param))) + "_" +
-                                  Name(std::get<1>(info.param));
+                         [](const auto& instance) {
+                           return std::string(hwy::TargetName(std::get<0>(instance.param))) + "_" +
+                                  Name(std::get<1>(instance.param));
                          });
 
 }  // namespace

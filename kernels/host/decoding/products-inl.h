@@ -32,7 +32,7 @@ struct WritableRows {
   typename E::Stored* operator[](size_t i) const { return data + i * stride; }
 };
 using MutableRows = WritableRows<F32>;
-// One that is only read.
+// A read-only state.
 template <class E>
 struct StoredRows {
   const typename E::Stored* data;
@@ -47,17 +47,17 @@ inline ConstRows Const(const MutableRows& m) {
 
 constexpr size_t kLine = 64;  // bytes
 
-// Asks for memory that will be read some microseconds later.
+// Prefetches memory that will be read some microseconds later.
 HWY_INLINE void Prefetch(const void* from, size_t bytes) {
   for (size_t i = 0; i < bytes; i += kLine) __builtin_prefetch(static_cast<const char*>(from) + i, 0, 2);
 }
 
-// Large matrices are walked in so many parts abreast, each in the order of memory.
+// Large matrices are walked in this number of parallel parts, each in memory order.
 constexpr size_t kAbreast = 4;
 
-// Memory that will be needed next, prefetched in steps while the present work does not load: a core can wait for only a
-// few lines at a time. The beginnings of all parts are prefetched first, in the order of the later reads. Prefetching
-// may end a few lines behind `bytes`: a prefetch of an unmapped address reads nothing, and does not fault.
+// Memory that will be needed next, prefetched in steps while the current work does not load, because a core can wait
+// for only a few lines at a time. The beginnings of all parts are prefetched first, in the order of the later reads.
+// Prefetching may end a few lines past `bytes`: a prefetch of an unmapped address reads nothing, and does not fault.
 class Upcoming {
  public:
   Upcoming() = default;
@@ -76,7 +76,7 @@ class Upcoming {
 
   const char* at_ = nullptr;  // position in the first part
   size_t part_ = 0;           // bytes
-  size_t left_ = 0;           // lines of a part that were not asked for yet
+  size_t left_ = 0;           // lines of a part that are not prefetched yet
   size_t due_ = 0;            // steps
 };
 HWY_INLINE void Fetch(Upcoming* upcoming, size_t steps = 1) {
@@ -116,8 +116,8 @@ HWY_INLINE void AddProductRows(const float* HWY_RESTRICT x, size_t x_stride, Sto
   for (; column < m.columns; column += kLanes) AddProductBlock<R, 1>(x, x_stride, m, column, out, out_stride);
 }
 
-// The processor's own prefetching reads a page at a time; of parts abreast it reads as many at once, and this is as
-// fast as reading alone. Sums lie in the nearest cache meanwhile.
+// The CPU's own prefetching reads one page at a time; with parallel parts it reads several at once, which is as fast as
+// only reading. Sums stay in the nearest cache meanwhile.
 template <size_t R, class E>
 HWY_INLINE void AddProductAbreast(const float* HWY_RESTRICT x, size_t x_stride, StoredRows<E> m,
                                   float* HWY_RESTRICT out, size_t out_stride) {
@@ -172,7 +172,7 @@ HWY_INLINE void AddLargeProduct(const float* HWY_RESTRICT x, size_t x_stride, si
              out_stride);
 }
 
-// Of rows j, j + apart, … of m.
+// For rows j, j + apart, … of m.
 template <size_t R, size_t J, class E>
 HWY_INLINE void DotBlock(const float* HWY_RESTRICT x, size_t x_stride, StoredRows<E> m, size_t j, size_t apart,
                          float* HWY_RESTRICT out, size_t out_stride) {
@@ -204,7 +204,7 @@ HWY_INLINE void DotRows(const float* HWY_RESTRICT x, size_t x_stride, size_t x_r
   if (r < x_rows) DotBlock<1, J>(x + r * x_stride, x_stride, m, j, apart, out + r * out_stride, out_stride);
 }
 
-// out[r, j] += Σ_i x[r, i] m[j, i]. Four parts of m are walked abreast.
+// out[r, j] += Σ_i x[r, i] m[j, i]. Four parts of m are walked in parallel.
 template <class E>
 HWY_INLINE void AddDots(const float* HWY_RESTRICT x, size_t x_stride, size_t x_rows, StoredRows<E> m,
                         float* HWY_RESTRICT out, size_t out_stride) {
@@ -213,8 +213,8 @@ HWY_INLINE void AddDots(const float* HWY_RESTRICT x, size_t x_stride, size_t x_r
   for (size_t j = part * kAbreast; j < m.rows; ++j) DotRows<1>(x, x_stride, x_rows, m, j, 1, out, out_stride);
 }
 
-// The kind of factors that scale a matrix before the sum: one a row, or one a column.
-enum class Scale { kRows, kColumns };
+// The kind of factors that scale a matrix before the sum: one per row, or one per column.
+enum class Scale { kByRow, kByColumn };
 
 template <Scale kScale, size_t R, size_t N, class E>
 HWY_INLINE void AddOuterBlock(const float* HWY_RESTRICT scale, const float* HWY_RESTRICT a, size_t a_stride,
@@ -223,7 +223,7 @@ HWY_INLINE void AddOuterBlock(const float* HWY_RESTRICT scale, const float* HWY_
   Vec sums[R][N];
   for (size_t r = 0; r < R; ++r) {
     for (size_t n = 0; n < N; ++n) {
-      const Vec factor = kScale == Scale::kRows ? hn::Set(d, scale[i + r]) : hn::LoadU(d, scale + column + n * kLanes);
+      const Vec factor = kScale == Scale::kByRow ? hn::Set(d, scale[i + r]) : hn::LoadU(d, scale + column + n * kLanes);
       sums[r][n] = hn::Mul(factor, E::Load(m[i + r] + column + n * kLanes));
     }
   }

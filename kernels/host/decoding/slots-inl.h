@@ -25,7 +25,7 @@ namespace HWY_NAMESPACE {
 // Slots that are held as fp32 at a time; longer buffers (contexts without a state) take several rounds.
 constexpr int32_t kSlotBlock = 64;
 
-// to[i] ← from[i] × factors[i], whole vectors; in place where they are the same.
+// to[i] ← from[i] × factors[i], whole vectors; in place if they are the same.
 HWY_INLINE void Multiply(const float* from, const float* factors, size_t count, float* to) {
   const Tag d;
   for (size_t i = 0; i < count; i += kLanes) {
@@ -46,9 +46,9 @@ class HeadSlots {
         group_(shape.heads / shape.key_heads),
         gate_width_(SlotGateWidth(shape)) {}
 
-  // Reads `count` slots from `first` on: writes as they are, and keys decayed behind the last of them and by what
-  // `log_decay` ([d_k], padded) holds on top, to which the slots' own decay is then added. Suffix sums of logarithms,
-  // all ≤ 0: nothing can overflow.
+  // Reads `count` slots starting with `first`: writes unchanged, and keys decayed to the end of the last one and
+  // additionally by `log_decay` ([d_k], padded), to which the slots' own decay is then added. Suffix sums of
+  // logarithms, all ≤ 0: nothing can overflow.
   void Read(int32_t first, int32_t count, MutableRows keys, MutableRows writes, float* log_decay,
             Upcoming* upcoming) const {
     const size_t d_k = static_cast<size_t>(shape_.d_k), d_v = static_cast<size_t>(shape_.d_v);
@@ -82,7 +82,7 @@ class HeadSlots {
     if (gate_width_ == 1) std::fill_n(log_decay, d_k, log_decay[0]);
   }
 
-  // Asks for what Read will read.
+  // Prefetches what Read will read.
   void PrefetchAll() const {
     const size_t element = ElementBytes(buffer_.dtype);
     for (int32_t j = 0; j < buffer_.filled; ++j) {

@@ -25,7 +25,7 @@ namespace HWY_NAMESPACE {
 
 class HeadState {
  public:
-  // `copy`: room for a state whose rows are padded to whole vectors.
+  // `copy`: memory for a state whose rows are padded to whole vectors.
   HeadState(const LinearShape& shape, const StateView& view, int32_t head, float* copy)
       : view_(view),
         head_(head),
@@ -40,7 +40,7 @@ class HeadState {
 
   void Load() { LoadFrom(view_); }
 
-  // Another state of the same shape, or zero where it has no heads.
+  // Another state of the same shape, or zero if it has no heads.
   void LoadFrom(const StateView& from) {
     loaded_ = true;
     if (from.heads == nullptr) {
@@ -89,8 +89,8 @@ class HeadState {
     });
   }
 
-  // S ← diag(decay) S + Σ_j keys[j] writes[j]ᵀ. A state that was not loaded is rounded as it is stored, and Store has
-  // nothing left to do: not for fp16, whose exponent follows from all of its numbers.
+  // S ← diag(decay) S + Σ_j keys[j] writes[j]ᵀ. A state that was not loaded is rounded and stored here, so that Store
+  // has nothing to do; not for fp16, whose exponent depends on all of its numbers.
   void Update(const float* decay, const MutableRows& keys, const MutableRows& writes,
               Upcoming* upcoming = nullptr) const {
     if (loaded_ || in_place_) return UpdateRows(rows_, decay, keys, writes, upcoming);
@@ -114,9 +114,9 @@ class HeadState {
   void UpdateRows(const WritableRows<E>& rows, const float* decay, const MutableRows& keys, const MutableRows& writes,
                   Upcoming* upcoming) const {
     if (key_first_) {
-      AddOuter<Scale::kRows>(decay, keys.data, keys.stride, Const(writes), rows, upcoming);
+      AddOuter<Scale::kByRow>(decay, keys.data, keys.stride, Const(writes), rows, upcoming);
     } else {
-      AddOuter<Scale::kColumns>(decay, writes.data, writes.stride, Const(keys), rows, upcoming);
+      AddOuter<Scale::kByColumn>(decay, writes.data, writes.stride, Const(keys), rows, upcoming);
     }
   }
 

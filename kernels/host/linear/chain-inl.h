@@ -25,8 +25,8 @@ HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
 namespace HWY_NAMESPACE {
 
-// The number of value heads that one worker advances together: they read the same keys, so products of keys are made
-// once.
+// The number of value heads that one worker advances together: they read the same keys, so products of keys are
+// computed once.
 constexpr size_t kTogether = 4;
 constexpr size_t kMaxPanels = 2 * ((kMaxHeadDim + kWidth - 1) / kWidth);  // panels of [S | T]
 
@@ -70,7 +70,7 @@ inline bool WritesExponents(const Chain& chain) {
   return chain.state.dtype == DType::kF16 || std::any_of(chain.steps.begin(), chain.steps.end(), writes);
 }
 
-// The coarsest cut that keeps the workers busy: every cut makes products of keys again that could be shared.
+// The coarsest division that keeps the workers busy: every cut repeats products of keys that could be shared.
 inline Split SplitFor(const Chain& chain, size_t workers) {
   const size_t group = static_cast<size_t>(chain.shape.heads / chain.shape.key_heads);
   const auto balanced = [&](const Split& split) {
@@ -90,7 +90,7 @@ inline Split SplitFor(const Chain& chain, size_t workers) {
   return split;
 }
 
-// One item of the cut.
+// One item of the division.
 class Strand {
  public:
   Strand(const Chain& chain, const Split& split, size_t item, Scratch& scratch)
@@ -143,7 +143,7 @@ class Strand {
   float*& Spare() { return x_[heads_ * panels_]; }
   bool key_first() const { return shape_.order == StateOrder::kKeyFirst; }
 
-  // Panels of v-first states need not be transposed where nothing but composition on the matrix unit acts on them.
+  // Panels of v-first states need not be transposed if only composition on the matrix unit acts on them.
   bool PanelsMayBeRows() const {
     if (key_first() || !chain_.steps.empty() || chain_.form() != TransitionForm::kDense || !SuitsTiles(d_k_))
       return false;
@@ -252,7 +252,7 @@ class Strand {
     return HalfExponent(hn::GetLane(hn::MaxOfLanes(Tag(), largest)));
   }
 
-  // S ← T_C S + S_C and T ← T_C T. `following`: the interior that comes next, or null.
+  // S ← T_C S + S_C and T ← T_C T. `following`: the next interior, or null.
   void Compose(const TupleView& interior, const TupleView* following) {
     scratch_.turn.Fill(shape_.rotation, interior.position);
     for (size_t h = 0; h < heads_; ++h) {
@@ -335,7 +335,7 @@ class Strand {
   }
 
   void AdvanceElementwise(int64_t begin, int64_t end) {
-    // In chunks, so that a token's numbers are read together: tokens may lie pages apart.
+    // In chunks, so that a token's numbers are read together: tokens may be pages apart.
     for (int64_t t = begin; t < end; t += kChunk) {
       for (size_t h = 0; h < heads_; ++h) {
         for (size_t p = 0; p < panels_; ++p) AdvanceElements(h, p, t, std::min<int64_t>(t + kChunk, end));
@@ -370,7 +370,7 @@ class Strand {
   Scratch& scratch_;
   int32_t key_head_;
   size_t first_head_, heads_, first_panel_, panels_;
-  bool rows_;                             // panels lie as rows (compose-inl.h)
+  bool rows_;                             // panels are stored as rows (compose-inl.h)
   float* x_[kTogether * kMaxPanels + 1];  // panels of X, and a spare panel that composition writes to
 };
 

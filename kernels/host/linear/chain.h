@@ -8,7 +8,7 @@
 
 namespace ashlar::kernels::host {
 
-// Columns of X = [S | T], or of S alone, on their way through cached interiors and computed runs.
+// Columns of X = [S | T], or of S alone, processed through cached interiors and computed runs.
 struct Chain {
   LinearShape shape;
   std::span<const TupleView> interiors;  // applied first

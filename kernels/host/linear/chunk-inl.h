@@ -36,9 +36,9 @@ constexpr size_t kPanelStride = kMaxDim * kWidth;  // floats from one panel to t
 
 // The data that a chunk's value heads share: keys, queries and their products.
 struct KeyChunk {
-  size_t tokens, padded;  // padded: up to a multiple of kRows, by tokens of zeros that change nothing
+  size_t tokens, padded;  // padded: up to a multiple of kRows, with tokens of zeros that change nothing
   size_t d_k, stride;     // stride: d_k up to a multiple of kRows, the distance of rows in k and q
-  bool outputs;           // else q and qk are not filled
+  bool outputs;           // otherwise q and qk are not filled
   HWY_ALIGN float k[kChunk * kMaxDim];
   HWY_ALIGN float q[kChunk * kMaxDim];
   HWY_ALIGN float kk[kChunk * kGramStride];                     // lower triangle of K Kᵀ
@@ -55,7 +55,7 @@ struct KeyChunk {
     const int64_t offset = int64_t{key_head} * shape.d_k;
     Pack(inputs.k + begin * inputs.k_stride + offset, inputs.k_stride, k);
     if (outputs) Pack(inputs.q + begin * inputs.q_stride + offset, inputs.q_stride, q);
-    // With a decay for every key, products of keys are made a head at a time.
+    // With a decay per key, products of keys are computed per head.
     if (DecaysPerKey(shape.family)) return;
     for (size_t p = 0; p * kWidth < padded; ++p) {
       LoadPanelTransposed<F32>(k + p * kWidth * stride, stride, d_k, std::min(kWidth, padded - p * kWidth), 1,
@@ -207,7 +207,7 @@ struct HeadChunk {
     }
   }
 
-  // Makes row i of D of row i − 1, and with it row i of the two triangles.
+  // Computes row i of D from row i − 1, and with it row i of the two triangles.
   void Row(size_t i, float step, float* HWY_RESTRICT d) {
     const Vec factor = hn::Set(Tag(), step), minus_beta = hn::Set(Tag(), -beta[i]);
     const size_t row = i * kGramStride;
@@ -225,7 +225,7 @@ struct HeadChunk {
     }
   }
 
-  // A decay for every key: K̃ grows by a row a token, all earlier rows decaying in place, and A and P are read from it
+  // A decay per key: K̃ grows by one row per token, while all earlier rows decay in place, and A and P are read from it
   // on the way.
   template <bool kErases>
   void FillDecayPerKey(const LinearShape& shape, const TokenInputs& inputs, int64_t begin, size_t head) {
@@ -268,8 +268,8 @@ struct HeadChunk {
     }
   }
 
-  // A decay for every key, and nothing is read before the end: each row of K̃ is made once, from the last token
-  // backwards, with the decay of all tokens that follow.
+  // A decay per key, and nothing is read before the end: each row of K̃ is computed once, from the last token
+  // backwards, with the decay of all following tokens.
   void FillWritesAlone(const LinearShape& shape, const TokenInputs& inputs, int64_t begin, size_t head) {
     HWY_ALIGN float step[RoundUp(kMaxDim, kLanes)];
     const size_t d_k = keys->d_k, stride = keys->stride;
@@ -291,7 +291,7 @@ struct HeadChunk {
     }
   }
 
-  // Lets rows j … of K̃ decay by token i, adds row i where it is among them, and reads A_ij … and P_ij ….
+  // Lets rows j … of K̃ decay by token i, adds row i if it is among them, and reads A_ij … and P_ij ….
   template <bool kErases, bool kOutputs>
   HWY_NOINLINE void DecayRows(size_t i, size_t j, const float* HWY_RESTRICT step) {
     HWY_ALIGN float at[kLanes] = {};

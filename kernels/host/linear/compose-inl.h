@@ -2,9 +2,8 @@
 // One head's transition of a cached interior, in whatever form it is stored, acting on panels of X. Matrices are
 // multiplied on the matrix unit where there is one.
 //
-// Panels may lie as rows of kTileBlock value columns each, [columns][PanelRowStride(d_k)]: as a v-first state does in
-// memory. Only matrices on the matrix unit and zero act on those.
-// Included once for every target of Highway.
+// Panels may be stored as rows of kTileBlock value columns each, [columns][PanelRowStride(d_k)], like a v-first state
+// in memory. Only matrices on the matrix unit and zero act on those. Included once for every target of Highway.
 
 #if defined(ASHLAR_KERNELS_HOST_COMPOSE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASHLAR_KERNELS_HOST_COMPOSE_INL_H_
@@ -26,7 +25,7 @@ HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
 namespace HWY_NAMESPACE {
 
-// Returns the bytes that a head's transition takes in memory.
+// Returns the size of a head's transition in memory, in bytes.
 inline size_t TransitionBytes(const LinearShape& shape, const TupleView& tuple, size_t head) {
   const auto d_k = static_cast<size_t>(shape.d_k), element = ElementBytes(tuple.transition_dtype);
   const HeadTuple& stored = tuple.heads[head];
@@ -40,12 +39,12 @@ inline size_t TransitionBytes(const LinearShape& shape, const TupleView& tuple, 
   }
 }
 
-// The distance between rows of a panel that lies as rows.
+// The distance between rows of a panel that is stored as rows.
 constexpr size_t PanelRowStride(size_t d_k) {
   return RoundUp(d_k, kTileBlock);
 }
 
-// Reads `columns` value columns that lie as rows in memory, too, into a panel of rows.
+// Reads `columns` value columns, which are also rows in memory, into a panel of rows.
 template <class E>
 HWY_INLINE void LoadRows(const typename E::Stored* HWY_RESTRICT from, size_t d_k, size_t columns, float scale,
                          float* HWY_RESTRICT panel) {
@@ -59,10 +58,10 @@ HWY_INLINE void LoadRows(const typename E::Stored* HWY_RESTRICT from, size_t d_k
 
 class HeadTransition {
  public:
-  // Panels lie as rows from now on, or as columns.
+  // From now on panels are stored as rows, or as columns.
   void SetPanels(bool as_rows) { panels_are_rows_ = as_rows; }
 
-  // Reads head `head` of a tuple; what it points to must stay as it is.
+  // Reads head `head` of a tuple, whose memory must not change afterwards.
   void Fill(const LinearShape& shape, const TupleView& tuple, size_t head) {
     const HeadTuple& stored = tuple.heads[head];
     form_ = stored.form;
@@ -103,8 +102,8 @@ class HeadTransition {
     }
   }
 
-  // Head `head` of `tuple` comes next, after this transition was applied to `panels` panels: meanwhile it is asked for.
-  // Null: nothing does.
+  // Head `head` of `tuple` comes next, after this transition was applied to `panels` panels: it is prefetched
+  // meanwhile. Null: nothing is.
   void Expect(const LinearShape& shape, const TupleView* tuple, size_t head, size_t panels) {
     ahead_ = {};
     if (tuple == nullptr) return;
@@ -166,19 +165,19 @@ class HeadTransition {
     const float* at = nullptr;
     size_t stride = 0;
 
-    // In place where it can be read there, else a copy in `memory`.
+    // In place if possible, otherwise a copy in `memory`.
     template <class E>
     static Operand Of(const typename E::Stored* from, size_t rows, size_t columns, float* memory) {
       if constexpr (E::kIsF32) {
         if (rows % kRows == 0 && columns % kRows == 0) return {from, columns};
       }
-      const size_t stride = RoundUp(columns, kRows), all = RoundUp(rows, kRows);
+      const size_t padded = RoundUp(columns, kRows), all = RoundUp(rows, kRows);
       for (size_t i = 0; i < all; ++i) {
-        float* row = memory + i * stride;
+        float* row = memory + i * padded;
         if (i < rows) Widen<E>(from + i * columns, columns, 1, row);
-        std::fill(i < rows ? row + columns : row, row + stride, 0.0f);
+        std::fill(i < rows ? row + columns : row, row + padded, 0.0f);
       }
-      return {memory, stride};
+      return {memory, padded};
     }
   };
 
@@ -207,7 +206,7 @@ class HeadTransition {
   HWY_NOINLINE void Multiply(const float* x, float* next) {
     constexpr size_t kStep = kFetchDepth / 2;
     const size_t stride = left_.stride, step = kLeft == Left::kRowMajor ? 1 : stride;
-    AheadTuple fetches = ahead_;  // local copy, for the compiler to keep in registers
+    AheadTuple fetches = ahead_;  // local copy, so that the compiler keeps it in registers
     for (size_t i = 0; i < d_k_; i += kRows) {
       Block<N> c;
       c.Load(next + i * kWidth);

@@ -18,8 +18,8 @@ HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
 namespace HWY_NAMESPACE {
 
-// Below this a decay is zero: nothing is ever seen of it, and denormal numbers are a hundred times slower.
-// Compared so that NaN, which is not below anything, stays NaN.
+// A smaller decay counts as zero: it has no visible effect, and denormal numbers are a hundred times slower. The
+// comparison keeps NaN, which is not below anything.
 constexpr float kVanished = 1e-30f;
 constexpr float kVanishedLog = -69.0f;
 
@@ -27,8 +27,8 @@ HWY_INLINE Vec Vanish(Vec v) {
   return hn::IfThenZeroElse(hn::Le(hn::Abs(v), hn::Set(Tag(), kVanished)), v);
 }
 
-// e^x, 0 where that has vanished, NaN where x is. To within an ulp or so for x of decays, which are not positive; a
-// third of what Highway's Exp takes, which is made for all x. Polynomial and ln 2 in two parts are those of Cephes.
+// e^x; 0 if that has vanished; NaN if x is NaN. Accurate to about an ulp for decays' x, which are not positive, in a
+// third of the time of Highway's general Exp. The polynomial and the two-part ln 2 are from Cephes.
 HWY_INLINE Vec DecayOf(Vec log) {
   const Tag d;
   const hn::RebindToSigned<Tag> integers;
@@ -58,19 +58,19 @@ HWY_INLINE Vec ElementDecay(Vec table, Vec dt) {
   return hn::IfThenZeroElse(gone, DecayOf(hn::Mul(table, dt)));
 }
 
-// to[i] ← e^{logs[i]} for i < n, which is rounded up to whole vectors; what is added is 1.
+// to[i] ← e^{logs[i]} for i < n, rounded up to whole vectors; the padding is 1.
 HWY_INLINE void DecaysOf(const float* HWY_RESTRICT logs, size_t n, float* HWY_RESTRICT to) {
   for (size_t i = 0; i < n; i += kLanes) {
     hn::Store(DecayOf(i + kLanes <= n ? F32::Load(logs + i) : LoadPart<F32>(logs + i, n - i)), Tag(), to + i);
   }
 }
 
-// Returns whether every key of a head has a decay of its own.
+// Returns whether every key of a head has its own decay.
 constexpr bool DecaysPerKey(Family family) {
   return family == Family::kGla || family == Family::kKda;
 }
 
-// Log decay of a token, where one number says it for the whole head.
+// Log decay of a token if one number describes the whole head.
 inline double LogDecay(const LinearShape& shape, const TokenInputs& inputs, int64_t t, size_t head) {
   switch (shape.family) {
     case Family::kRetnet:
@@ -85,26 +85,26 @@ inline double LogDecay(const LinearShape& shape, const TokenInputs& inputs, int6
   }
 }
 
-// β of a token: what its write is multiplied by.
+// β of a token, the factor of its write.
 inline float BetaOf(const LinearShape& shape, const TokenInputs& inputs, int64_t t, size_t head) {
   return BetaWidth(shape) == 0 ? 1.0f : inputs.beta[t * inputs.beta_stride + static_cast<int64_t>(head)];
 }
 
-// One token's log decays of a head whose every key has one of its own (gla, kda), or a channel's dt (mamba1).
+// One token's log decays of a head with a decay per key (gla, kda), or a channel's dt (mamba1).
 inline const float* GateRow(const LinearShape& shape, const TokenInputs& inputs, int64_t t, size_t head) {
   const auto h = static_cast<int64_t>(head);
   return shape.family == Family::kMamba1 ? inputs.beta + t * inputs.beta_stride + h * shape.d_v
                                          : inputs.g + t * inputs.g_stride + h * shape.d_k;
 }
 
-// Numbers of a transition that is no matrix.
+// Returns how many numbers a transition has that is not a matrix.
 inline size_t LogCount(const LinearShape& shape) {
   const TransitionForm form = NaturalForm(shape.family);
   if (form == TransitionForm::kScalar) return 1;
   return static_cast<size_t>(form == TransitionForm::kDiagonal ? shape.d_k : shape.d_v);
 }
 
-// The transition of a chain whose product is no matrix: sums of logarithms (mamba1: of dt), for one head. After a
+// The transition of a chain whose product is not a matrix: sums of logarithms (mamba1: of dt), for one head. After a
 // transition of zero the sums are infinite, and stay so.
 inline void SumLogs(const Chain& chain, size_t head, float* to) {
   const LinearShape& shape = chain.shape;

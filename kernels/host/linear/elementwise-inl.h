@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace ashlar::kernels::host {
 namespace HWY_NAMESPACE {
 
-// One token as a panel of some value columns sees it.
+// One token from the view of a panel of some value columns.
 struct ElementToken {
   const float *q, *k;     // [d_k]; q null: no output
   const float *v, *beta;  // [columns]; beta: dt

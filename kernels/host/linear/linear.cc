@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The drivers of the linear layers' operations. All four are one thing: columns of X = [S | T] that start somewhere,
-// pass through interiors and runs of tokens, and end somewhere. Columns never meet, and neither do heads, so work is
-// split over both.
+// Drives the linear layers' operations. All four have one form: columns of X = [S | T] start from a state, pass through
+// interiors and runs of tokens, and end. Columns and heads are independent, so work is split over both.
 #include "kernels/host/linear/linear.h"
 
 #include <cmath>
@@ -32,7 +31,7 @@ StateView StateOf(const TupleTarget& tuple) {
   return {.heads = tuple.state, .dtype = tuple.state_dtype, .exponents = tuple.state_exponents};
 }
 
-// One pass over the gates, a small part of the inputs: not worth a vector's trouble.
+// One pass over the gates, a small part of the inputs: vectors would not pay.
 void CaptureDecays(const CaptureArgs& args) {
   const int64_t width = GateWidth(args.shape), gates = args.shape.heads * width;
   std::vector<double> logs(static_cast<size_t>(gates));

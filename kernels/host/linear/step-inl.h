@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Few tokens: the recurrence itself, in place, two passes over a head's state a token. Decoding is one token a call.
+// Few tokens: the recurrence in place, with two passes over a head's state per token. Decoding is one token per call.
 // Included once for every target of Highway.
 
 #if defined(ASHLAR_KERNELS_HOST_STEP_INL_H_) == defined(HWY_TARGET_TOGGLE)
@@ -30,8 +30,8 @@ struct StepToken {
   float* out;  // null: no output
 };
 
-// S [d_k, d_v]: y = β (v − (diag(e^g) S)ᵀ k), S ← diag(e^g) S + k yᵀ, out = Sᵀ q; what does not erase has y = β v.
-// Plain loops, which compilers vectorise.
+// S [d_k, d_v]: y = β (v − (diag(e^g) S)ᵀ k), S ← diag(e^g) S + k yᵀ, out = Sᵀ q; families that do not erase have y = β
+// v. Plain loops, which compilers vectorise.
 HWY_INLINE void StepKeyFirst(const StepToken& token, size_t d_k, size_t d_v, float* HWY_RESTRICT state) {
   float y[kMaxHeadDim] = {}, out[kMaxHeadDim] = {};
   for (size_t i = 0; token.erases && i < d_k; ++i) {
@@ -91,7 +91,8 @@ HWY_INLINE void StepValueFirst(const StepToken& token, size_t d_k, size_t d_v, f
   }
 }
 
-// Up to here the recurrence is faster than a chunk: it reads the state once a token, but copies nothing.
+// Up to this number of tokens the recurrence is faster than a chunk: it reads the state once per token, but copies
+// nothing.
 constexpr int64_t kFewTokens = 3;
 
 // Returns whether a chain is so short that it is computed in place; the stored state then has the type of the sums.

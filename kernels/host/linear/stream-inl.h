@@ -24,7 +24,7 @@ namespace HWY_NAMESPACE {
 // Rows of S that pass through the whole chain together, in floats: they and two tuples' rows stay in the nearest cache.
 constexpr size_t kSliceFloats = 4096;
 
-// A turn mixes rows; where keys turn, panels are the better form.
+// Streaming mixes rows. If keys rotate, panels are faster.
 inline bool IsStream(const Chain& chain) {
   return chain.form() != TransitionForm::kDense && chain.steps.empty() &&
          chain.shape.rotation.style == RopeStyle::kNone;
@@ -33,7 +33,7 @@ inline bool IsStream(const Chain& chain) {
 struct StreamScratch {
   static constexpr size_t kFloats = RoundUp(kMaxHeadDim, kLanes) * kMaxHeadDim;
   HWY_ALIGN float state[kFloats];
-  HWY_ALIGN float table[kFloats];                         // mamba1: the decay table, as the state lies
+  HWY_ALIGN float table[kFloats];                         // mamba1: the decay table, in the state's order
   HWY_ALIGN float factors[RoundUp(kMaxHeadDim, kLanes)];  // decays of rows or of columns; mamba1: Σ dt
 };
 
@@ -56,7 +56,7 @@ class Stream {
     for (size_t begin = 0; begin < rows_; begin += slice) {
       const size_t end = std::min(rows_, begin + slice);
       for (size_t i = 0; i < chain_.interiors.size(); ++i) {
-        // Meanwhile the next rows are fetched: the same rows of the next tuple, or the following rows of the first
+        // Meanwhile the next rows are prefetched: the same rows of the next tuple, or the following rows of the first
         // tuple.
         const bool last = i + 1 == chain_.interiors.size();
         Compose(chain_.interiors[i], begin, end, chain_.interiors[last ? 0 : i + 1], last ? end : begin);
@@ -120,7 +120,7 @@ class Stream {
   void ComposeElements(const HeadTuple& tuple, size_t begin, size_t end, const char* ahead) {
     const auto* logs = static_cast<const float*>(tuple.transition);
     float* factors = scratch_.factors;
-    // `decay_of_row(r)` makes of a column what a vector of the state there is multiplied by.
+    // `decay_of_row(r)` computes from a column the factor of a vector of the state there.
     const auto run = [&](const auto& decay_of_row) HWY_ATTR {
       const float scale = tuple.state_exponent == 0 ? 1.0f : std::ldexp(1.0f, tuple.state_exponent);
       const auto* from = Elements<E>(tuple.state);
@@ -144,7 +144,7 @@ class Stream {
         return key_first_ ? run(by_row) : run(by_column);
       case TransitionForm::kElementwise:
         return RunElementwise(logs, run);
-      default:  // zero: what was there is gone, whatever it was
+      default:  // zero: the previous state is gone, whatever it was
         std::fill(scratch_.state + begin * stride_, scratch_.state + end * stride_, 0.0f);
         std::fill(factors + begin, factors + end, 0.0f);
         return run(by_row);

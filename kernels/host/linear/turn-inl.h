@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Turning a cached end state to where its segment stands: S_{C|p} = R(p) S_{C|0} on the key axis, the rows of a panel.
-// Included once for every target of Highway.
+// Rotates a cached end state to its segment's position: S_{C|p} = R(p) S_{C|0} on the key axis, which is the rows of a
+// panel. Included once for every target of Highway.
 
 #if defined(ASHLAR_KERNELS_HOST_TURN_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASHLAR_KERNELS_HOST_TURN_INL_H_
@@ -22,11 +22,11 @@ namespace HWY_NAMESPACE {
 
 struct Turn {
   static constexpr size_t kMaxPairs = kMaxHeadDim / 2;
-  size_t pairs = 0;  // 0: nothing turns
+  size_t pairs = 0;  // 0: no rotation
   bool half_split = false;
   HWY_ALIGN float cosine[kMaxPairs], sine[kMaxPairs];
 
-  // Angles are formed in fp64 and brought near zero there: the vector functions lose digits of large ones.
+  // Angles are computed in fp64 and reduced near zero there, because the vector functions lose digits of large ones.
   void Fill(const Rotation& rotation, int64_t position) {
     pairs = rotation.style == RopeStyle::kNone ? 0 : static_cast<size_t>(rotation.rotary_dim / 2);
     half_split = rotation.style == RopeStyle::kHalfSplit;

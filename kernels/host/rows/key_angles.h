@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Cosines and sines of the angles by which consecutive unrotated keys are turned.
+// Cosines and sines of the angles by which consecutive unrotated keys are rotated.
 #pragma once
 
 #include <cstddef>
@@ -10,16 +10,16 @@
 
 namespace ashlar::kernels::host {
 
-// For blocks of `block` keys, one after another. Angles are formed in fp64 where a span begins, and carried from block
-// to block in fp64. Inside a block, key j's are those of the block's first key plus those of offset j, added by the
+// For consecutive blocks of `block` keys. Angles are computed in fp64 where a span begins, and advanced from block to
+// block in fp64. Inside a block, key j's angles are those of the block's first key plus those of offset j, added by the
 // addition theorem in fp32: three roundings, whatever the position.
 //
-// Tables are by pair where pairs are half-split, and by dimension where they are interleaved, with the sine of even
-// dimensions negative. The theorem holds in that form too.
+// Tables are indexed by pair if pairs are half-split, and by dimension if they are interleaved, with the sine of even
+// dimensions negated. The theorem holds in that form too.
 class KeyAngles {
  public:
   void Prepare(const Rotation& rotation, size_t block);
-  void MoveTo(int64_t position);  // the block's first key stands here
+  void MoveTo(int64_t position);  // sets the position of the block's first key
   void NextBlock();
 
   RopeStyle style() const { return style_; }

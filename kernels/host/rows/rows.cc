@@ -13,20 +13,20 @@
 namespace ashlar::kernels::host {
 namespace {
 
-// The bytes that one worker takes at a time: enough to make handing out cheap, few enough to share a few megabytes
+// The bytes that one worker takes at a time: enough to make distribution cheap, and few enough to share a few megabytes
 // evenly.
 constexpr int64_t kTaskBytes = 256 << 10;
 // The bytes that are copied and then hashed before the next piece begins, so that hashing reads from the nearest
 // caches.
 constexpr int64_t kPieceBytes = 16 << 10;
-// From this size on targets are streamed: most of the bytes would leave a core's cache before anybody reads them.
+// From this size on targets are streamed: most of the bytes would leave a core's cache before they are read.
 constexpr int64_t kStreamingBytes = 2 << 20;
 
 Stores StoresFor(int64_t bytes, int64_t batch_bytes = 0) {
   return std::max(bytes, batch_bytes) >= kStreamingBytes ? Stores::kStreaming : Stores::kCached;
 }
 
-// Calls fn(i) for every i in [0, count), several to a task; `bytes` is what one call writes or hashes.
+// Calls fn(i) for every i in [0, count), several per task; `bytes` is what one call writes or hashes.
 template <typename Fn>
 void ForEachUnit(Workers* workers, int64_t count, int64_t bytes, Stores stores, Fn fn) {
   const int64_t per_task = std::max<int64_t>(1, kTaskBytes / std::max<int64_t>(1, bytes));
@@ -37,7 +37,7 @@ void ForEachUnit(Workers* workers, int64_t count, int64_t bytes, Stores stores, 
   });
 }
 
-// Rows (one a token and head) that stand in pages without gaps, beginning with this token's and head's.
+// Rows (one per token and head) that are contiguous in pages, beginning with this token's and head's.
 struct RowRun {
   std::byte* slot;
   int64_t rows;
@@ -45,8 +45,8 @@ struct RowRun {
   int32_t head;
 };
 
-// Calls fn(RowRun) for `tokens` tokens from `position` on, in the order in which they are stored: whole tokens, or all
-// of a page's, where the strides allow it.
+// Calls fn(RowRun) for `tokens` tokens starting at `position`, in storage order: whole tokens, or a whole page's tokens
+// if the strides allow it.
 template <typename Fn>
 void ForEachRun(const PagedSlots& slots, int64_t position, int64_t tokens, int32_t heads, int32_t dim, Fn fn) {
   const auto element = static_cast<int64_t>(ElementBytes(slots.dtype));
@@ -100,7 +100,7 @@ int64_t UnitCount(int64_t tokens, int32_t unit_tokens) {
   return (tokens + unit_tokens - 1) / unit_tokens;
 }
 
-// Turns what one run takes. Scales stand by themselves in pages: they are made in a small buffer.
+// Rotates one run. Scales are separate in pages, so they are computed in a small buffer.
 void TurnRun(const LandArgs& args, const Turn& turn, Stores stores, const RowRun& run, const std::byte* source,
              const float* scales) {
   const int64_t row_bytes = args.source.dim * static_cast<int64_t>(ElementBytes(args.source.dtype));
@@ -160,8 +160,8 @@ void LandUnit(const LandArgs& args, const std::optional<Turn>& turn, Stores stor
   }
 }
 
-// Writes one unit front to back and hashes exactly what it writes, even where somebody changes the source meanwhile:
-// bytes pass through a small buffer, are hashed there and copied on.
+// Writes one unit front to back and hashes exactly what it writes, even if the source changes meanwhile: bytes pass
+// through a small buffer, are hashed there and copied on.
 class UnitWriter {
  public:
   UnitWriter(void* target, Stores stores) : target_(static_cast<std::byte*>(target)), stores_(stores) {}
@@ -178,7 +178,7 @@ class UnitWriter {
     }
   }
 
-  // The checksum of all that was appended, which is then written.
+  // Returns the checksum of all appended bytes, which are then written.
   uint64_t Finish() {
     Flush();
     return checksum_.Digest();
@@ -207,7 +207,7 @@ void GatherUnit(const GatherArgs& args, Stores stores, int64_t unit) {
                [&](const RowRun& run) { fn(run.slot, static_cast<size_t>(run.rows * row_bytes)); });
   };
   if (args.source.scales != nullptr) {
-    // Hashed where they were written: the engine may change its own meanwhile.
+    // Hashed at the target, because the engine may change its own memory meanwhile.
     const int64_t rows = in_unit.count * args.heads;
     ForEachScale(args.source, args.first_position + in_unit.begin, 0, rows, args.heads,
                  [&](float scale, int64_t i) { args.scales[unit][i] = scale; });
@@ -228,8 +228,8 @@ void GatherUnit(const GatherArgs& args, Stores stores, int64_t unit) {
   args.unit_checksums[unit] = writer.Finish();
 }
 
-// The checksum of bytes that are read only to be hashed. XXH3 itself asks for memory too late: with lines requested
-// this far ahead it reads a fifth faster what no cache holds.
+// The checksum of bytes that are read only to be hashed. XXH3 itself prefetches too late: with lines requested this far
+// ahead it reads uncached memory a fifth faster.
 uint64_t HashFromMemory(const void* data, size_t bytes) {
   constexpr size_t kStep = 2 << 10, kAhead = 2 * kStep, kLine = 64;
   const auto* at = static_cast<const std::byte*>(data);

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Keys and values on their way between stored units and paged slots, and units' checksums, on the processor's vectors.
+// Copies keys and values between stored units and paged slots, and computes units' checksums, on the CPU's vectors.
 #pragma once
 
 #include "kernels/kernels.h"
 
 namespace ashlar::kernels::host {
 
-// As kernels.h says, arguments already checked. `workers` null: the calling thread alone.
+// As in kernels.h, with checked arguments. `workers` null: only the calling thread.
 void RotateKeys(const RotateKeysArgs& args, Workers* workers);
 void Land(const LandArgs& args, Workers* workers);
 void Gather(const GatherArgs& args, Workers* workers);

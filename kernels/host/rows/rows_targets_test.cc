@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rows on the host back end as other processors run it: each vector width that was compiled and that this machine has.
+// Rows on the host back end at each compiled vector width that this machine supports, as on other CPUs.
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 
@@ -108,7 +108,7 @@ std::vector<int64_t> Targets() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, RowsTargetsTest, ::testing::ValuesIn(Targets()),
-                         [](const auto& info) { return std::string(hwy::TargetName(info.param)); });
+                         [](const auto& instance) { return std::string(hwy::TargetName(instance.param)); });
 
 }  // namespace
 }  // namespace ashlar::kernels::testing

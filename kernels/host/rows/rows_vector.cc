@@ -22,7 +22,7 @@ namespace ashlar::kernels::host {
 namespace HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Whole cache lines are streamed; what is left at both ends is copied as usual.
+// Whole cache lines are streamed; the rest at both ends is copied as usual.
 void StreamBytes(const void* source, void* target, size_t bytes) {
   constexpr size_t kLine = 64;
   const auto* from = static_cast<const uint8_t*>(source);
@@ -37,8 +37,8 @@ void StreamBytes(const void* source, void* target, size_t bytes) {
   std::memcpy(to + body_end, from + body_end, bytes - body_end);
 }
 
-// Calls sink(d, values, index) for all numbers of a key's rotary dimensions, turned, vector by vector and at the end
-// one by one. A sink may store in place what it is given.
+// Calls sink(d, values, index) for all rotated numbers of a key's rotary dimensions, vector by vector and at the end
+// one by one. A sink may store its values in place.
 template <DType kType, class Sink>
 HWY_INLINE void TurnHalfSplit(const Turn& turn, const Stored<kType>* source, Sink sink) {
   const int32_t half = turn.rotary_dim / 2;
@@ -101,7 +101,7 @@ void TurnEach(const Turn& turn, const KeyRows& keys) {
   }
 }
 
-// The largest magnitude of 8-bit numbers: magnitudes are in the order of their bits.
+// The largest magnitude of 8-bit numbers: magnitudes have the order of their bits.
 template <DType kType>
 float LargestMagnitude(const uint8_t* numbers, int32_t count) {
   const hn::ScalableTag<uint8_t> d;
@@ -143,7 +143,7 @@ HWY_INLINE void ScaleElements(const Stored<kSource>* source, float factor, int32
   for (; i < count; ++i) scale(hn::CappedTag<float, 1>());
 }
 
-// Rows with a scale each: the largest of a turned row's magnitudes gives it its new one.
+// Rows with a scale each: the largest magnitude of a rotated row determines its new scale.
 template <DType kType, bool kStream>
 void TurnScaledEach(const Turn& turn, const KeyRows& keys) {
   const auto* source = static_cast<const Stored<kType>*>(keys.source);
@@ -174,8 +174,8 @@ void TurnAs(const Turn& turn, const KeyRows& keys) {
 template <DType kType>
 void TurnRowsOf(const Turn& turn, const KeyRows& keys, Stores stores) {
   const hn::ScalableTag<float> d;
-  // Only whole lines are worth streaming: a line that is written partly through the cache and partly past it is written
-  // to memory and read back. Nothing shorter than 16 bytes can be streamed.
+  // Only whole lines are streamed: a line that is written partly through the cache and partly past it is written to
+  // memory and read back. Pieces shorter than 16 bytes cannot be streamed.
   constexpr size_t kLine = 64;
   if constexpr (hn::MaxLanes(d) * sizeof(Stored<kType>) >= 16) {
     const auto bytes = [](int32_t numbers) { return static_cast<size_t>(numbers) * sizeof(Stored<kType>); };

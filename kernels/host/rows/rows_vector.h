@@ -14,10 +14,10 @@ namespace ashlar::kernels::host {
 enum class Stores : uint8_t { kCached, kStreaming };
 void FinishStreaming();
 
-// The turn of every pair by one number of positions. Angles are formed in fp64: in fp32 they would be 0.03 rad off at
-// position one million.
+// The rotation of every pair by one number of positions. Angles are computed in fp64: in fp32 their error would be 0.03
+// rad at position one million.
 struct Turn {
-  // `scale`: of the turned dimensions.
+  // `scale`: of the rotated dimensions.
   Turn(const Rotation& rotation, int64_t delta, float scale = 1);
 
   RopeStyle style;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Memory that will be read next, on its way while the present is computed.
+// Prefetches memory that is read next, while the current memory is computed with.
 #pragma once
 
 #include <algorithm>
@@ -7,7 +7,7 @@
 
 namespace ashlar::kernels::host {
 
-// Asked for a part at a time.
+// Prefetched one part at a time.
 struct Ahead {
   static constexpr size_t kLine = 64;
   const char* from = nullptr;
@@ -26,8 +26,8 @@ struct Ahead {
     for (; from < end; from += kLine) __builtin_prefetch(from, 0, 2);
   }
 };
-// Parts are to lie evenly in the work: a core has few buffers for misses, and those that wait for memory keep the
-// product from what lies in the second cache.
+// Parts are spread evenly over the work: a core has few buffers for misses, and those that wait for memory block the
+// product's reads from the second cache.
 struct AheadTuple {
   Ahead transition, state;
 

@@ -25,13 +25,13 @@ template <DType kType>
 using Stored = std::conditional_t<ElementBytes(kType) == 4, float,
                                   std::conditional_t<ElementBytes(kType) == 2, uint16_t, uint8_t>>;
 
-// True if Highway uses the processor's own conversions of fp16; its substitutes truncate, and take infinities and NaN
-// for numbers.
+// True if Highway uses the CPU's own conversions of fp16; its substitutes truncate, and treat infinities and NaN as
+// numbers.
 inline constexpr bool kConvertsHalf =
     HWY_TARGET == HWY_AVX2 || HWY_TARGET == HWY_AVX3 || HWY_TARGET == HWY_AVX3_DL || HWY_TARGET == HWY_NEON;
 
-// Returns the bits of `values` in a format narrower than fp32 in both fields, one number a lane, ties to even. A number
-// beyond the range becomes `kLargest`, or infinity if `kLargest` is 0. NaN stays NaN.
+// Returns the bits of `values` in a format narrower than fp32 in both fields, one number per lane, ties to even. A
+// number beyond the range becomes `kLargest`, or infinity if `kLargest` is 0. NaN stays NaN.
 template <int kExponentBits, int kMantissaBits, int kLargest, class D>
 HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundBits(D d, hn::Vec<D> values) {
   const hn::RebindToUnsigned<D> du;
@@ -47,7 +47,7 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundBits(D d, hn::Vec<D> values) {
   const auto carried = hn::Add(hn::Add(bits, odd), hn::Set(du, (1u << (kDropped - 1)) - 1));
   auto rounded = hn::Sub(hn::ShiftRight<kDropped>(carried), hn::Set(du, uint32_t{127 - kBias} << kMantissaBits));
   if constexpr (kLargest == 0) rounded = hn::Min(rounded, hn::Set(du, kInfinity));
-  // Subnormal numbers count units of the format's last place. They are those of this sum's last place.
+  // Subnormal numbers count units of the format's last place, which is the last place of this sum.
   constexpr int kExponent = 24 - kBias - kMantissaBits;
   constexpr float kMagic = kExponent >= 0 ? static_cast<float>(1 << (kExponent & 31)) : 1.0f / (1 << (-kExponent & 31));
   const auto magic = hn::Set(d, kMagic);
@@ -81,7 +81,7 @@ HWY_INLINE hn::Vec<D> WidenHalf(D d, hn::Vec<hn::Rebind<uint16_t, D>> half) {
     const auto subnormal = hn::BitCast(du, hn::Mul(units, hn::Set(d, 0x1p-24f)));
     const auto normal = hn::Add(shifted, hn::Set(du, (127 - 15) << 23));
     const auto finite = hn::IfThenElse(hn::Lt(magnitude, hn::Set(du, 0x400)), subnormal, normal);
-    const auto other = hn::Or(shifted, hn::Set(du, 0x7F800000));  // infinity, NaN
+    const auto other = hn::Or(shifted, hn::Set(du, 0x7F800000));  // infinity or NaN
     const auto number = hn::IfThenElse(hn::Lt(magnitude, hn::Set(du, 0x7C00)), finite, other);
     return hn::BitCast(d, hn::Or(number, hn::ShiftLeft<16>(hn::Sub(bits, magnitude))));
   }
@@ -98,20 +98,20 @@ HWY_INLINE hn::Vec<D> LoadElements(D d, const Stored<kType>* from) {
   } else if constexpr (kType == DType::kF16) {
     return WidenHalf(d, hn::LoadU(stored, from));
   } else {
-    // As fp16, which has room for either: e5m2 is its upper byte, e4m3 means 2^8 of what its bits mean there.
+    // By way of fp16, which covers both: e5m2 is its upper byte, and e4m3 is 2^8 times the value of its bits there.
     const hn::Rebind<uint16_t, D> du16;
     const auto bits = hn::PromoteTo(du16, hn::LoadU(stored, from));
     if constexpr (kType == DType::kF8E5M2) return WidenHalf(d, hn::ShiftLeft<8>(bits));
     const auto sign = hn::ShiftLeft<8>(hn::And(bits, hn::Set(du16, 0x80)));
     const auto magnitude = hn::ShiftLeft<7>(hn::And(bits, hn::Set(du16, 0x7F)));
     const auto value = hn::Mul(WidenHalf(d, hn::Or(sign, magnitude)), hn::Set(d, 256.0f));
-    // All ones would be 480; it is NaN.
+    // All ones would be 480, but is NaN.
     return hn::IfThenElse(hn::Eq(hn::Abs(value), hn::Set(d, 480.0f)), hn::NaN(d), value);
   }
 }
 
-// 8-bit numbers saturate: an infinite key would take a whole request with it. kStream: past the caches; `to` is aligned
-// to what is written.
+// 8-bit numbers saturate, because an infinite key would corrupt a whole request. kStream: past the caches; `to` is
+// aligned to the size of the write.
 template <DType kType, bool kStream, class D>
 HWY_INLINE void StoreElements(hn::Vec<D> values, D d, Stored<kType>* to) {
   const hn::Rebind<Stored<kType>, D> stored;

@@ -70,7 +70,7 @@ HWY_INLINE void Widen(const typename E::Stored* HWY_RESTRICT from, size_t n, flo
   for (; i + kLanes <= n; i += kLanes) hn::StoreU(hn::Mul(factor, E::Load(from + i)), Tag(), to + i);
   if (i < n) StorePart<F32>(hn::Mul(factor, LoadPart<E>(from + i, n - i)), to + i, n - i);
 }
-// The way back.
+// The inverse.
 template <class E>
 HWY_INLINE void Narrow(const float* HWY_RESTRICT from, size_t n, float scale, typename E::Stored* HWY_RESTRICT to) {
   const Vec factor = hn::Set(Tag(), scale);
@@ -79,7 +79,7 @@ HWY_INLINE void Narrow(const float* HWY_RESTRICT from, size_t n, float scale, ty
   if (i < n) StorePart<E>(hn::Mul(factor, LoadPart<F32>(from + i, n - i)), to + i, n - i);
 }
 
-// panel ← scale × `rows` rows of `columns` numbers, padded. Row i lies at from + i * stride.
+// panel ← scale × `rows` rows of `columns` numbers, padded. Row i is at from + i * stride.
 template <class E>
 HWY_INLINE void LoadPanel(const typename E::Stored* HWY_RESTRICT from, size_t stride, size_t rows, size_t columns,
                           float scale, float* HWY_RESTRICT panel) {
@@ -137,7 +137,7 @@ HWY_INLINE void Transpose(const float* HWY_RESTRICT from, size_t from_stride, si
 // Rows of a matrix that is transposed are widened this many at a time, so that they stay in the nearest cache.
 constexpr size_t kStrip = 4;
 
-// LoadPanel from memory that holds the transpose: column j of the panel lies at from + j * stride.
+// LoadPanel from memory that holds the transpose: column j of the panel is at from + j * stride.
 template <class E>
 HWY_INLINE void LoadPanelTransposed(const typename E::Stored* HWY_RESTRICT from, size_t stride, size_t rows,
                                     size_t columns, float scale, float* HWY_RESTRICT panel) {
@@ -189,7 +189,7 @@ HWY_INLINE Vec LargestOf(const float* HWY_RESTRICT from, size_t n, Vec largest) 
   return largest;
 }
 
-// The exponent of a state of fp16 whose largest magnitude is given: the least e ≥ 0 with largest ≤ 2^(e + 15).
+// The exponent of an fp16 state with this largest magnitude: the smallest e ≥ 0 with largest ≤ 2^(e + 15).
 inline int HalfExponent(float largest) {
   if (!(largest > 0x1p15f) || std::isinf(largest)) return 0;
   int exponent;

@@ -2,9 +2,9 @@
 // Panels, and the product on vectors that everything in linear.cc is made of but matrices on the matrix unit
 // (tiles-inl.h). Included once for every target of Highway.
 //
-// A matrix in scratch is cut into panels of kWidth columns. A panel is dense, [rows][kWidth], aligned, and padded with
-// zeros: rows up to a multiple of kRows, columns up to kWidth. So no product needs a remainder, and no two rows of a
-// panel fight for one set of the cache.
+// A matrix in scratch memory is divided into panels of kWidth columns. A panel is dense, [rows][kWidth], aligned, and
+// padded with zeros: rows up to a multiple of kRows, columns up to kWidth. So products have no remainder, and no two
+// rows of a panel compete for one set of the cache.
 
 #if defined(ASHLAR_KERNELS_HOST_PANEL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASHLAR_KERNELS_HOST_PANEL_INL_H_
@@ -26,7 +26,8 @@ using Tag = hn::ScalableTag<float>;
 using Vec = hn::Vec<Tag>;
 
 constexpr size_t kLanes = hn::MaxLanes(Tag());
-// The block of a product that is held in registers, kRows × kVecs vectors: of 32 registers with AVX-512, of 16 else.
+// The block of a product that is held in registers, kRows × kVecs vectors: of 32 registers with AVX-512, otherwise of
+// 16.
 constexpr size_t kRows = kLanes >= 16 ? 8 : 4;
 constexpr size_t kVecs = kLanes >= 16 ? 2 : 3;
 constexpr size_t kWidth = kVecs * kLanes;

@@ -2,7 +2,7 @@
 // The selection of vector widths that are compiled. Every file that is compiled for each width includes this before
 // hwy/foreach_target.h.
 //
-// Processors older than AVX2 get the portable version; vectors without a fixed size have no arrays in registers. Every
+// CPUs older than AVX2 use the portable version; vectors without a fixed size have no arrays in registers. Every
 // remaining width is tested (targets_test.cc and its neighbours).
 #pragma once
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Linear layers on the host back end as other processors run it: each vector width that was compiled and that this
-// machine has, without a matrix unit.
+// Linear layers on the host back end at each compiled vector width that this machine supports, without a matrix unit,
+// as on other CPUs.
 #include <gtest/gtest.h>
 #include <hwy/highway.h>
 
@@ -87,7 +87,7 @@ TEST_P(TargetsTest, ComposesChainsAndTuples) {
   }
 }
 
-// One, two … tokens a call: few are advanced in place, more in chunks.
+// One, two … tokens per call: few are advanced in place, more in chunks.
 TEST_P(TargetsTest, DecodesLikeOnePass) {
   const Layer layer = Draw(70, {});
   SCOPED_TRACE(::testing::Message() << layer);
@@ -114,7 +114,7 @@ TEST_P(TargetsTest, DecodesLikeOnePass) {
   EXPECT_LE(RelativeError(out, expected_out), kTolerance);
 }
 
-// Element types alone: a state that nothing acts on is read, widened, narrowed and written.
+// Only element types: a state on which nothing acts is read, widened, narrowed and written.
 class TargetTypesTest : public ::testing::TestWithParam<int64_t> {
  protected:
   static constexpr int32_t kDim = 256;  // a head holds every number of 16 bits
@@ -152,7 +152,7 @@ TEST_P(TargetTypesTest, RoundsToNearestEven) {
   SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
   Random random(seed);
   for (const DType dtype : {DType::kF16, DType::kBF16}) {
-    // Sizes from below the least subnormal number of fp16 up to what needs no exponent; half of them ties.
+    // Sizes from below the smallest subnormal number of fp16 up to numbers that need no exponent; half of them ties.
     std::vector<float> numbers;
     for (int i = 0; i < kDim * kDim; ++i) {
       numbers.push_back(static_cast<float>(random.Uniform(-1, 1) * std::exp2(random.Integer(-27, 14))));
@@ -187,13 +187,13 @@ std::vector<int64_t> Targets() {
 INSTANTIATE_TEST_SUITE_P(Every, TargetsTest,
                          ::testing::Combine(::testing::ValuesIn(Targets()), ::testing::ValuesIn(kFamilies),
                                             ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst)),
-                         [](const auto& info) {
-                           return std::string(hwy::TargetName(std::get<0>(info.param))) + "_" +
-                                  Name(std::get<1>(info.param)) + "_" + Name(std::get<2>(info.param));
+                         [](const auto& instance) {
+                           return std::string(hwy::TargetName(std::get<0>(instance.param))) + "_" +
+                                  Name(std::get<1>(instance.param)) + "_" + Name(std::get<2>(instance.param));
                          });
 
 INSTANTIATE_TEST_SUITE_P(Every, TargetTypesTest, ::testing::ValuesIn(Targets()),
-                         [](const auto& info) { return std::string(hwy::TargetName(info.param)); });
+                         [](const auto& instance) { return std::string(hwy::TargetName(instance.param)); });
 
 }  // namespace
 }  // namespace ashlar::kernels::testing

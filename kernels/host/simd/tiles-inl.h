@@ -2,13 +2,13 @@
 // Matrices of fp32 cut into parts of bf16, in the order in which the matrix unit reads them (tiles.h). Included once
 // for every target of Highway; of use if a panel is as wide as two tiles.
 //
-// A number of fp32 is the sum of three numbers of bf16: each part is the rounded remainder of the parts before it. The
-// product of two such sums is the sum of the six products of parts that exceed 2⁻²⁴ of it. That is six times the work,
-// on a unit that does sixteen times as much of it a cycle as two units of fused multiply-adds. Numbers of fp16 are two
-// parts, numbers of bf16 one, exactly.
+// An fp32 number is the sum of three bf16 numbers: each part is the rounded remainder of the earlier parts. The product
+// of two such sums is the sum of the six products of parts that exceed 2⁻²⁴ of it. That is six times the work, on a
+// unit that does sixteen times as much work per cycle as two units of fused multiply-adds. fp16 numbers are exactly two
+// parts, and bf16 numbers one.
 //
-// The unit takes numbers below the normal range for zero. Infinities, and numbers within 2⁻⁹ of the largest of fp32,
-// turn their products into NaN.
+// The unit treats numbers below the normal range as zero. Infinities, and numbers within 2⁻⁹ of the largest fp32
+// number, make their products NaN.
 
 #if defined(ASHLAR_KERNELS_HOST_TILES_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef ASHLAR_KERNELS_HOST_TILES_INL_H_
@@ -30,19 +30,20 @@ namespace HWY_NAMESPACE {
 
 constexpr bool kPanelsAreTiles = kLanes == kTileRows && kWidth == kTileBlock;
 
-// Returns whether products with keys of d_k dims run on the matrix unit: few dims would leave tiles mostly empty.
+// Returns whether products with keys of d_k dimensions run on the matrix unit: few dimensions would leave tiles mostly
+// empty.
 inline bool SuitsTiles(size_t d_k) {
   return kPanelsAreTiles && d_k >= kTileDepth && HasTiles();
 }
 
-// One part after the other of the pairs (low, high), `apart` numbers from one another.
+// The parts of the pairs (low, high), one after another, `apart` numbers apart.
 template <size_t kParts>
 HWY_INLINE void SplitPairs(Vec low, Vec high, uint16_t* HWY_RESTRICT to, size_t apart) {
   const hn::RebindToUnsigned<Tag> bits;
   const auto half = hn::Set(bits, 0x8000u), upper = hn::Set(bits, 0xffff0000u);
   for (size_t part = 0; part < kParts; ++part) {
     auto low_bits = hn::BitCast(bits, low), high_bits = hn::BitCast(bits, high);
-    // The last part is what is left, to the bit. Rounded, it could turn a NaN of ones alone into zero.
+    // The last part is the exact remainder. Rounded, it could turn a NaN of all ones into zero.
     if (part + 1 < kParts) {
       low_bits = hn::Add(low_bits, half);
       high_bits = hn::Add(high_bits, half);
@@ -54,7 +55,7 @@ HWY_INLINE void SplitPairs(Vec low, Vec high, uint16_t* HWY_RESTRICT to, size_t 
   }
 }
 
-// Parts that keep every number of a type.
+// Number of parts that represent every number of a type.
 template <class E>
 constexpr size_t kTileParts = E::kIsF32                ? kMaxTileParts
                               : std::is_same_v<E, F16> ? 2
@@ -67,7 +68,7 @@ HWY_INLINE Vec LoadLeftOver(const typename E::Stored* HWY_RESTRICT from, size_t 
   return begin < end ? LoadPart<E>(from + begin, end - begin) : hn::Zero(Tag());
 }
 
-// A matrix of E whose rows lie `stride` numbers apart, from some element on; what is outside of it counts as zero.
+// A matrix of E with rows `stride` numbers apart, starting at some element; elements outside count as zero.
 template <class E>
 struct MatrixCorner {
   const typename E::Stored* from;
@@ -81,7 +82,7 @@ struct MatrixCorner {
   }
 };
 
-// Tiles of every part of a left operand. Depths k and k + 16 are pairs: so both halves come out of whole vectors.
+// Tiles of every part of a left operand. Depths k and k + 16 form pairs, so that both halves come from whole vectors.
 template <class E>
 HWY_INLINE void SplitLeftTile(const MatrixCorner<E>& corner, uint16_t* HWY_RESTRICT to) {
   for (size_t i = 0; i < kTileRows; ++i) {
@@ -101,7 +102,7 @@ HWY_INLINE void SplitLeftTileTransposed(const MatrixCorner<E>& corner, uint16_t*
               reinterpret_cast<float*>(to + part * TileStepNumbers(1)), kTileRows);
   }
 }
-// Of a right operand.
+// For a right operand.
 template <class E>
 HWY_INLINE void SplitRightTile(const MatrixCorner<E>& corner, uint16_t* HWY_RESTRICT to) {
   for (size_t i = 0; i < kTileRows; ++i) {

@@ -39,12 +39,12 @@ struct alignas(64) TileConfig {
 };
 constexpr TileConfig kWholeTiles = {1, 0, {}, {64, 64, 64, 64, 64, 64, 64, 64}, {16, 16, 16, 16, 16, 16, 16, 16}};
 
-// The unit is on while one of these lives: while it is off, a switch between threads saves no tiles.
+// The unit is on while one of these exists: while it is off, a thread switch saves no tiles.
 class TilesOn {
  public:
   TilesOn() {
     _tile_loadconfig(&kWholeTiles);
-    // The compiler does not know that loads of tiles read memory.
+    // The compiler does not know that tile loads read memory.
     std::atomic_signal_fence(std::memory_order_seq_cst);
   }
   ~TilesOn() { _tile_release(); }
@@ -52,8 +52,8 @@ class TilesOn {
   TilesOn& operator=(const TilesOn&) = delete;
 };
 
-// Tiles 0 to 3 are the sum, 4 and 5 the left operand, 6 and 7 the right one. Of a half panel on the right, tiles 1, 3
-// and 7 are not there; of one on the left, tiles 2, 3 and 5.
+// Tiles 0 to 3 are the sum, 4 and 5 the left operand, 6 and 7 the right one. For a half panel on the right, tiles 1, 3
+// and 7 are not used; for one on the left, tiles 2, 3 and 5.
 template <size_t kParts, bool kTransitionLeft, bool kHalf>
 struct Unit {
   static constexpr bool kLower = kTransitionLeft || !kHalf, kRight = !kTransitionLeft || !kHalf;
@@ -169,7 +169,7 @@ void AddTileProduct(const TileProduct& product, AheadTuple& ahead) {
 }  // namespace ashlar::kernels::host
 HWY_POP_ATTRIBUTES
 
-#else  // no such processor, or a kernel that is asked otherwise
+#else  // no such CPU, or a kernel with a different interface
 
 #include <cstdlib>
 
@@ -180,7 +180,7 @@ bool HasTiles() {
 }
 
 void AddTileProduct(const TileProduct&, AheadTuple&) {
-  std::abort();  // nobody calls it where there are none
+  std::abort();  // never called without the unit
 }
 
 }  // namespace ashlar::kernels::host

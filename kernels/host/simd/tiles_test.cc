@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Composition and attention on the processor's matrix unit: long chains, which must stay as exact as fp32 vectors,
-// sizes that leave tiles partly empty, and memory that ends where the numbers do.
+// Composition and attention on the CPU's matrix unit: long chains, which must stay as exact as fp32 vectors; sizes that
+// leave tiles partly empty; and memory that ends right after the numbers.
 #include "kernels/host/simd/tiles.h"
 
 #include <gtest/gtest.h>
@@ -45,7 +45,7 @@ class TilesTest : public ::testing::TestWithParam<std::tuple<Family, StateOrder>
   Runner host_{Host()}, reference_{Reference()};
 };
 
-// Without decay nothing that was ever wrong is erased: what is left out of products would add up.
+// Without decay no error is ever erased: omitted products would add up.
 TEST_P(TilesTest, ComposeLongChainsAsExactlyAsVectors) {
   for (const int interiors : {64, 256}) {
     for (const Character character : {kPersistentSubspace, Character{Keys::kCorrelated, Decay::kSlow}}) {
@@ -87,7 +87,7 @@ TEST_P(TilesTest, ComposeAnySize) {
   }
 }
 
-// Else the tests above would have compared vectors.
+// Otherwise the tests above would have compared vectors.
 TEST_P(TilesTest, AreUsed) {
   const Layer layer = Draw(64, 64, {});
   const Prompt prompt(random_, layer, {.interiors = 8, .run = 0, .interior = 20, .last_run = 0});
@@ -99,7 +99,7 @@ TEST_P(TilesTest, AreUsed) {
   EXPECT_LE(difference, kTolerance);
 }
 
-// Composition alone may hold its panels another way than composition between runs.
+// Composition alone may store its panels differently than composition between runs.
 TEST_P(TilesTest, GiveTheSameBitsWithoutAndBetweenRuns) {
   const Layer layer = Draw(64, 96, {});
   const Prompt prompt(random_, layer, {.interiors = 5, .run = 0, .interior = 20, .last_run = 0});
@@ -135,7 +135,7 @@ class EndOfMemory {
   std::byte *memory_, *data_;
 };
 
-TEST_P(TilesTest, ReadNothingBehindTheirMemory) {
+TEST_P(TilesTest, ReadNothingBeyondTheirMemory) {
   for (const auto& [d_k, d_v] : {std::pair{64, 64}, {64, 40}, {40, 64}, {33, 32}}) {
     const Layer layer = Draw(d_k, d_v, {});
     const Prompt prompt(random_, layer, {.interiors = 1, .run = 0, .interior = 20, .last_run = 0});
@@ -171,7 +171,7 @@ int NansOf(const States& states) {
   return nans;
 }
 
-// Those of ones alone, as GPUs write them, too: rounded to fewer bits, they would be zero.
+// Includes NaNs whose bits are all ones, as GPUs write them: plain rounding to fewer bits would make them zero.
 TEST_P(TilesTest, SeeEveryNan) {
   const Layer layer = Draw(64, 40, {});
   const Prompt prompt(random_, layer, {.interiors = 2, .run = 0, .interior = 20, .last_run = 0});
@@ -200,11 +200,12 @@ TEST_P(TilesTest, SeeEveryNan) {
 INSTANTIATE_TEST_SUITE_P(Every, TilesTest,
                          ::testing::Combine(::testing::ValuesIn(FamiliesThat(kErasing)),
                                             ::testing::Values(StateOrder::kKeyFirst, StateOrder::kValueFirst)),
-                         [](const auto& info) {
-                           return std::string(Name(std::get<0>(info.param))) + "_" + Name(std::get<1>(info.param));
+                         [](const auto& instance) {
+                           return std::string(Name(std::get<0>(instance.param))) + "_" +
+                                  Name(std::get<1>(instance.param));
                          });
 
-// Enough queries that tiles are worth their while, full panels and half ones.
+// Enough queries that tiles pay, with full and half panels.
 TEST(AttentionOnTiles, AgreesWithTheReference) {
   if (!host::HasTiles()) GTEST_SKIP() << "this processor has no matrix unit (AMX), or its kernel keeps it back";
   const uint64_t seed = FreshSeed();

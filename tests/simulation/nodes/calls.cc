@@ -82,7 +82,7 @@ void Calls::End() {
   }
 }
 
-// The other end of a connection says that there is none.
+// The other end of a connection reports that there is none.
 void Calls::Reset(uint64_t number) {
   for (const auto& [incarnation, client] : clients_) {
     if (client.number == number) return ClientEnded(incarnation, client.attempt);
@@ -107,15 +107,15 @@ void Calls::Connect(uint64_t incarnation) {
             if (at == all.at.end()) return;
             at->second->Greeted(hello, from, life, number);
             At(all, from, life, std::make_shared<Wire>(all.network, to, from, Wire::Order::kKept),
-               [incarnation, attempt, own = std::weak_ptr(at->second->life_), number](Calls& client) {
-                 client.Welcomed(incarnation, attempt, own, number);
+               [incarnation, attempt, own = std::weak_ptr(at->second->life_), number](Calls& caller) {
+                 caller.Welcomed(incarnation, attempt, own, number);
                });
           });
     }
     At(all, from, life, std::make_shared<Wire>(all.network, to, from, Wire::Order::kKept),
-       [incarnation, attempt](Calls& client) { client.ClientEnded(incarnation, attempt); });  // refused
+       [incarnation, attempt](Calls& caller) { caller.ClientEnded(incarnation, attempt); });  // refused
   });
-  // gRPC gives up connecting after a while.
+  // gRPC stops connecting after a while.
   all_.network.schedule().For(life_, 2 * kTimeout, [this, incarnation, attempt] {
     const auto still = clients_.find(incarnation);
     if (still != clients_.end() && !still->second.connected) ClientEnded(incarnation, attempt);
@@ -129,7 +129,7 @@ void Calls::Greeted(const daemon::PeerHello& greeting, size_t from, const std::w
   const auto former = servers_.find(from);
   if (former != servers_.end()) {
     if (former->second.hello.incarnation != hello.incarnation) served_->PeerGone(hello.node);
-    // A later one takes its place.
+    // A later one replaces it.
     At(all_, from, former->second.there, former->second.wire,
        [replaced = former->second.number](Calls& there) { there.Reset(replaced); });
   }
@@ -144,7 +144,7 @@ void Calls::Greeted(const daemon::PeerHello& greeting, size_t from, const std::w
 void Calls::Welcomed(uint64_t incarnation, uint64_t attempt, const std::weak_ptr<Life>& life, uint64_t number) {
   const auto found = clients_.find(incarnation);
   if (found == clients_.end() || found->second.attempt != attempt || found->second.connected) {
-    // It has been given up here meanwhile.
+    // It has been cancelled here meanwhile.
     for (const auto& [machine, calls] : all_.at) {
       if (calls->life_ != life.lock()) continue;
       At(all_, machine, life, std::make_shared<Wire>(all_.network, machine_, machine, Wire::Order::kKept),
@@ -161,7 +161,7 @@ void Calls::Welcomed(uint64_t incarnation, uint64_t attempt, const std::weak_ptr
   WatchClient(incarnation, attempt);
 }
 
-// Either end notices by itself that nothing comes over the link any more.
+// Either end detects by itself that nothing arrives over the link any longer.
 void Calls::WatchClient(uint64_t incarnation, uint64_t attempt) {
   all_.network.schedule().For(life_, kTimeout / 4, [this, incarnation, attempt] {
     const auto found = clients_.find(incarnation);
@@ -255,7 +255,7 @@ void Calls::Start(const Member& member, Nanos patience, Request request, Handle 
   all_.network.schedule().For(life_, clock_.Until(clock_.Now() + kCallTimeout + patience),
                               [once] { once(absl::DeadlineExceededError("the peer does not answer")); });
   if (all_.bug == Bug::kDropsCalls && all_.network.schedule().Chance(20)) {
-    *open = false;  // nobody is told
+    *open = false;  // nothing reports it
     return;
   }
   At(all_, client.machine, client.there, client.wire,
@@ -300,7 +300,7 @@ void Calls::Start(const Member& member, Nanos patience, Request request, Handle 
 
 namespace {
 
-// Serves one call as PeerServer does: reads the message, and writes the answer.
+// Serves one call like PeerServer: reads the message, and writes the answer.
 template <typename Reply, typename Result, typename Read, typename Serve, typename Answer>
 void ServeCall(const Read& read, const Serve& serve, const Answer& answer) {
   if (!read.ok()) return answer(read.status());
@@ -412,6 +412,23 @@ void Calls::Prefill(const Member& member, const std::string& tenant, daemon::Pee
             answer);
       },
       [prefill](const v1::PeerPrefillReply& reply) { return daemon::Read(reply, prefill); }, std::move(done));
+}
+
+void Calls::Probe(const Member& member, const std::string& tenant, const daemon::PeerProbe& probe,
+                  PeerCalls::Done<v1::NodeProbe> done) {
+  v1::PeerProbeRequest request;
+  daemon::Write(probe, tenant, &request);
+  Start<v1::PeerProbeRequest, v1::PeerProbeReply, v1::NodeProbe>(
+      member, 0, std::move(request),
+      [](Calls& there, const daemon::PeerHello& hello, const v1::PeerProbeRequest& asked, const auto& answer) {
+        ServeCall<v1::PeerProbeReply, v1::NodeProbe>(
+            daemon::Read(asked),
+            [&](const daemon::PeerProbe& it, auto served) {
+              there.served_->Probe(hello, there.TenantOf(asked.tenant()), it, std::move(served));
+            },
+            answer);
+      },
+      [](const v1::PeerProbeReply& reply) { return daemon::Read(reply); }, std::move(done));
 }
 
 }  // namespace ashlar::simulation::nodes

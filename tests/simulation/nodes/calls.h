@@ -22,9 +22,9 @@ namespace ashlar::simulation::nodes {
 
 class Calls;
 
-// All processes that serve calls, by machine; the simulation's mistakes; and what was counted.
+// All processes that serve calls, by machine; the simulation's mistakes; and counts.
 struct CallSwitch {
-  CallSwitch(Network& network, Bug bug) : network(network), bug(bug) {}
+  CallSwitch(Network& its_network, Bug its_bug) : network(its_network), bug(its_bug) {}
   Network& network;
   const Bug bug;
   std::map<size_t, Calls*> at;
@@ -34,20 +34,20 @@ struct CallSwitch {
     std::string tenant;
   };
   std::optional<NotShared> not_shared;
-  uint64_t busy_percent = 0;  // of calls that find no room where they arrive
+  uint64_t busy_percent = 0;  // percentage of calls that find no space on arrival
   bool Shares(size_t of, size_t with, const std::string& tenant) const {
     return !not_shared || not_shared->of != of || not_shared->with != with || not_shared->tenant != tenant;
   }
   uint64_t refused_tenant = 0, refused_busy = 0;      // calls
-  uint64_t answered = 0, failed = 0, unanswered = 0;  // calls; the last ones: are served and have no answer yet
+  uint64_t answered = 0, failed = 0, unanswered = 0;  // calls; unanswered: being served, without an answer yet
   std::string wrong;                                  // a call that was answered twice, or too late
 };
 
 class Calls final : public daemon::PeerAsker, public daemon::PrefillAsker {
  public:
-  static constexpr Nanos kTimeout = 10 * kSecond;  // a peer that is silent for so long is gone
+  static constexpr Nanos kTimeout = 10 * kSecond;  // a peer that is silent for this long is gone
   static constexpr Nanos kCallTimeout = kSecond;
-  static constexpr size_t kMostCalls = 64;  // under way to one peer
+  static constexpr size_t kMostCalls = 64;  // limit of calls in progress to one peer
 
   Calls(CallSwitch& all, size_t machine, const std::shared_ptr<Life>& life, const MachineClock& clock,
         std::vector<std::string> tenants, std::function<void(const daemon::Member&)> gone);
@@ -78,25 +78,27 @@ class Calls final : public daemon::PeerAsker, public daemon::PrefillAsker {
                daemon::PeerCalls::Done<std::vector<daemon::PeerWorker>> done) override;
   void Prefill(const daemon::Member& member, const std::string& tenant, daemon::PeerPrefill prefill,
                daemon::PeerCalls::Done<daemon::PeerOpened> done) override;
+  void Probe(const daemon::Member& member, const std::string& tenant, const daemon::PeerProbe& probe,
+             daemon::PeerCalls::Done<v1::NodeProbe> done) override;
 
  private:
-  // To one member. It is tried again and again until the member goes.
+  // The client of one member. It reconnects repeatedly until the member leaves.
   struct Client {
     std::shared_ptr<const daemon::Member> member;
     size_t machine = 0;
-    uint64_t attempt = 0;  // of connecting
+    uint64_t attempt = 0;  // number of the attempt to connect
     bool connected = false;
     std::weak_ptr<Life> there;
-    uint64_t number = 0;  // of the connection
+    uint64_t number = 0;  // number of the connection
     Nanos retry_in = kSecond / 10;
     std::shared_ptr<Wire> wire;
-    std::map<uint64_t, std::function<void(absl::Status)>> calls;  // under way, and what fails each
+    std::map<uint64_t, std::function<void(absl::Status)>> calls;  // calls in progress, with functions that fail them
   };
-  // From one node.
+  // The server for one node.
   struct Server {
     daemon::PeerHello hello;
     std::weak_ptr<Life> there;
-    uint64_t number = 0;  // of the other end's client
+    uint64_t number = 0;  // number of the other end's client
     std::shared_ptr<Wire> wire;
   };
 
@@ -114,7 +116,7 @@ class Calls final : public daemon::PeerAsker, public daemon::PrefillAsker {
   template <typename Request, typename Reply, typename Result, typename Handle, typename ReadReply>
   void Start(const daemon::Member& member, Nanos patience, Request request, Handle handle, ReadReply read,
              daemon::PeerCalls::Done<Result> done);
-  // At the other end: whose call it is. Null: the connection has ended.
+  // At the other end: the server of the call. Null: the connection has ended.
   const Server* From(size_t machine, uint64_t number) const;
   uint32_t TenantOf(const std::string& name) const;
 

@@ -8,7 +8,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "daemon/peer/announcer.h"
-#include "daemon/peer/directory/directory_session.h"
+#include "daemon/peer/directory/directory_writer.h"
 
 namespace ashlar::simulation::nodes {
 namespace {
@@ -39,12 +39,12 @@ class Crowd {
     std::shared_ptr<Life> life;
     std::unique_ptr<DirectoryProcess> directory;
     std::unique_ptr<daemon::Announcer> announcer;
-    std::vector<TierKind> told;  // of each object
+    std::vector<TierKind> told;  // tier of each object as told
   };
 
   NamespaceId ModelOf(size_t node) const { return DigestOf(1'000'000'000 + node % options_.models); }
   void Start(size_t node);
-  // Of a node's announcer, from now on.
+  // Flushes a node's announcer, from now on.
   void Flush(size_t node);
   void Tick(size_t node);
   bool TellAll(size_t node, storage::Telling& telling, storage::Slice& slice);
@@ -99,7 +99,7 @@ void Crowd::Tick(size_t node) {
   schedule_.For(members_[node].life, kSecond, [this, node] { Tick(node); });
 }
 
-// As a cache does that has them all in dram. Later ones are worth more.
+// Like a cache with all objects in dram. Later ones are worth more.
 bool Crowd::TellAll(size_t node, storage::Telling& telling, storage::Slice& slice) {
   Member& member = members_[node];
   for (; telling.after < options_.objects; ++telling.after) {
@@ -135,7 +135,7 @@ bool Crowd::AllKnown() {
   });
 }
 
-// Entries of the dead are swept from etcd, and with that from the mirrors.
+// Entries of dead nodes are swept from etcd, and thereby from the mirrors.
 bool Crowd::AllWhole() {
   std::vector<uint64_t> of_model(options_.models, 0);
   for (size_t node = 0; node < members_.size(); ++node) {
@@ -161,7 +161,7 @@ CrowdReport Crowd::Run() {
   const auto nodes = static_cast<double>(options_.nodes);
   report.transactions = counts.transactions;
   report.keys_a_node_second = static_cast<double>(options_.objects) / report.announced;
-  report.budget_a_node_second = daemon::DirectorySession::Rate(options_.directory, options_.nodes);
+  report.budget_a_node_second = daemon::DirectoryWriter::Rate(options_.directory, options_.nodes);
   report.events_a_node_second = static_cast<double>(counts.events) / nodes / report.announced;
   report.bytes_a_node_second = static_cast<double>(counts.event_bytes) / nodes / report.announced;
   report.bytes_an_event =

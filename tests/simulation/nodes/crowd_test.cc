@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A hundred directories on one simulated etcd: all know all, within their budgets, whoever dies.
+// A hundred directories on one simulated etcd: each learns of all others within its budget, whichever of them fail.
 #include "tests/simulation/nodes/crowd.h"
 
 #include <gtest/gtest.h>
@@ -12,8 +12,8 @@
 namespace ashlar::simulation::nodes {
 namespace {
 
-// Etcd is slow with an announcement, which nobody waits for any more when it is done; meanwhile the object has gone.
-TEST(SimulatedDirectory, AWriteThatEtcdWasSlowWithChangesNothingLater) {
+// etcd is slow with an announcement, and completes it after its timeout; meanwhile the object is gone.
+TEST(SimulatedDirectory, ALateWriteToEtcdChangesNothing) {
   uint64_t refused = 0;
   for (uint64_t seed = 1; seed <= 40; ++seed) {
     Schedule schedule(seed);
@@ -46,9 +46,8 @@ TEST(SimulatedDirectory, AWriteThatEtcdWasSlowWithChangesNothingLater) {
   EXPECT_GT(refused, 0u) << "no write was late";
 }
 
-// The environment's variables, for figures of other sizes:
-// ASHLAR_CROWD_NODES, ASHLAR_CROWD_OBJECTS, ASHLAR_CROWD_MODELS
-// ASHLAR_CROWD_JSON   a file that the figures are written to
+// The environment's variables, for figures of other sizes: ASHLAR_CROWD_NODES, ASHLAR_CROWD_OBJECTS,
+// ASHLAR_CROWD_MODELS ASHLAR_CROWD_JSON   a file for the figures
 TEST(Crowd, AHundredNodesConvergeWithinTheirBudgets) {
   const auto number = [](const char* name, uint64_t otherwise) {
     const char* const text = std::getenv(name);
@@ -65,7 +64,7 @@ TEST(Crowd, AHundredNodesConvergeWithinTheirBudgets) {
   EXPECT_EQ(report.failure, "");
   const double lease = options.directory.lease_seconds;
   EXPECT_LT(report.members_known, lease);
-  // The budget lets so many keys through; what is over is the first second's and the members' own.
+  // The budget allows this number of keys; the excess is from the first second and the members' own keys.
   EXPECT_LT(report.keys_a_node_second, 1.1 * report.budget_a_node_second);
   EXPECT_LT(report.announced, 2 * static_cast<double>(options.objects) / report.budget_a_node_second + lease);
   EXPECT_GT(report.dead_erased, 0);
@@ -74,8 +73,9 @@ TEST(Crowd, AHundredNodesConvergeWithinTheirBudgets) {
   EXPECT_LT(report.emptied_members, lease);
 }
 
-// A queue has less room than a node has objects: all are announced, and announced again when etcd has lost everything.
-TEST(Crowd, ObjectsBeyondTheQueueAreAnnouncedToo) {
+// A queue has less space than a node has objects: all are announced, and announced again after etcd has lost
+// everything.
+TEST(Crowd, ObjectsBeyondTheQueueAreAnnouncedLater) {
   CrowdOptions options;
   options.nodes = 10;
   options.objects = 300;

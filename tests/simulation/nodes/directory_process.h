@@ -32,7 +32,7 @@ class DirectoryProcess {
   const std::function<void()> stepped_;
   std::unique_ptr<daemon::EtcdDirectory> directory_;
   bool woken_ = false;
-  uint64_t waits_ = 0;  // counts: an earlier wait is void
+  uint64_t waits_ = 0;  // a counter: a wait with an older value is void
 };
 
 }  // namespace ashlar::simulation::nodes

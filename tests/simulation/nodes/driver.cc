@@ -10,10 +10,10 @@ namespace {
 
 constexpr uint64_t kMostExtents = 24;  // of a tenant on a node
 constexpr Nanos kSlack = 2 * kSecond;
-// Leases of peers that nobody closed live for a minute.
+// Leases that peers did not close live for a minute.
 constexpr Nanos kQuiet = 75 * kSecond;
 
-// Memory of nodes, by machine, for one simulation after another of this thread.
+// Memory of nodes, by machine, reused by successive simulations of this thread.
 storage::MemoryTier& MemoryOf(size_t machine) {
   thread_local std::vector<std::unique_ptr<storage::MemoryTier>> all;
   while (all.size() <= machine) {
@@ -96,7 +96,7 @@ std::vector<size_t> Driver::Running() const {
   return running;
 }
 
-// Not one that stands still, nor one that stops.
+// Not one that is frozen or stopping.
 std::optional<size_t> Driver::AnyRunning() {
   std::vector<size_t> running = Running();
   std::erase_if(running, [this](size_t machine) {
@@ -133,7 +133,7 @@ Report Driver::Run() {
   RunUntil(healed + 4 * lease);
   if (report_.failure.empty()) CheckKeys();
   RunUntil(healed + kQuiet);
-  // Plans of engines may take longer, and are bounded themselves.
+  // Plans of engines may take longer, and have their own limits.
   while (report_.failure.empty() && !plans_.empty()) RunUntil(schedule_.now() + kSecond);
   RunUntil(schedule_.now() + 5 * kSecond);
   if (report_.failure.empty()) CheckNothingIsLeft();

@@ -28,9 +28,9 @@ class Driver {
   struct Machine {
     MachineClock clock;
     std::unique_ptr<Node> node;  // null: no daemon runs there
-    uint64_t incarnation = 0;    // of the last one
+    uint64_t incarnation = 0;    // incarnation of the last one
     bool for_good = false;       // it is not started again
-    bool stops = false;          // it drains
+    bool stops = false;          // true: it drains first
   };
   // The drawn sizes and habits of one seed.
   struct Habits {
@@ -41,7 +41,7 @@ class Driver {
     bool prefills = false, flips = false, drains = false, reorders = false, announces_all = true;
     bool withholds = false, refuses = false;
   };
-  // A prompt of segments on its way: found elsewhere, found here, landed, let go.
+  // A prompt of segments in progress: found elsewhere, found here, landed, released.
   struct Prompt {
     size_t machine = 0;
     TenantId tenant = 0;
@@ -52,7 +52,7 @@ class Driver {
     storage::LeaseId lease{};
     std::unique_ptr<storage::TestPages> pages;
     std::vector<uint64_t> positions;
-    Nanos ends_by = 0;  // of its present stage
+    Nanos ends_by = 0;  // end of its current stage
     const char* stage = "";
     bool must_hit = false;
   };
@@ -66,7 +66,7 @@ class Driver {
 
   static Habits DrawHabits(uint64_t seed, size_t nodes);
   void Fail(const std::string& what);
-  // Where ASHLAR_NODES_ALOUD is set, on stderr: with the time.
+  // Prints it with the time to stderr if ASHLAR_NODES_ALOUD is set.
   void Say(const std::string& what) const;
   void Reach(Event event, uint64_t times = 1) { report_.reached.counts[static_cast<size_t>(event)] += times; }
   uint64_t Draw(uint64_t below) { return schedule_.Draw(below); }
@@ -107,7 +107,7 @@ class Driver {
   void Harvest(Node& node);
   void Heal();
 
-  // The oracle (oracle.cc).
+  // Checks (oracle.cc).
   void Watch();
   void CheckConverged();
   void CheckMirrors();

@@ -12,10 +12,9 @@ namespace {
 constexpr uint64_t kFirstPosition = 5;
 constexpr double kTolerance = 1e-5;
 constexpr double kTokensPerSecond = 500;
-// The bounds of an engine's waits. A look-up's own deadline is 100 ms; a landing may follow pieces that several holders
-// let wait for 20 s each.
-// kHealed: how long after the last fault a holder may still count as unreachable: until it is connected again, and a
-// call has ended and another one was answered.
+// Limits of an engine's waits. A lookup's own deadline is 100 ms; a landing may wait for pieces that several holders
+// delay for 20 s each. kHealed: how long after the last fault a holder may still count as unreachable: until it has
+// reconnected, one call has ended and another was answered.
 constexpr Nanos kHealed = 4 * kSecond;
 constexpr Nanos kLookupWait = 400 * kMillisecond, kLandingWait = 120 * kSecond, kPlanWait = 120 * kSecond;
 
@@ -64,7 +63,7 @@ void Driver::LookUp(size_t machine, TenantId tenant, std::vector<Text> texts, bo
 
 void Driver::Found(uint64_t number, const daemon::RemoteLookup::Adopted& adopted) {
   const auto found = prompts_.find(number);
-  if (found == prompts_.end()) return;  // the node ends
+  if (found == prompts_.end()) return;  // the node is ending
   Prompt& prompt = found->second;
   prompt.stage = "a look-up";
   Node& node = *At(prompt.machine);
@@ -200,9 +199,9 @@ void Driver::CheckReason(const Prompt& prompt, const Text& text, MissReason reas
     const storage::Cache::Stats cache = node.cache->stats();
     std::string here;
     for (const auto& [each, plan] : Plans()) {
-      if (each.first != prompt.tenant || !node.cache->Knows(each.first, plan.key)) continue;
+      if (each.first != prompt.tenant || !node.cache->adoption().Knows(each.first, plan.key)) continue;
       absl::StrAppend(&here, " ", each.second, ":", plan.Extents(),
-                      node.cache->Where(each.first, plan.key, plan.shard).empty() ? "?" : "");
+                      node.cache->upkeep().inventory().Where(each.first, plan.key, plan.shard).empty() ? "?" : "");
     }
     Say(absl::StrCat("of ", usage.capacity_bytes / limits::kExtentBytes, " extents ",
                      usage.used_bytes / limits::kExtentBytes, " are used; leases ", cache.leases, ", objects ",
@@ -219,9 +218,9 @@ void Driver::Publish(size_t machine, const Text& text, std::function<void(bool)>
                     [this, machine, text, done = std::move(done)] { PublishParts(machine, BundleOf(text), done); });
 }
 
-// One shard after another, as the ranks of an engine do.
+// One shard after another, like the ranks of an engine.
 void Driver::PublishParts(size_t machine, std::vector<Text> parts, const std::function<void(bool)>& done) {
-  if (At(machine) == nullptr) return;  // the node ends
+  if (At(machine) == nullptr) return;  // the node is ending
   if (parts.empty()) return done(true);
   Node& node = *At(machine);
   const Text text = parts.back();
@@ -253,12 +252,12 @@ void Driver::Evict(size_t machine) {
     if (At(machine) == nullptr) return;
     Node& node = *At(machine);
     evicted_.insert(text);
-    const bool there = node.cache->Evict(text.first, Plans().at(text).key);
+    const bool there = node.cache->retention().Evict(text.first, Plans().at(text).key);
     if (there && node.peers.stats().holder.leases > 0) Reach(Event::kEvictedUnderFetch);
   });
 }
 
-// Asks who computes some cold segments, and waits until they are there.
+// Requests a plan for some cold segments, and waits until they arrive.
 void Driver::Plan(size_t machine) {
   const auto tenant = static_cast<TenantId>(1 + Draw(kTenants));
   std::vector<Text> texts;
@@ -339,7 +338,7 @@ void Driver::Planned(uint64_t number, const daemon::Router::States& states) {
   plans_.erase(number);
 }
 
-// A worker asks for work; what it gets it computes, and asks again with the result.
+// A worker requests work, computes it, and asks again with the result.
 void Driver::OfferPrefill(size_t machine, storage::SessionId session, uint64_t assignment, bool published) {
   if (At(machine) == nullptr) return;
   const TenantId tenant = Node::TenantOf(session);
@@ -365,7 +364,7 @@ void Driver::Compute(size_t machine, storage::SessionId session, const daemon::P
       Plans(), [&](const auto& each) { return each.second.key == given.work.key && each.second.ns == given.work.ns; });
   if (text == Plans().end()) return Fail("a worker is given another tenant's work");
   Node& node = *At(machine);
-  // Now and then it takes far too long.
+  // Sometimes it takes far too long.
   const auto takes = static_cast<Nanos>(static_cast<double>(given.work.tokens) / kTokensPerSecond * 1e9);
   const Nanos stalls = faults_ && schedule_.Chance(10) ? 10 * kSecond : 0;
   schedule_.For(node.life(), takes + stalls,

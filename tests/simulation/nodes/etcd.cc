@@ -20,7 +20,7 @@ void Etcd::Stop() {
   for (const auto& connection : std::exchange(connections_, {})) connection->broken();
 }
 
-// Its clock begins anew, and with it the time of all leases.
+// Its clock starts again, and with it the time of all leases.
 void Etcd::Start() {
   up_ = true;
   ++term_;
@@ -38,7 +38,7 @@ void Etcd::Erase() {
   revision_ = 1;
   compacted_ = 0;
   term_ = 1;
-  if (schedule_.Chance(50)) ++cluster_;  // set up from the same configuration, it is the same cluster
+  if (schedule_.Chance(50)) ++cluster_;  // it has the same configuration, so it is the same cluster
 }
 
 void Etcd::Compact() {
@@ -149,7 +149,7 @@ absl::Status Etcd::Txn(const pb::TxnRequest& request, pb::TxnResponse* response)
     if (operation.has_request_put()) {
       const pb::PutRequest& put = operation.request_put();
       if (put.lease() != 0 && !leases_.contains(put.lease())) {
-        pending_.clear();  // a put of a lease that is gone is the first one of its transaction
+        pending_.clear();  // a put with a lease that is gone is the first one of its transaction
         return absl::NotFoundError("etcdserver: requested lease not found");
       }
       Put(put.key(), put.value(), put.lease());
@@ -186,7 +186,7 @@ void Etcd::LeaseGrant(const pb::LeaseGrantRequest& request, pb::LeaseGrantRespon
 void Etcd::AwaitEnd(int64_t id) {
   const auto lease = leases_.find(id);
   if (lease == leases_.end() || bug_ == Bug::kNeverEndsLeases) return;
-  // A tenth of a second late, as etcd looks now and then.
+  // A tenth of a second late, because etcd checks periodically.
   schedule_.After(lease->second.ends_at - schedule_.now() + kSecond / 10, [this, id] {
     const auto found = leases_.find(id);
     if (!up_ || found == leases_.end()) return;
@@ -217,7 +217,7 @@ pb::LeaseKeepAliveResponse Etcd::KeepAlive(int64_t id) {
   response.set_id(id);
   const auto lease = leases_.find(id);
   if (lease == leases_.end()) return response;
-  // Whoever is looked at later than its end is given no more.
+  // A lease that is checked after its end is not extended.
   lease->second.ends_at = schedule_.now() + lease->second.ttl;
   response.set_ttl(lease->second.ttl / kSecond);
   return response;

@@ -18,7 +18,7 @@
 
 namespace ashlar::simulation::nodes {
 
-// A connection as etcd sees it: where events of its watches go.
+// A connection on etcd's side: where events of its watches go.
 struct EtcdConnection {
   std::function<void(etcdserverpb::WatchResponse)> watched;
   std::function<void()> broken;  // etcd has died
@@ -31,9 +31,9 @@ class Etcd {
   bool up() const { return up_; }
   void Stop();
   void Start();
-  void Erase();    // everything, as where it was set up anew; it must be down
-  void Compact();  // all but what there is now
-  Nanos slow = 0;  // by so much each answer is late, at most
+  void Erase();    // loses everything, as if it was installed again; it must be down
+  void Compact();  // drops all but the current state
+  Nanos slow = 0;  // maximum delay of each answer
   Nanos Late() { return slow > 0 ? schedule_.DrawTime(slow) : 0; }
   void Connect(const std::shared_ptr<EtcdConnection>& connection) { connections_.push_back(connection); }
   void Disconnect(const std::shared_ptr<EtcdConnection>& connection) {
@@ -41,7 +41,7 @@ class Etcd {
     std::erase_if(watchers_, [&](const Watcher& watcher) { return watcher.connection == connection; });
   }
 
-  // Of what arrives while it is up.
+  // Requests that arrive while it is up.
   absl::Status Range(const etcdserverpb::RangeRequest& request, etcdserverpb::RangeResponse* response) const;
   absl::Status Txn(const etcdserverpb::TxnRequest& request, etcdserverpb::TxnResponse* response);
   void LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, etcdserverpb::LeaseGrantResponse* response);
@@ -50,7 +50,7 @@ class Etcd {
   void Watch(const std::shared_ptr<EtcdConnection>& connection, const etcdserverpb::WatchRequest& request);
 
   std::vector<std::string> Keys() const;
-  size_t Count() const { return present_; }  // of keys
+  size_t Count() const { return present_; }  // number of keys
   int64_t revision() const { return revision_; }
   struct Counts {
     uint64_t transactions = 0, written = 0, keep_alives = 0, events = 0, event_bytes = 0, compactions = 0, expired = 0;
@@ -78,10 +78,10 @@ class Etcd {
     mvccpb::Event event;
   };
 
-  const Version* Latest(const std::string& key) const;  // null: there is no such key
+  const Version* Latest(const std::string& key) const;  // null: the key does not exist
   void Put(const std::string& key, const std::string& value, int64_t lease);
   int64_t Delete(const std::string& key, const std::string& end);
-  void Commit();  // what was put and deleted is the next revision
+  void Commit();  // makes pending puts and deletions the next revision
   void Tell(Watcher& watcher);
   void Expire(int64_t lease);
   void AwaitEnd(int64_t lease);
@@ -94,7 +94,7 @@ class Etcd {
   size_t present_ = 0;
   int64_t revision_ = 1, compacted_ = 0, drawn_lease_ = 1000;
   std::map<std::string, std::vector<Version>> keys_;
-  std::vector<Change> changes_;  // behind the compaction, rising
+  std::vector<Change> changes_;  // after the compaction, ascending
   std::vector<mvccpb::Event> pending_;
   std::map<int64_t, Lease> leases_;
   std::vector<Watcher> watchers_;

@@ -33,7 +33,7 @@ void SimulatedEtcdClient::Connect(const std::string&, const daemon::EtcdTls&) {
   connection_->at_etcd->broken = [this, weak] {
     const auto connection = weak.lock();
     if (connection == nullptr) return;
-    // The end of the connection is told behind all that was sent.
+    // The end of the connection arrives after everything sent before.
     connection->watched->Send([this, weak, life = life_] {
       network_.schedule().For(life, 0, [this, weak] {
         if (weak.lock() != nullptr && weak.lock() == connection_) Break();
@@ -53,13 +53,13 @@ void SimulatedEtcdClient::Disconnect() {
   connection_ = nullptr;
 }
 
-// Etcd has died: the streams end, and calls with them.
+// etcd has died: streams and calls end.
 void SimulatedEtcdClient::Break() {
   const std::shared_ptr<Connection> connection = connection_;
   if (std::exchange(connection->broken, true)) return;
   const absl::Status why = absl::UnavailableError("etcd has gone");
   for (const auto& [number, fail] : std::map(connection->calls_open)) fail(why);
-  // The first one that is told ends the connection.
+  // The first one to be notified ends the connection.
   if (connection == connection_ && connection->watch_ended) connection->watch_ended(why);
   if (connection == connection_ && connection->keep_alive_ended) connection->keep_alive_ended(why);
   wake_();
@@ -82,7 +82,7 @@ void SimulatedEtcdClient::Call(std::function<absl::Status(Etcd&, Response*)> at_
   connection->calls_open[number] = [answer](const absl::Status& why) { answer(why, Response()); };
   network_.schedule().For(life_, clock_.Until(clock_.Now() + Limit()),
                           [answer] { answer(absl::DeadlineExceededError("etcd does not answer"), Response()); });
-  // At etcd, which this client may not outlive.
+  // On etcd's side, which this client may not outlive.
   connection->there->Send([&etcd = etcd_, &schedule = network_.schedule(), answer, at_etcd = std::move(at_etcd),
                            calls = connection->calls, life = life_] {
     schedule.After(etcd.Late(), [&etcd, &schedule, answer, at_etcd, calls, life] {
@@ -121,7 +121,7 @@ void SimulatedEtcdClient::LeaseGrant(const pb::LeaseGrantRequest& request, Done<
 void SimulatedEtcdClient::LeaseRevoke(const pb::LeaseRevokeRequest& request, Nanos,
                                       Done<pb::LeaseRevokeResponse> done) {
   if (connection_ != nullptr && life_->leaves) {
-    // A wire of its own: the connection ends with the caller.
+    // Its own wire: the connection ends with the caller.
     const auto wire = std::make_shared<Wire>(network_, machine_, etcd_machine(), Wire::Order::kKept);
     wire->Send([&etcd = etcd_, id = request.id()] {
       if (etcd.up()) etcd.LeaseRevoke(id);

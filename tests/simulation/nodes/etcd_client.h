@@ -39,7 +39,7 @@ class SimulatedEtcdClient final : public daemon::EtcdClient {
   void Range(const etcdserverpb::RangeRequest& request, Done<etcdserverpb::RangeResponse> done) override;
   void Txn(const etcdserverpb::TxnRequest& request, Done<etcdserverpb::TxnResponse> done) override;
   void LeaseGrant(const etcdserverpb::LeaseGrantRequest& request, Done<etcdserverpb::LeaseGrantResponse> done) override;
-  // Nobody waits for the answer: what the node would do with it is to end.
+  // No answer is awaited, because the node is ending.
   void LeaseRevoke(const etcdserverpb::LeaseRevokeRequest& request, Nanos timeout,
                    Done<etcdserverpb::LeaseRevokeResponse> done) override;
   void OpenWatch(std::function<void(const etcdserverpb::WatchResponse&)> got, Ended ended) override;
@@ -50,11 +50,11 @@ class SimulatedEtcdClient final : public daemon::EtcdClient {
   void Wake() override { wake_(); }
 
  private:
-  // All that ends together.
+  // Everything that ends together.
   struct Connection {
     std::shared_ptr<EtcdConnection> at_etcd = std::make_shared<EtcdConnection>();
     std::shared_ptr<Wire> there, calls, watched, kept;
-    std::map<uint64_t, std::function<void(const absl::Status&)>> calls_open;  // and what fails each
+    std::map<uint64_t, std::function<void(const absl::Status&)>> calls_open;  // with functions that fail them
     std::function<void(const etcdserverpb::WatchResponse&)> got_watch;
     std::function<void(const etcdserverpb::LeaseKeepAliveResponse&)> got_keep_alive;
     Ended watch_ended, keep_alive_ended;

@@ -9,7 +9,7 @@
 namespace ashlar::simulation::nodes {
 namespace {
 
-constexpr size_t kMostUnderWay = 8;  // messages of a connection; what follows stays where it is
+constexpr size_t kMostUnderWay = 8;  // messages of a connection; later ones stay in the queue
 constexpr Nanos kFullPause = 5 * kMillisecond;
 
 }  // namespace
@@ -84,7 +84,7 @@ absl::StatusOr<daemon::Link*> SimulatedUcx::Connect(const daemon::HostPort& peer
         if (const auto at = fabric.at.find(other); at != fabric.at.end()) at->second->Accept(from, life, id);
       });
     }
-    // Nobody listens there: the machine says so.
+    // No process listens there: the machine reports that.
     const auto back = std::make_shared<Wire>(fabric.network, other, from, Wire::Order::kKept);
     back->Send([&fabric, from, id, life] {
       const auto still = fabric.at.find(from);
@@ -180,7 +180,7 @@ void SimulatedUcx::Broken(uint64_t id, const std::string& why) {
   });
 }
 
-// The other end hears of this one's, where something of it can be heard there.
+// The other end learns of this one's end, if it is still reachable.
 void SimulatedUcx::TellOther(const SimulatedLink& link) {
   if (link.other_id == 0) return;
   const auto last = std::make_shared<Wire>(fabric_.network, machine_, link.other, Wire::Order::kKept);
@@ -222,7 +222,7 @@ bool SimulatedUcx::Progress() {
   bool some = !inbox_.empty() || !left_.empty();
   if (fabric_.bug == Bug::kErasesSends) left_.clear();
   CompleteSends();
-  // The next call has the events that come of these.
+  // The next call has the events that follow from these.
   for (const auto& event : std::exchange(inbox_, {})) event();
   for (const uint64_t id : std::exchange(closed_, {})) {
     some = true;
@@ -233,7 +233,7 @@ bool SimulatedUcx::Progress() {
       ++link.completed;
       each.sent(absl::CancelledError("the connection was closed"));
     }
-    CompleteSends();  // what has left is complete, whatever becomes of it
+    CompleteSends();  // messages that have left are complete, whatever happens to them
     events_.closed(link);
     links_.erase(id);
   }

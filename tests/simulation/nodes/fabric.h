@@ -23,20 +23,20 @@ class SimulatedUcx;
 
 class Fabric {
  public:
-  Fabric(Network& network, Bug bug) : network(network), bug(bug) {}
+  Fabric(Network& its_network, Bug its_bug) : network(its_network), bug(its_bug) {}
 
   static std::string AddressOf(size_t machine) { return "10.0.0." + std::to_string(machine + 1); }
 
   Network& network;
   const Bug bug;
-  std::map<size_t, SimulatedUcx*> at;  // by machine: the processes that listen
-  uint64_t flips_percent = 0;          // of the messages with data: a bit is another one when they arrive
+  std::map<size_t, SimulatedUcx*> at;  // by machine: the listening processes
+  uint64_t flips_percent = 0;          // percentage of data messages in which a bit flips
   uint64_t flipped = 0, data_bytes = 0;
 };
 
 class SimulatedUcx final : public daemon::Ucx {
  public:
-  // `wake`: there is something for Progress to do.
+  // Calls `wake` when there is something for Progress to do.
   SimulatedUcx(Fabric& fabric, size_t machine, const std::shared_ptr<Life>& life, Wire::Order order,
                daemon::LinkEvents events, std::function<void()> wake);
   ~SimulatedUcx() override;
@@ -64,9 +64,9 @@ class SimulatedUcx final : public daemon::Ucx {
   struct SimulatedLink final : daemon::Link {
     size_t other = 0;                // machine
     std::weak_ptr<Life> other_life;  // of the process at the other end, once it has accepted
-    uint64_t other_id = 0;           // of its link; 0: it has not accepted yet
+    uint64_t other_id = 0;           // of its link; 0: not accepted yet
     std::shared_ptr<Wire> wire;
-    std::deque<Outgoing> outgoing;  // that have not left
+    std::deque<Outgoing> outgoing;  // messages that have not left
     bool leaving = false;           // an event sends the first one
     bool lost = false;
   };

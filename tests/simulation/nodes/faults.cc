@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Everything that goes wrong.
+// The faults of the simulation.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -98,7 +98,7 @@ void Driver::HarmNode() {
     }
     default:
       if (schedule_.Chance(50)) return;
-      Reach(Event::kKilled);  // and started again at once
+      Reach(Event::kKilled);  // and restarted at once
       End(machine, /*leaves=*/false);
       Start(machine);
   }
@@ -122,7 +122,7 @@ bool Driver::Disturbed() const {
 }
 
 void Driver::AwaitDrained(size_t machine, Nanos began, Nanos until) {
-  // A call that a fault met ends by a connection's time-out or the offer's patience; the objects then go elsewhere.
+  // A call hit by a fault ends by a connection's timeout or the offer's patience; the objects then go to other nodes.
   constexpr Nanos kWithin = Calls::kTimeout + 10 * kSecond + Calls::kCallTimeout + 5 * kSecond;
   schedule_.For(At(machine)->life(), 100 * kMillisecond, [this, machine, began, until] {
     const bool drained = At(machine)->drained();
@@ -191,7 +191,7 @@ void Driver::HarmEtcd() {
       break;
     case 1:
       if (etcd_.up()) etcd_.Stop();
-      etcd_.Start();  // at once
+      etcd_.Start();  // restarts immediately
       break;
     case 2:
       if (schedule_.Chance(50)) return;

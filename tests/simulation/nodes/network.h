@@ -16,11 +16,11 @@ namespace ashlar::simulation::nodes {
 
 class Network {
  public:
-  // One direction.
+  // One direction of a link.
   struct Link {
     bool cut = false;
     Nanos cut_at = 0;
-    Nanos delay = 200 * kMicrosecond;  // at least
+    Nanos delay = 200 * kMicrosecond;  // lower bound
     Nanos jitter = kMillisecond;       // more, at most
     uint64_t lost_percent = 0;
   };
@@ -44,17 +44,17 @@ class Network {
       return !one.cut && one.lost_percent == 0 && one.delay <= whole.delay && one.jitter <= whole.jitter;
     });
   }
-  // Both directions have been cut, or either of them, without a break since so long.
+  // Returns whether one direction or the other has been cut without interruption since that time.
   bool Silent(size_t a, size_t b, Nanos since_long) {
     const auto silent = [&](const Link& one) { return one.cut && schedule_.now() - one.cut_at >= since_long; };
     return silent(link(a, b)) || silent(link(b, a));
   }
-  // The time of one journey, if nothing is in the way.
+  // The one-way delay if nothing interferes.
   Nanos Journey(size_t from, size_t to) {
     const Link& over = link(from, to);
     return over.delay + schedule_.DrawTime(over.jitter + 1);
   }
-  uint64_t lost = 0;  // and sent again
+  uint64_t lost = 0;  // lost frames, which are sent again
 
  private:
   Schedule& schedule_;
@@ -70,7 +70,7 @@ class Wire : public std::enable_shared_from_this<Wire> {
       : network_(network), from_(from), to_(to), order_(order) {}
 
   void Send(std::function<void()> arrive);
-  // Nothing that has not arrived does so.
+  // Nothing in flight arrives any longer.
   void Close() {
     closed_ = true;
     queue_.clear();

@@ -127,7 +127,7 @@ daemon::EtcdDirectoryOptions Node::DirectoryOptions() const {
 daemon::DirectoryEvents Node::Events() {
   return {.members_changed =
               [this] {
-                // Another loop's, which makes connections.
+                // On another loop, which makes connections.
                 around.schedule.For(life_, around.schedule.DrawTime(5 * kMillisecond), [this] { MembersChanged(); });
               },
           .announce_again =
@@ -182,7 +182,7 @@ Node::Node(Surroundings& its_around, size_t machine, const MachineClock& its_clo
 }
 
 Node::~Node() {
-  // From here on nothing arrives. What is under way ends as in a daemon that leaves.
+  // From now on nothing arrives. Work in progress ends as in a daemon that leaves.
   life_->ended = true;
   held.clear();
   calls.End();
@@ -254,7 +254,7 @@ void Node::PumpTransport() {
 
 void Node::Drain() {
   Post(storage::kNoTenant, [this] {
-    cache->StartDrain();
+    cache->offers().StartDrain();
     peers.SetDraining(true);
     drains_ = true;
   });

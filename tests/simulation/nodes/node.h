@@ -30,13 +30,13 @@
 
 namespace ashlar::simulation::nodes {
 
-// The memory of one node's tier, which outlives the node: making it anew costs more than all the rest of a start. It
-// has a budget, and remembers what it lent.
+// The memory of one node's tier, which outlives the node: creating it again costs more than the rest of a start. It has
+// a budget, and tracks allocations.
 class LentTier final : public storage::Tier {
  public:
   LentTier(storage::MemoryTier& memory, uint64_t extents, Bug bug, Schedule& schedule)
       : memory_(memory), bytes_(extents * limits::kExtentBytes), bug_(bug), schedule_(schedule) {}
-  ~LentTier() override;  // takes everything back
+  ~LentTier() override;  // frees all allocations
 
   TierKind kind() const override { return memory_.kind(); }
   absl::StatusOr<storage::Slot> Allocate(TenantId tenant, uint64_t extents) override;
@@ -57,7 +57,7 @@ class LentTier final : public storage::Tier {
   std::map<Extent, int> shared_;
 };
 
-// Workers of a node: work takes a while, and ends on the metadata thread.
+// Workers of a node: work takes some time, and ends on the metadata thread.
 class Workers final : public storage::Executor {
  public:
   Workers(Schedule& schedule, const std::shared_ptr<Life>& life, daemon::EventLoop& loop, std::function<void()> posted)
@@ -84,7 +84,7 @@ class Workers final : public storage::Executor {
   std::set<std::shared_ptr<Item>> pending_;
 };
 
-// All that nodes share.
+// Everything that nodes share.
 struct Surroundings {
   Schedule& schedule;
   Network& network;
@@ -100,7 +100,7 @@ struct Surroundings {
 
 class Node {
  public:
-  // Of engines: 1 and 2 ask, 3 and 4 offer prefill; one of each a tenant.
+  // Sessions of engines: 1 and 2 make requests, 3 and 4 offer prefill; one of each kind per tenant.
   static constexpr storage::SessionId kSessions = 4;
   static TenantId TenantOf(storage::SessionId session) { return 1 + (session - 1) % kTenants; }
   static const std::vector<std::string>& Tenants();
@@ -108,29 +108,29 @@ class Node {
   // `incarnation`: 0: drawn.
   Node(Surroundings& around, size_t machine, const MachineClock& clock, storage::MemoryTier& memory, uint64_t extents,
        uint64_t incarnation);
-  // Ends it from one moment to the other, seen from outside: links, leases and etcd hear of it as of a killed process.
+  // Ends the node abruptly, as seen from outside: links, leases and etcd see the same as with a killed process.
   ~Node();
 
   const std::shared_ptr<Life>& life() const { return life_; }
   size_t machine() const { return machine_; }
   // On the metadata thread, soon.
   void Post(TenantId tenant, std::function<void()> closure);
-  // Lets it look for something to do.
+  // Lets it check for work.
   void Pump();
-  // It drains, as before its end, and hands over what it has.
+  // It drains, as before its end, and offers its objects to other nodes.
   void Drain();
   bool drained() const { return drains_ && !peers.handing_over(); }
   uint64_t incarnation() { return directory->Members().front()->incarnation; }
 
   Surroundings& around;
-  // By the look-ups of engines that it is meant for: what was found elsewhere.
+  // By the lookups of engines for which it is held: what was found elsewhere.
   std::map<uint64_t, daemon::RemoteLookup::Adopted> held;
 
  private:
   const size_t machine_;
   const std::shared_ptr<Life> life_ = std::make_shared<Life>();
   bool drains_ = false, loop_pumps_ = false, transport_pumps_ = false;
-  uint64_t loop_due_ = 0, transport_due_ = 0;  // counts: an earlier wait is void
+  uint64_t loop_due_ = 0, transport_due_ = 0;  // a counter: a wait with an older value is void
 
   void PumpLoop();
   void PumpTransport();

@@ -3,24 +3,23 @@
 // the daemon has them, over a simulated network, clocks and an etcd, against an oracle. A failure is a seed.
 //
 // The same code runs as in a daemon: storage, EtcdDirectory with its session, queue and mirror, Peers with all of its
-// parts, Router, EventLoop, and Transport with its Exchange. Simulated are what lies below them: the calls of etcd's
-// API (etcd.h), the connections of the data plane (fabric.h), the calls between daemons as messages (calls.h), and
-// workers. Left out: gRPC, TLS, UCX, the greetings and back-off of PeerClient and PeerServer, threads, disks.
+// parts, Router, EventLoop, and Transport with its Exchange. The layers below are simulated: the calls of etcd's API
+// (etcd.h), the connections of the data plane (fabric.h), the calls between daemons as messages (calls.h), and workers.
+// Left out: gRPC, TLS, UCX, the greetings and back-off of PeerClient and PeerServer, threads, disks.
 //
 // Engines of two tenants publish, look up, land, evict, plan prefills and serve them, on every node. At any moment a
-// node is killed, stops as it should, stands still, or is started again; links are cut in one direction or both, slow,
-// and lose or reorder messages; bits change on their way; etcd is down, slow, compacted, or loses everything; machines'
-// clocks are years apart, and go at different rates. A node may not share a tenant with another one, and calls may find
-// no room.
+// node is killed, stops normally, freezes, or restarts; links are cut in one direction or both, slow, and lose or
+// reorder messages; bits flip in transit; etcd is down, slow, compacted, or loses everything; machines' clocks are
+// years apart, and run at different rates. A node may not share a tenant with another one, and calls may find no space.
 //
-// The oracle: bytes that land are those that the tenant published under the key; nothing but a miss comes of a failure;
-// every wait ends by its deadline, and a drain where nothing is in its way; two lease periods after the last fault
-// every node knows all members and what they hold, and nothing else; and in the end nobody leases, fetches, or is
-// granted anything, and etcd has no keys of nodes that are gone.
+// The oracle: bytes that land are those that the tenant published under the key; a failure only causes misses; every
+// wait ends by its deadline, and a drain ends if nothing blocks it; two lease periods after the last fault every node
+// knows exactly the members and what they hold; and in the end there are no leases, fetches or grants, and etcd has no
+// keys of nodes that are gone.
 //
 //   ASHLAR_NODES_SEEDS=2000 ASHLAR_NODES_PROGRESS=seeds.txt ASHLAR_NODES_PART=200
 //   nodes_simulation_test --gtest_filter='*EverySeed*'
-// Each call continues where the file says that the last one ended, or was killed.
+// Each call continues where the previous one ended or was killed, as recorded in the file.
 #pragma once
 
 #include <array>
@@ -33,26 +32,26 @@ namespace ashlar::simulation::nodes {
 // Mistakes that the simulator makes on purpose, to show that the oracle sees each of them.
 enum class Bug : uint8_t {
   kNone,
-  kFlipsLandedBits,     // what was landed changes before the engine reads it
+  kFlipsLandedBits,     // landed data changes before the engine reads it
   kPublishesOtherText,  // an engine publishes another text's bytes under a key
-  kCrossesTenants,      // a tenant's landing is given what another one published
+  kCrossesTenants,      // a tenant's landing gets what another tenant published
   kSharesExtents,       // memory of an object that is leased is given to another one
   kNeverEndsLeases,     // etcd's leases outlive their time
-  kLosesWatchEvents,    // etcd does not tell of some changes
-  kLosesTransactions,   // etcd says that it has written what it has not
-  kKeepsDeletedKeys,    // etcd says that it has deleted what it has not
-  kComesBackAsItself,   // a node that was started again draws the incarnation that it had
-  kDropsCalls,          // a call of a peer is never answered, and nobody's time ends it
-  kKeepsPeersGone,      // nobody is told that a peer has gone, and no time ends what it holds
+  kLosesWatchEvents,    // etcd does not report some changes
+  kLosesTransactions,   // etcd acknowledges writes that it has not made
+  kKeepsDeletedKeys,    // etcd acknowledges deletions that it has not made
+  kComesBackAsItself,   // a restarted node draws its previous incarnation
+  kDropsCalls,          // a peer's call is never answered, and no timeout ends it
+  kKeepsPeersGone,      // the end of a peer is not reported, and no timeout ends what it holds
   kErasesSends,         // a send of the data plane is never completed
-  kErasesDeadlines,     // nobody looks at the deadlines of look-ups, leases and offers
-  kStopsClocks,         // a machine's clock stands still
-  kNeverTakesOffers,    // nodes say of every offer, for ever, that they are busy
-  kServesFormerNodes,   // a node that was started again is served as the one that it was first
+  kErasesDeadlines,     // deadlines of lookups, leases and offers are not checked
+  kStopsClocks,         // a machine's clock stops
+  kNeverTakesOffers,    // nodes always report that they are too busy for an offer
+  kServesFormerNodes,   // a restarted node is served as its first incarnation
 };
 inline constexpr size_t kBugs = 17;
 
-// Events that must have happened somewhere in many seeds, so that the promises about them were tested at all.
+// Events that must have happened somewhere in many seeds, so that the promises about them were tested.
 enum class Event : uint8_t {
   kKilled,
   kStoppedWell,
@@ -102,7 +101,7 @@ struct Reached {
 struct Report {
   std::string failure;  // empty: every promise was kept
   double at_seconds = 0;
-  uint64_t trace = 0;  // a hash of all that happened: the same for the same seed
+  uint64_t trace = 0;  // a hash of all events: the same for the same seed
   uint64_t events = 0;
   Reached reached;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Many seeds of several nodes, every bug, and that a seed is all that it takes to see a failure again.
+// Many seeds of several nodes; every planted bug is detected; a seed reproduces its failure.
 #include <gtest/gtest.h>
 #include <malloc.h>
 
@@ -23,8 +23,8 @@ namespace ashlar::simulation::nodes {
 namespace {
 
 constexpr char kTitle[] = "ashlar-nodes-1";
-constexpr uint64_t kNoted = 16;    // seeds, between two notes of how far a run in parts is
-constexpr uint64_t kEnough = 200;  // of them, to see everything
+constexpr uint64_t kNoted = 16;    // seeds between two progress notes of a run in parts
+constexpr uint64_t kEnough = 200;  // seeds that are enough to see every event
 constexpr uint64_t kMostSeedsOfABug = 60;
 
 uint64_t FromEnvironment(const char* name, uint64_t otherwise) {
@@ -36,7 +36,7 @@ std::string Again(uint64_t seed) {
   return "ASHLAR_NODES_SEED=" + std::to_string(seed) + " ASHLAR_NODES_SEEDS=1";
 }
 
-// The oracle tells of failures; the daemon's log would drown it.
+// The oracle reports failures; the daemon's log would hide them.
 void BeQuiet() {
   daemon::SetLogLevel("error");
   mallopt(M_MMAP_THRESHOLD, 32 << 20);
@@ -52,7 +52,7 @@ struct SeedRun {
     numbers.insert(numbers.end(), reached.counts.begin(), reached.counts.end());
     return numbers;
   }
-  // False: the file is of another first seed, or another program.
+  // False: the file is of another first seed or another program.
   bool Load(const std::string& path) {
     if (!std::filesystem::exists(path)) return true;
     std::vector<uint64_t> numbers = Numbers();
@@ -63,7 +63,7 @@ struct SeedRun {
   }
 };
 
-// Seeds [first + done, first + to) on all processors; returns what broke a promise.
+// Seeds [first + done, first + to) on all CPUs. Returns the broken promises.
 std::vector<std::string> SimulateAll(SeedRun& run, uint64_t to) {
   std::atomic<uint64_t> next{run.done};
   std::atomic<bool> failed{false};
@@ -122,7 +122,7 @@ TEST(NodesSimulation, KeepsEveryPromiseForEverySeed) {
   }
 }
 
-TEST(NodesSimulation, ASeedIsTheWholeStory) {
+TEST(NodesSimulation, ASeedDeterminesTheRun) {
   BeQuiet();
   for (uint64_t seed = 1; seed <= 3; ++seed) EXPECT_EQ(Simulate(seed).trace, Simulate(seed).trace) << seed;
   EXPECT_NE(Simulate(1).trace, Simulate(2).trace);
@@ -180,8 +180,8 @@ std::vector<Bug> AllBugs() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Promises, InjectedBugOfNodes, ::testing::ValuesIn(AllBugs()),
-                         [](const ::testing::TestParamInfo<Bug>& info) {
-                           return kBugNames[static_cast<size_t>(info.param)];
+                         [](const ::testing::TestParamInfo<Bug>& instance) {
+                           return kBugNames[static_cast<size_t>(instance.param)];
                          });
 
 }  // namespace

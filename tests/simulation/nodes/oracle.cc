@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle: what must hold while faults happen, and what must be so when they have ended.
+// The oracle: invariants during faults, and the required state after them.
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
@@ -25,7 +25,7 @@ void Driver::Watch() {
   if (!calls_.wrong.empty()) Fail(calls_.wrong);
 }
 
-// Everybody knows who is there, and what they hold; and nothing else.
+// Every node knows exactly the members and what they hold.
 void Driver::CheckConverged() {
   std::set<uint64_t> running;
   for (const size_t machine : Running()) running.insert(machines_[machine].incarnation);
@@ -54,7 +54,7 @@ void Driver::CheckMirrors() {
     for (const size_t machine : Running()) {
       for (const Text& part : BundleOf(text)) {
         const TensorShard& shard = Plans().at(part).shard;
-        if (!At(machine)->cache->Where(text.first, plan.key, shard).empty()) {
+        if (!At(machine)->cache->upkeep().inventory().Where(text.first, plan.key, shard).empty()) {
           holders.emplace(machines_[machine].incarnation, shard.rank);
         }
       }
@@ -65,7 +65,7 @@ void Driver::CheckMirrors() {
         told.emplace(one.member->incarnation, one.holding.shard.rank);
       }
       std::erase_if(others, [&](const Holder& one) { return one.first == machines_[machine].incarnation; });
-      // Where only what was used twice is told, some are not.
+      // If only objects used twice are announced, some are not.
       if (!habits_.announces_all && std::ranges::includes(others, told)) continue;
       if (told == others) continue;
       SayWhoHas(text, machine);
@@ -93,17 +93,17 @@ void Driver::SayWhoHas(const Text& text, size_t asked) {
     Node& node = *At(machine);
     const daemon::DirectoryStats directory = node.directory->Stats();
     std::string where;
-    for (const TierKind tier : node.cache->Where(text.first, plan.key, plan.shard)) {
+    for (const TierKind tier : node.cache->upkeep().inventory().Where(text.first, plan.key, plan.shard)) {
       absl::StrAppend(&where, " ", absl::string_view(Name(tier)));
     }
-    Say(absl::StrCat("node ", machine, node.cache->Knows(text.first, plan.key) ? " knows it," : "", where, "; waiting ",
-                     directory.queued_announcements, " + ", directory.queued_withdrawals, ", sent ",
+    Say(absl::StrCat("node ", machine, node.cache->adoption().Knows(text.first, plan.key) ? " knows it," : "", where,
+                     "; waiting ", directory.queued_announcements, " + ", directory.queued_withdrawals, ", sent ",
                      directory.sent_announcements, " + ", directory.sent_withdrawals, ", copies under way ",
                      node.cache->stats().copies_under_way, ", leases ", node.cache->stats().leases));
   }
 }
 
-// Nothing is written under the name of a node that is not there.
+// Nothing is written under the name of a node that does not run.
 void Driver::CheckKeys() {
   const daemon::DirectoryKeys keys("/ashlar", "default");
   std::set<uint64_t> running, members;
@@ -126,7 +126,7 @@ void Driver::CheckEverythingLands() {
     Node& node = *At(machine);
     std::vector<Text> there;
     for (const auto& [text, plan] : Plans()) {
-      if (node.cache->Knows(text.first, plan.key)) continue;
+      if (node.cache->adoption().Knows(text.first, plan.key)) continue;
       std::map<uint64_t, uint32_t> shards;  // by holder
       for (const daemon::Located& one : node.directory->Locate(plan.ns, {&plan.key, 1})) {
         const size_t holder = Calls::MachineOf(*one.member);
@@ -145,7 +145,7 @@ void Driver::CheckEverythingLands() {
                      stats.lookup.asked, ", opened ", stats.lookup.opened, ", missed ", stats.lookup.missed,
                      ", failed ", stats.lookup.failed, ", adopted ", stats.lookup.adopted));
     LookUp(machine, text.first, {text}, /*must_hit=*/true);
-    RunUntil(schedule_.now() + 5 * kSecond);  // what it takes the place of is withdrawn
+    RunUntil(schedule_.now() + 5 * kSecond);  // the entries that it replaces are withdrawn
     const daemon::PeersStats behind = node.peers.stats();
     Say(absl::StrCat("asked ", behind.lookup.asked, ", opened ", behind.lookup.opened, ", missed ",
                      behind.lookup.missed, ", failed ", behind.lookup.failed, ", adopted ", behind.lookup.adopted));

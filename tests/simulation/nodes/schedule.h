@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Schedule: simulated time, and everything that is to happen in it, one event after another.
+// Schedule: simulated time, and the events that happen in it, one after another.
 #pragma once
 
 #include <cstdint>
@@ -16,11 +16,11 @@ using storage::Nanos;
 
 inline constexpr Nanos kMicrosecond = 1'000, kMillisecond = 1'000'000, kSecond = 1'000'000'000;
 
-// A process. Its events end with it, and wait while it stands still.
+// A process. Its events end with it, and wait while it is frozen.
 struct Life {
   Nanos frozen_until = 0;
   bool ended = false;
-  bool leaves = false;  // it says good-bye to etcd at its end
+  bool leaves = false;  // whether it leaves etcd explicitly at its end
 };
 
 class Schedule {
@@ -29,9 +29,9 @@ class Schedule {
 
   Nanos now() const { return now_; }
   void After(Nanos wait, std::function<void()> event);
-  // The same, unless that life has ended by then.
+  // The same, unless that process has ended by then.
   void For(const std::shared_ptr<Life>& life, Nanos wait, std::function<void()> event);
-  // Runs the next event, and time goes on to it. False: there is none until `end`, and it is `end` now.
+  // Runs the next event, and advances time to it. False: there is none until `end`, and the time is now `end`.
   bool RunNext(Nanos end);
   uint64_t events() const { return drawn_; }
 
@@ -39,7 +39,7 @@ class Schedule {
   uint64_t Draw(uint64_t below) { return random_() % below; }
   Nanos DrawTime(Nanos below) { return static_cast<Nanos>(random_() % static_cast<uint64_t>(below)); }
   bool Chance(uint64_t percent) { return Draw(100) < percent; }
-  // Of the order of all that happened: the same for the same seed.
+  // A hash of the order of all events: equal for equal seeds.
   void Trace(uint64_t value) { trace_ = (trace_ ^ value) * 0x100000001B3; }
   uint64_t trace() const { return trace_; }
 
@@ -58,7 +58,7 @@ class Schedule {
   std::vector<Event> heap_;
 };
 
-// The monotonic clock of one machine: it began at some time, and goes too fast or too slow.
+// The monotonic clock of one machine: it starts at any time, and runs too fast or too slow.
 class MachineClock final : public storage::Clock {
  public:
   MachineClock(const Schedule& schedule, Nanos offset, double rate)
@@ -66,9 +66,9 @@ class MachineClock final : public storage::Clock {
   Nanos Now() const override {
     return stopped_at_ > 0 ? stopped_at_ : offset_ + static_cast<Nanos>(static_cast<double>(schedule_.now()) * rate_);
   }
-  // How long it is on the schedule until this clock shows a time; at least 0.
+  // The time on the schedule until this clock shows `time`; at least 0.
   Nanos Until(Nanos at) const;
-  void Stop() { stopped_at_ = Now(); }  // a mistake of the simulator's
+  void Stop() { stopped_at_ = Now(); }  // an error of the simulator
 
  private:
   const Schedule& schedule_;

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The model as the engine of this process describes it, the names of its pages, and what its ranks agree on."""
+"""The model of this process's engine, the names of its pages, and the values that its ranks agree on."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import sglang
 
 from ashlar import checkpoint
 
-# Formats whose weights are the files of the model's own folder; "": none is published. Others have them from another
-# engine or process (remote_instance, ipc_cache, …), or from folders that the loader's own settings name.
+# Load formats that read the weights from the model's own folder; "": SGLang publishes no format. Other formats get them
+# from another engine or process (remote_instance, ipc_cache, …), or from folders that the loader's settings name.
 FROM_FOLDER = frozenset(
     """
     auto pt safetensors instanttensor npcache sharded_state gguf bitsandbytes mistral layered fastsafetensors runai_streamer
@@ -21,7 +21,7 @@ FROM_FOLDER = frozenset(
 
 
 def _named(place: str) -> str:
-    """A file by its content, where it can be read."""
+    """A file by its content, if it can be read."""
     try:
         return (checkpoint.weights(place) if place else None) or place
     except OSError:
@@ -30,7 +30,7 @@ def _named(place: str) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class Engine:
-    """Of SGLang's published configuration; empty where none is published."""
+    """SGLang's published configuration; empty if none is published."""
 
     model_path: str = ""
     revision: str = ""
@@ -53,14 +53,14 @@ class Engine:
             from sglang.srt.runtime_context import get_model
 
             bag: Any = get_model()
-        except Exception:  # as in a program that uses HiCache's classes alone
+        except Exception:  # a program that uses only HiCache's classes publishes no configuration
             return Engine()
         found = {field.name: getattr(bag, field.name, None) for field in dataclasses.fields(Engine)}
         return Engine(**{name: str(value) for name, value in found.items() if value is not None})
 
     @property
     def content(self) -> str:
-        """The forms by which pages of the same weights differ."""
+        """The settings that give pages of the same weights different bytes."""
         return (
             f"sglang={sglang.__version__} dtype={self.dtype} quantization={self.quantization} "
             f"kv_cache_dtype={self.kv_cache_dtype} length={self.context_length} overrides={self.json_model_override_args} "
@@ -69,12 +69,14 @@ class Engine:
         )
 
     def model_id(self, name: str) -> str:
-        """The model's name; of a folder its own one: where it lies says nothing of the model."""
+        """Returns the model's name. For a folder, this is its last component: its location says nothing about the
+        model."""
         place = self.model_path or name
         return pathlib.Path(place).resolve().name if pathlib.Path(place).exists() else place
 
     def weights(self, name: str, given: str) -> checkpoint.Weights | None:
-        """The weights' name: as `given`, the digest of the checkpoint's files, or a hub's commit; None: nothing names them."""
+        """Returns the weights' name: `given`, the digest of the checkpoint's files, or a hub's commit; None if there is
+        no name."""
         place = self.model_path or name
         if given:
             return checkpoint.Weights(place, given)
@@ -87,11 +89,11 @@ class Engine:
 
 
 def agreed(name: str) -> str:
-    """Rank 0's name, of the ranks that share latents. All of them call this, in the threads of their schedulers."""
+    """Returns rank 0's name for ranks that share latents. All of them call this, on the threads of their schedulers."""
     try:
         from sglang.srt.runtime_context import get_parallel
 
         group: Any = get_parallel().attn_tp_group
-    except Exception:  # as in a program that uses HiCache's classes alone
+    except Exception:  # a program that uses only HiCache's classes has no process group
         return name
     return str(group.broadcast_object(name, src=0))

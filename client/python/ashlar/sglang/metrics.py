@@ -23,13 +23,13 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "missed_pages": (("reason",), "Pages that the cache could not deliver, by reason."),
     "stored_pages": (("outcome",), "Pages offered to the cache, by outcome."),
 }
-_registered: dict[str, Any] = {}  # a process registers a counter once
+_registered: dict[str, Any] = {}  # a process can register a counter only once
 _registering = threading.Lock()
 
 
 @dataclasses.dataclass
 class AshlarMetrics(StorageMetrics):
-    """SGLang's own, and what was counted beside: {(name, labels…): value}."""
+    """SGLang's metrics, and the connector's counts: {(name, labels…): value}."""
 
     ashlar: dict[tuple[str, ...], float] = dataclasses.field(default_factory=dict)
 
@@ -46,7 +46,7 @@ class Counts:
             self._values[name, *labels] += value
 
     def take(self) -> dict[tuple[str, ...], float]:
-        """Returns the counts since the last call; the process's counters have them from then on."""
+        """Returns the counts since the last call and adds them to the process's counters."""
         with self._lock:
             taken, self._values = dict(self._values), defaultdict(float)
         for (name, *labels), value in taken.items():

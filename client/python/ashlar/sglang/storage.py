@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of HiCache's pools as objects of the cache.
 
-HiCache names pages by chained hashes of their tokens, so what it finds are exact prefixes. A page of keys and values, a
-Mamba state, and a page of any other pool are each one object of the cache. Whatever fails is a miss: no call raises.
+HiCache names pages by chained hashes of their tokens, so hits are exact prefixes. A page of keys and values, a Mamba
+state, and a page of any other pool are each one object of the cache. Every failure is a miss: no call raises.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from ashlar.sockets import default_sockets
 
 logger = logging.getLogger(__name__)
 
-_LEAST_PAGE_TOKENS = 8  # of an object of the page store
+_LEAST_PAGE_TOKENS = 8  # least tokens of an object in the page store
 _STORED = frozenset(["published", "already_present", "being_published"])
 
 
@@ -46,21 +46,21 @@ class Settings:
 
     rpc_socket: str = ""  # empty: as ashlar.sockets.default_sockets
     session_socket: str = ""
-    weights_digest: str = ""  # empty: the digest of the checkpoint's files, or a hub's commit
-    tokens_per_second: float = 0.0  # of prefill; 0: not known, and every page is worth having
-    staging_bytes: int = 64 << 20  # memory shared with the daemon, for each pool
+    weights_digest: str = ""  # empty: use the digest of the checkpoint's files, or a hub's commit
+    tokens_per_second: float = 0.0  # rate of prefill; 0: unknown, and every page is worth loading
+    staging_bytes: int = 64 << 20  # memory shared with the daemon, per pool
     timeout_ms: int = 5000
     land_ms: int = 5000
     retry_seconds: float = 5.0  # between attempts to open a cache that was not there
 
     @staticmethod
     def read(config: dict[str, Any] | None) -> Settings:
-        """Raises ValueError naming the key: a wrong setting is the operator's mistake, not a miss."""
+        """Raises ValueError that names the key: a wrong setting is the operator's mistake, not a miss."""
         known: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
         values: dict[str, Any] = dict(zip(("rpc_socket", "session_socket"), default_sockets(), strict=True))
         for name, value in (config or {}).items():
             if name not in known:
-                continue  # SGLang's own
+                continue  # key of SGLang itself
             kind: Any = type(known[name])
             if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else kind):
                 raise ValueError(f"{name}: {value!r} was given; expected {kind.__name__}")
@@ -87,7 +87,7 @@ class _Pool:
 
 
 class AshlarStorage(HiCacheStorage):
-    """Thread-safe, as HiCache's prefetching and writing threads are beside each other."""
+    """Thread-safe: HiCache's prefetching and writing threads call it concurrently."""
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         self._config = storage_config
@@ -103,8 +103,9 @@ class AshlarStorage(HiCacheStorage):
                 self._model,
                 self._engine.load_format or "not published",
             )
-        self._generation = ""  # of the engine's weights: a name of this engine alone, after the first `clear`
-        self._between = False  # a change of weights and the flush of pages that are of the former ones
+        # Generation of the engine's weights; after the first `clear`, a name that only this engine uses.
+        self._generation = ""
+        self._between = False  # between a change of weights and the flush of pages computed with the old ones
         self._client: PageClient | None = None
         self._next_attempt = 0.0
         self._pools: dict[str, _Pool] = {}
@@ -118,10 +119,10 @@ class AshlarStorage(HiCacheStorage):
         }
         weight_changes.follow(self)
         if (weight_changes.changes() > 0 or weight_changes.UNSEEN) and not self._settings.weights_digest:
-            self.clear()  # the checkpoint's name may be that of former weights
+            self.clear()  # the checkpoint's name may refer to earlier weights
             logger.warning(
-                "Ashlar: attached to a running engine, whose weights may be others than those of the checkpoint: pages of %s "
-                "are this engine's alone; expected weights_digest in the extra config, to share them", self._model,
+                "Ashlar: attached to a running engine, whose weights may differ from the checkpoint's: only this engine uses "
+                "the pages of %s; set weights_digest in the extra config to share them", self._model,
             )  # fmt: skip
 
     # ---- pools
@@ -140,7 +141,7 @@ class AshlarStorage(HiCacheStorage):
             return
         try:
             page = host.get_dummy_flat_data_page()
-        except Exception as error:  # a pool without pages of bytes (a logical one) is one that cannot be stored
+        except Exception as error:  # a logical pool, which has no pages of bytes, cannot be stored
             logger.warning("Ashlar: HiCache's pool %s is not cached: %s", name, error)
             return
         self._pools[name] = _Pool(
@@ -151,7 +152,7 @@ class AshlarStorage(HiCacheStorage):
         )
 
     def _content(self, name: str, pool: _Pool) -> str:
-        """All but model and bytes that engines must have in common to share a pool's pages."""
+        """Everything besides model and size that engines must have in common to share a pool's pages."""
         config = self._config
         parts = [
             f"hicache pool={name}",
@@ -163,7 +164,7 @@ class AshlarStorage(HiCacheStorage):
             f"pp={config.pp_rank}/{config.pp_size}",
             f"cp={config.attn_cp_rank}/{config.attn_cp_size}",
         ]
-        # Every rank has the same latents, but its own part of keys, values and states.
+        # All ranks have the same latents, but each has its own part of keys, values and states.
         if not config.is_mla_model or name == PoolName.MAMBA.value:
             parts.append(f"tp={config.tp_rank}/{config.tp_size}")
         if config.dcp_size > 1:
@@ -175,7 +176,7 @@ class AshlarStorage(HiCacheStorage):
         return 1 if pool is None else pool.page_size
 
     def _store(self, name: str) -> PageStore | None:
-        """None: there is no cache, and every page is a miss."""
+        """Returns None if there is no cache; every page is then a miss."""
         pool = self._pools.get(str(name))
         weights = None if self._weights is None else self._weights.digest()
         if pool is None or self._closed or weights is None or self._between:
@@ -206,7 +207,7 @@ class AshlarStorage(HiCacheStorage):
                 content=self._content(name, pool),
                 page_bytes=pool.page_bytes,
                 page_tokens=tokens,
-                # A short page counts as eight tokens; the rate makes it cost what it does.
+                # A page shorter than eight tokens counts as eight; the rate corrects its cost.
                 tokens_per_second=settings.tokens_per_second * tokens / self._kv_page_size(),
                 slots=max(2, min(1024, settings.staging_bytes // pool.page_bytes)),
                 land_ms=settings.land_ms,
@@ -215,7 +216,7 @@ class AshlarStorage(HiCacheStorage):
             logger.warning("Ashlar: cannot open the cache for HiCache's pool %s: %s", name, error)
 
     def _names(self, keys: list[str]) -> list[bytes]:
-        """Of the pages in the cache; all of a call are of one generation."""
+        """Returns the names of pages in the cache. All pages of a call belong to one generation."""
         generation = self._generation
         return [hashlib.sha256((generation + key).encode()).digest() for key in keys]
 
@@ -273,7 +274,7 @@ class AshlarStorage(HiCacheStorage):
         return found
 
     def _count_fetched(self, name: str, pages: list[Fetched], seconds: float) -> None:
-        """Tokens are those of keys and values: a state stands for none that these do not."""
+        """Counts tokens of keys and values only: a state covers the same tokens."""
         keys = str(name) == PoolName.KV.value
         kind = "keys" if keys else "states" if str(name) == PoolName.MAMBA.value else str(name)
         tokens = self._pools[str(name)].page_size if keys else 0
@@ -311,7 +312,7 @@ class AshlarStorage(HiCacheStorage):
         restorable = set(range(1, kv_pages + 1))
         for transfer in pool_transfers or []:
             if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
-                continue  # another form of the same pages, which this does not store: no verdict
+                continue  # another form of the same pages, which this storage does not store: undecided
             there = self._exist(transfer.name, keys[:kv_pages])
             run = there.index(False) if False in there else len(there)
             if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
@@ -414,7 +415,7 @@ class AshlarStorage(HiCacheStorage):
     # ---- the rest
 
     def weights_change(self) -> None:
-        """Until SGLang has flushed its memory, nothing is stored and nothing found."""
+        """Until SGLang has flushed its memory, pages are neither stored nor found."""
         if not self._between:
             self._between = True
             logger.warning(
@@ -430,19 +431,20 @@ class AshlarStorage(HiCacheStorage):
             )
 
     def clear(self) -> bool:
-        """Called after a change of weights in place, which leaves them without a digest.
+        """Called after a change of weights in place: the new weights have no digest.
 
-        The engine then finds nothing that was stored before, and it alone finds what it stores. Pages stored before
-        stay, for other engines.
+        Afterwards the engine finds no page stored before, and only this engine finds the pages that it stores. Older
+        pages stay available to other engines.
         """
         name = uuid.uuid4().hex
-        if self._config.is_mla_model and self._config.tp_size > 1:  # rank 0 alone stores what all of them look for
+        # Only rank 0 stores the pages that all ranks look up.
+        if self._config.is_mla_model and self._config.tp_size > 1:
             name = self._guarded("agree on a generation of", name, lambda: agreed(name))
         self._generation = name
         return True
 
     def get_stats(self) -> Any:
-        """Returns the bytes moved since the last call, as SGLang's Prometheus metrics take it."""
+        """Returns the bytes moved since the last call, for SGLang's Prometheus metrics."""
         if not self._config.enable_storage_metrics:
             return None
         with self._lock:
@@ -450,7 +452,7 @@ class AshlarStorage(HiCacheStorage):
         return AshlarMetrics(**counts, ashlar=self._own_counts.take())
 
     def close(self) -> None:
-        """HiCache has stopped its threads: no call is under way."""
+        """HiCache has stopped its threads: no call is in progress."""
         if self._weights is not None:
             self._weights.close()
         with self._lock:

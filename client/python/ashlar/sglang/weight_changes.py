@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows changes of an engine's weights in place, of which SGLang does not tell its storage backend.
+"""Follows in-place changes of an engine's weights, which SGLang does not report to its storage backend.
 
-Its weight updater and its flush of GPU and host memory are wrapped, once in a process. Between a change and the flush
-pages of both weights are about, so that nothing may be stored or found.
+Wraps SGLang's weight updater and its flush of GPU and host memory, once per process. Between a change and the flush,
+pages of both sets of weights are in memory, so pages are neither stored nor found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import Any, Protocol
 
 logger = logging.getLogger(__name__)
 
-# Methods that write weights. Of an update session the beginning counts, too: its writes may come past SGLang.
+# Methods that write weights. The beginning of an update session also counts, because the session's writes may bypass
+# SGLang.
 _WRITES = (
     "update_weights_from_disk", "load_weights_from_distributed", "update_weights_from_tensor", "update_weights_from_ipc",
     "begin_weight_update", "end_weight_update",
@@ -37,7 +38,7 @@ def changes() -> int:
 
 
 def attached_late() -> bool:
-    """Whether the caller serves an attach to a running engine, and not the start of one."""
+    """Returns whether the caller serves an attach to a running engine instead of the start of one."""
     from sglang.srt.managers.cache_controller import HiCacheController
 
     attaches, frame = False, sys._getframe()
@@ -79,13 +80,15 @@ def _after(own: Any) -> Any:
 
 
 def install() -> bool:
-    """Wraps SGLang's classes; False: this version has others, and the operator tells of changes by `clear`."""
+    """Wraps SGLang's classes. Returns False if this version has different ones; the operator must then call `clear`
+    after a change."""
     try:
         from sglang.srt.managers.cache_controller import HiCacheController
         from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
         wrapped = [(WeightUpdater, name, _before(getattr(WeightUpdater, name))) for name in _WRITES]
-        wrapped.append((HiCacheController, "reset", _after(HiCacheController.reset)))  # the hybrid one calls it, too
+        # The hybrid controller calls it, too.
+        wrapped.append((HiCacheController, "reset", _after(HiCacheController.reset)))
     except (ImportError, AttributeError) as error:
         logger.warning(
             "Ashlar: weight changes are not detected in this version of SGLang (%s); call clear after every change",

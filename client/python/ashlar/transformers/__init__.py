@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transformers with Ashlar: `generate` and `forward` of a model reuse exact prefixes, and segments at any position.
+"""Transformers with Ashlar: a model's `generate` and `forward` reuse exact prefixes, and segments at any position.
 
     cache = ashlar.cache_for(model, daemon)
     with ashlar.attach(model, cache):
@@ -28,8 +28,8 @@ from transformers import DynamicCache
 
 from ashlar._ashlar import real, text, whole
 from ashlar.daemon import Daemon
-from ashlar.prompt import Prompt
-from ashlar.transformers import calls
+from ashlar.prompt import Prompt, Tokens, token_row
+from ashlar.transformers import branches, calls
 from ashlar.transformers.model import check_type, describe
 from ashlar.transformers.setting import Fault, ModelCache, Setter, Setting
 from ashlar.transformers.weights import Weights
@@ -39,18 +39,19 @@ _log = logging.getLogger("ashlar.transformers")
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """How the last prompt was set, or why it was left to the model."""
+    """How the last prompt was assembled, or why it ran without the cache."""
 
     tokens: int
-    cached_tokens: int  # of them taken from the cache
-    published: int  # segments computed alone and published first
+    cached_tokens: int  # tokens of the prompt that were taken from the cache
+    published: int  # segments that are computed and published before the prompt
     exact: bool  # the same states as without the cache; False: composed
-    misses: dict[int, str]  # segments that were computed, and why
-    commits: list[str]  # what became of the states that were offered
-    fault: str | None  # the prompt was computed without the cache, because of this
-    tiers: dict[str, int] = dataclasses.field(default_factory=dict)  # the cached tokens, by the tier that they lay in
-    seconds_saved: float = 0.0  # prefill time of these tokens at the recent rate, less what the cache took
-    left: str | None = None  # the model's alone, and no fault, because of this: an argument, an option or a mode
+    misses: dict[int, str]  # computed segments and the reasons
+    commits: list[str]  # outcome of each offered state
+    fault: str | None  # why the prompt was computed without the cache
+    tiers: dict[str, int] = dataclasses.field(default_factory=dict)  # cached tokens by tier
+    seconds_saved: float = 0.0  # prefill time of these tokens at the recent rate, minus the time that the cache took
+    # The argument, option or mode for which the model ran the prompt without the cache; not a fault.
+    left: str | None = None
 
 
 class Reuse:
@@ -60,9 +61,9 @@ class Reuse:
         self.setter = setter
         self.last: Served | None = None
         self.faults = 0
-        self.tokens_saved: Counter[tuple[str, str]] = Counter()  # by tier and kind: exact, composed
+        self.tokens_saved: Counter[tuple[str, str]] = Counter()  # by (tier, kind); the kinds are exact and composed
         self.seconds_saved = 0.0
-        self.lock = threading.RLock()  # a model, and its pages, serve one prompt at a time
+        self.lock = threading.RLock()  # a model and its pages serve one prompt at a time
 
 
 def cache_for(
@@ -81,10 +82,10 @@ def cache_for(
 ) -> ModelCache:
     """Opens a cache for a model of Transformers.
 
-    `daemon`: of `ashlar.daemon.start`, or its (rpc socket, session socket). `tokens`: room for keys and values of the
-    prompt that is served, with its answer. `head`, `tail`: the seams' widths. `weights_digest`: names the weights;
-    without it they are hashed, all of them. `tokens_per_second`: of prefill, so that the daemon declines segments, and
-    prefixes of other nodes, that load slower than they compute; 0: it declines none. ValueError: the model, or the
+    `daemon`: the result of `ashlar.daemon.start`, or (rpc socket, session socket). `tokens`: capacity for keys and
+    values of the prompt being served, including its answer. `head`, `tail`: the seams' widths. `weights_digest`: names
+    the weights; by default all weights are hashed. `tokens_per_second`: rate of prefill; the daemon declines segments,
+    and prefixes of other nodes, that load slower than they compute; 0: it declines none. ValueError: the model, or the
     version of transformers, cannot be served.
     """
     check_type(model)
@@ -115,16 +116,16 @@ def cache_for(
 
 
 class _Patches:
-    def __init__(self, model: Any, reuse: Reuse) -> None:
-        self.model, self.reuse = model, reuse
+    def __init__(self, model: Any, reuse: Reuse, separator: Tokens) -> None:
+        self.model, self.reuse, self.separator = model, reuse, separator
         self.own_forward: Any = model.forward
         self.own_generate: Any = getattr(model, "generate", None)
         self.within = threading.local()
         self.process = os.getpid()
-        self.weights_left = False  # and logged
+        self.weights_left = False  # whether the change of weights was logged
 
     def set(self, prompt: Prompt, upto: int, keep: int, room: int) -> Setting | None:
-        """None: compute it without the cache."""
+        """Returns None if the prompt must be computed without the cache."""
         try:
             with torch.no_grad():
                 return self.reuse.setter.set(prompt, upto, keep, room)
@@ -160,17 +161,22 @@ class _Patches:
         )  # fmt: skip
 
     def tokens(self, given: Any) -> tuple[Prompt | None, Any]:
-        """A prompt that was given, and its tokens as the model takes them."""
+        """Returns the given prompt and its tokens in the form that the model takes."""
         if not isinstance(given, Prompt):
             return None, given
         return given, torch.from_numpy(given.tokens.astype(np.int64)).unsqueeze(0).to(self.model.device)
+
+    def plain(self, ids: Any) -> Prompt:
+        """Returns a prompt that is given as tokens alone."""
+        row = ids[0].cpu()
+        return Prompt.split(row, self.separator) if len(self.separator) > 0 else Prompt([], row)
 
     def of_model(self) -> str | None:
         cache = self.reuse.setter.cache
         return calls.of_model(self.model, cache.shape.adapters, cache.weights)
 
     def why_left(self, ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str | None:
-        # A forked child has the parent's pages, which it must not touch, and its locks, which may be held for ever.
+        # A forked child shares the parent's pages, which it must not touch, and its locks, which may be held forever.
         if os.getpid() != self.process:
             return "a forked process"
         why = calls.of_prompt(ids, args, arguments)
@@ -188,9 +194,10 @@ class _Patches:
 
     @contextlib.contextmanager
     def generating(self) -> Iterator[list[torch.Tensor]]:
-        """Within it, `forward` is the model's own in this thread: `generate` calls it for parts of its prompt.
+        """Within the block, `forward` is the model's own in this thread, because `generate` calls it for parts of its
+        prompt.
 
-        Gives the tokens that were run: what `generate` returns may have been changed by an engine's own functions.
+        Yields the tokens that were run. An engine's own functions may change the tokens that `generate` returns.
         """
         before, self.within.run = getattr(self.within, "run", None), []
         try:
@@ -210,10 +217,11 @@ class _Patches:
             return self.own_forward(ids, *args, **kwargs)
         why = self.why_left(ids, args, kwargs) or calls.of_forward(self.model, ids, kwargs)
         if why is not None:
-            if kwargs.get("past_key_values") is None or ids is None or ids.shape[1] > 1:  # a token more is no prompt
+            # A single token after past keys is not a prompt.
+            if kwargs.get("past_key_values") is None or ids is None or ids.shape[1] > 1:
                 self.leave(ids, why)
             return self.own_forward(ids, *args, **kwargs)
-        prompt, keep = prompt or Prompt([], ids[0].cpu()), kwargs["logits_to_keep"]
+        prompt, keep = prompt or self.plain(ids), kwargs["logits_to_keep"]
         with self.reuse.lock:
             setting = self.set(prompt, len(prompt.tokens), keep, 0)
             if setting is None:
@@ -233,17 +241,19 @@ class _Patches:
             self.leave(ids, why)
             with self.generating():
                 return self.own_generate(ids, *args, **kwargs)
-        prompt = prompt or Prompt([], ids[0].cpu())
+        prompt = prompt or self.plain(ids)
         count = len(prompt.tokens)
         with self.reuse.lock, self.generating() as run:
-            setting = self.set(prompt, count - 1, 0, self._room(count, calls.room(self.model, options, count, kwargs)))
+            # The rest of the prompt is `generate`'s, which runs one token or more in any case.
+            upto = max(0, count - branches.REWRITTEN_TOKENS)
+            setting = self.set(prompt, upto, 0, self._room(count, calls.room(self.model, options, count, kwargs)))
             cache = DynamicCache(config=self.reuse.setter.config) if setting is None else setting.cache
             try:
-                # Without hits as without Ashlar: the model's own prefill, on the same kind of cache.
+                # Without hits, run the model's own prefill on the same kind of cache, as without Ashlar.
                 output = self.own_generate(ids, **{**kwargs, "past_key_values": cache})
                 if setting is not None:
                     ran = torch.cat(run).cpu().numpy().astype(np.int32)
-                    self.commit(prompt, setting, np.concatenate([prompt.tokens[: count - 1], ran]))
+                    self.commit(prompt, setting, np.concatenate([prompt.tokens[: setting.reached], ran]))
             finally:
                 if setting is not None:
                     self.reuse.setter.end(setting)
@@ -266,10 +276,18 @@ def _in_place_of(own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[
 
 
 @contextlib.contextmanager
-def attach(model: Any, cache: ModelCache, *, way: str = "kernels", setter: type[Setter] = Setter) -> Iterator[Reuse]:
+def attach(
+    model: Any,
+    cache: ModelCache,
+    *,
+    way: str = "kernels",
+    setter: type[Setter] = Setter,
+    segment_separator: Any = (),
+) -> Iterator[Reuse]:
     """Lets `model.generate` and `model.forward` use the cache within the `with` block; both are restored after it.
 
-    `way`: of computing a segment's tuple: "kernels", or "identity" by the model's own rule.
+    `segment_separator`: tokens that end a segment in plain `input_ids`; none: `input_ids` have no segments.
+    `way`: how to compute a segment's tuple: "kernels", or "identity" by the model's own rule.
     """
     check_type(model)
     if not isinstance(cache, ModelCache):
@@ -279,7 +297,7 @@ def attach(model: Any, cache: ModelCache, *, way: str = "kernels", setter: type[
     if not isinstance(setter, type) or not issubclass(setter, Setter):
         raise TypeError(f"setter: {type(setter).__name__} was given; expected a class that derives from Setter")
     reuse = Reuse(setter(model, cache, model.forward, way))
-    patches = _Patches(model, reuse)
+    patches = _Patches(model, reuse, token_row("segment_separator", segment_separator))
     before = {name: model.__dict__[name] for name in ("forward", "generate") if name in model.__dict__}
     model.forward = _in_place_of(patches.own_forward, patches.forward)
     if patches.own_generate is not None:

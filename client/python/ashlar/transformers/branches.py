@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The depths inside a prompt at which its states are offered, beside those that the daemon asks for and its end: where
-later prompts are likely to part from it."""
+"""The depths inside a prompt at which its states are offered, besides its end and the depths that the daemon asks for.
+Later prompts are likely to diverge there."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ import numpy as np
 from ashlar.model import Attention, Linear, Model
 from ashlar.request import Plan, StepKind
 
-_BLOCK_TOKENS = 256  # keys and values are kept in such blocks; those after the last whole one lie with each state
-_HEADER_TOKENS = 16  # at most, of a chat template before an answer
-_MOST = 56  # of one commit, which may offer 64
+_BLOCK_TOKENS = 256  # tokens per block of keys and values; tokens after the last whole block are stored with each state
+# The last tokens of a prompt, which a chat template may rewrite in the next turn, such as `<think>`.
+REWRITTEN_TOKENS = 8
+_HEADER_TOKENS = 16  # largest length of a chat template's header before an answer
+_MOST = 56  # depths of one commit, which may offer 64
 _Tokens = np.ndarray[Any, np.dtype[np.int32]]
 
 
 def _state_tokens(model: Model) -> int:
-    """The number of tokens whose keys and values take as many bytes as a prompt's states do."""
+    """Returns the number of tokens whose keys and values take as many bytes as a prompt's states."""
     states, keys = 0, 0
     for layer in model.layers:
         if isinstance(layer, Attention):
@@ -31,7 +33,8 @@ def _state_tokens(model: Model) -> int:
 
 
 def whole_blocks(model: Model, begin: int, end: int) -> list[int]:
-    """Depths in (begin, end) that cost no state and no key twice: a model of attention alone resumes at any."""
+    """Returns depths in (begin, end) that cost no state and store no key twice: a model of attention alone resumes at
+    any depth."""
     if any(not isinstance(layer, Attention) for layer in model.layers):
         return []
     depths = list(range((begin // _BLOCK_TOKENS + 1) * _BLOCK_TOKENS, end, _BLOCK_TOKENS))
@@ -39,11 +42,11 @@ def whole_blocks(model: Model, begin: int, end: int) -> list[int]:
 
 
 def branch(model: Model, plan: Plan, tokens: _Tokens, end: int, step: int, ends_of_messages: set[int]) -> int | None:
-    """The one depth before `end` at which the next prompt is likeliest to part from this one; None where that is not
-    worth a state: there are whole blocks, the daemon asks for another depth, or little is computed.
+    """Returns the depth before `end` at which the next prompt most likely diverges from this one. Returns None if that
+    is not worth a state: there are whole blocks, the daemon asks for another depth, or little is computed.
 
-    It is where the last message begins, by the tokens that end messages, if that is in the second half; else as far
-    before the end as a question after a document is long: a sixteenth, and at least `step` tokens.
+    This is the begin of the last message, found by the tokens that end messages, if it is in the second half. Otherwise
+    it is one sixteenth before the end, the typical length of a question after a document, and at least `step` tokens.
     """
     begin = plan.steps[-1].begin if plan.steps else 0
     asked = any(step.capture and step.end < end for step in plan.steps)
@@ -56,8 +59,8 @@ def branch(model: Model, plan: Plan, tokens: _Tokens, end: int, step: int, ends_
     ):
         return None
     depth = (end - max(step, end // 16)) // step * step
-    begins = [at + 1 for at in np.flatnonzero(np.isin(tokens[:end], list(ends_of_messages))).tolist()]
-    if begins and end - begins[-1] <= _HEADER_TOKENS:
+    begins = [at + 1 for at in np.flatnonzero(np.isin(tokens, list(ends_of_messages))).tolist()]
+    while begins and len(tokens) - begins[-1] <= _HEADER_TOKENS:
         begins.pop()  # the answer's
     if begins and begins[-1] > end // 2:
         depth = begins[-1]
@@ -65,6 +68,6 @@ def branch(model: Model, plan: Plan, tokens: _Tokens, end: int, step: int, ends_
 
 
 def computed_from(plan: Plan) -> int:
-    """The depth from which on a plan takes nothing from the cache."""
+    """Returns the depth after which a plan takes nothing from the cache."""
     cached = [step.end for step in plan.steps if step.kind is not StepKind.COMPUTE]
     return max(cached, default=0)

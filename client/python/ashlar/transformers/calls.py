@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which calls of `generate` and `forward` the cache serves: those that run one whole prompt, and whose states follow from
-its tokens alone. For any other call a function here says why it is left to the model."""
+"""Which calls of `generate` and `forward` the cache serves: the ones that run one whole prompt, and whose states depend
+on its tokens alone. For any other call, a function here returns why it runs without the cache."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ import torch
 
 from ashlar.transformers.weights import Weights, standing
 
-# Arguments of `generate` that choose or report tokens, and decide no state.
+# Arguments of `generate` that choose or report tokens and do not affect states.
 _CHOOSING = frozenset(
     ("logits_processor", "stopping_criteria", "prefix_allowed_tokens_fn", "streamer", "tokenizer", "trust_remote_code")
 )
-# Arguments of `forward` whose values are looked at here.
+# Arguments of `forward` whose values are checked here.
 _KNOWN = frozenset(
     ("attention_mask", "logits_to_keep", "past_key_values", "position_ids", "inputs_embeds", "return_dict", "use_cache")
 )
-_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")  # of every token that was run
-_ONE = ("num_return_sequences", "guidance_scale")  # 1 is what they are without being given
-_OFF = frozenset((*_OUTPUTS, "synced_gpus", "trust_remote_code"))  # False is what they are without being given
-# Options of `generate` that choose tokens, say when to stop, or what is returned of the tokens that are added. Those of
-# assistants and beams count where there are any, which is refused by the mode.
+_OUTPUTS = ("output_hidden_states", "output_attentions", "output_router_logits")  # outputs for every token of the run
+_ONE = ("num_return_sequences", "guidance_scale")  # 1 is equivalent to the default
+_OFF = frozenset((*_OUTPUTS, "synced_gpus", "trust_remote_code"))  # False is equivalent to the default
+# Options of `generate` that choose tokens, decide when to stop, or decide what is returned for the new tokens. Options
+# of assistants and beams matter only in modes that are refused.
 _SERVED_OPTIONS = frozenset(
     """
     max_length max_new_tokens min_length min_new_tokens early_stopping max_time stop_strings do_sample num_beams use_cache
@@ -38,8 +38,8 @@ _SERVED_OPTIONS = frozenset(
 
 
 def of_model(model: Any, described: str, weights: Weights | None = None) -> str | None:
-    """Whether the model computes as it did when its adapters were `described`, with these weights: an open cache names
-    these states alone."""
+    """Returns whether the model computes as it did when its adapters were `described`, with these weights: an open
+    cache names only these states."""
     if torch.is_autocast_enabled(model.device.type):
         return "autocast"
     if model.training:
@@ -53,7 +53,7 @@ def of_model(model: Any, described: str, weights: Weights | None = None) -> str 
 
 
 def of_prompt(ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str | None:
-    """Whether these are arguments of one whole prompt."""
+    """Returns whether these are the arguments of one whole prompt."""
     if args:
         return "arguments without a name"
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
@@ -68,19 +68,20 @@ def of_prompt(ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str
         if arguments.get(name) is not None:
             return name
     mask = arguments.get("attention_mask")
-    # One that hides nothing; Transformers also takes prepared ones, in a dict.
+    # A mask that hides nothing. Transformers also takes prepared masks, in a dict.
     if mask is None or (isinstance(mask, torch.Tensor) and mask.shape == ids.shape and bool((mask == 1).all())):
         return None
     return "attention_mask"
 
 
 def of_generate(model: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> tuple[str | None, Any]:
-    """Whether `generate` runs every token of one sequence once, in its order; and the options that it goes by."""
+    """Returns whether `generate` runs every token of one sequence once and in order, and the options that it uses."""
     if arguments.get("custom_generate") is not None:
         return "custom_generate", None
     if not hasattr(model, "_prepare_generation_config"):
         return "a generate of the model's own", None
-    # As the installed version prepares them, on a copy: `arguments`, the config among them, the model's own, defaults.
+    # Prepares options as the installed version does, on a copy: `arguments` (including the config), the model's
+    # options, defaults.
     given = {name: value for name, value in arguments.items() if name != "generation_config"}
     options, others = model._prepare_generation_config(arguments.get("generation_config"), **given)
     return _of_options(options, arguments.get("assistant_model")) or _of_others(options, ids, others), options
@@ -92,8 +93,8 @@ def _of_options(options: Any, assistant: Any) -> str | None:
         return str(mode.value)
     if options.use_cache is False:
         return "use_cache"
-    # Of all others, those of later versions among them: caches, prompts that are run in parts or changed first, outputs
-    # of every token.
+    # All other options, including ones of later versions: caches, prompts that are run in parts or changed first,
+    # outputs of every token.
     for name, value in vars(options).items():
         known = name in _SERVED_OPTIONS or name.startswith("_") or (name in _ONE and value == 1)
         if not known and value is not None and value is not False:
@@ -102,10 +103,10 @@ def _of_options(options: Any, assistant: Any) -> str | None:
 
 
 def _of_others(options: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> str | None:
-    """Of arguments that are no options: images, adapters and the like may decide states."""
+    """Checks arguments that are not options: images, adapters and the like may affect states."""
     if (name := _first(arguments, _CHOOSING | {"attention_mask"})) is not None:
         return name
-    # Without a mask `generate` hides the padding token, where it does not end texts, too.
+    # Without a mask `generate` also hides padding tokens, unless the padding token ends texts.
     if arguments.get("attention_mask") is None:
         pads, ends = _numbers(options.pad_token_id), _numbers(options.eos_token_id)
         if pads & set(ids.flatten().tolist()) and not pads & ends:
@@ -114,7 +115,7 @@ def _of_others(options: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> st
 
 
 def _first(arguments: dict[str, Any], known: frozenset[str]) -> str | None:
-    """The first argument that is given, and not known."""
+    """Returns the first given argument that is unknown."""
     given = sorted(
         name for name, value in arguments.items() if not (value is None or (value is False and name in _OFF))
     )
@@ -126,7 +127,7 @@ def _numbers(value: Any) -> set[int]:
 
 
 def of_forward(model: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> str | None:
-    """Whether `forward` is asked for the logits of some last tokens, and for nothing that only the whole run gives."""
+    """Returns whether `forward` is asked only for the logits of some last tokens."""
     keep = arguments.get("logits_to_keep", 0)
     if not isinstance(keep, int) or not 0 < keep < ids.shape[1]:
         return "logits_to_keep"
@@ -148,5 +149,5 @@ def room(model: Any, options: Any, count: int, arguments: dict[str, Any]) -> int
         return int(options.max_new_tokens)
     given = arguments.get("max_length"), getattr(arguments.get("generation_config"), "max_length", None)
     if all(length is None for length in (*given, model.generation_config.max_length)):
-        return int(options.max_length)  # of new tokens, where it is the default
+        return int(options.max_length)  # number of new tokens if it is the default
     return max(0, int(options.max_length) - count)

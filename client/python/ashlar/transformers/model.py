@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Derives the cached state's shape of a model of Transformers from how it behaves: it is run on a few tokens, and its
-cache and its rules' calls are looked at. Nothing numeric is derived from the config."""
+"""Derives the shape of a Transformers model's cached state from its behaviour: runs it on a few tokens, and inspects
+its cache and the calls of its rules. No number is derived from the config."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ from ashlar.model import Attention, DType, Family, Linear, Model, Rope, StateOrd
 from ashlar.transformers.rules import Tape
 from ashlar.transformers.weights import standing
 
-# The versions whose caches and rules this module knows: each was tried. Tests run with the ends, and with 5.19.0 between.
+# The versions whose caches and rules this module supports; each was tried. Tests run with the oldest, the newest, and
+# 5.19.0.
 OLDEST, BELOW = (5, 18), (5, 25)
 
 DTYPES = {torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16}
@@ -31,8 +32,8 @@ _SHIFT = 37  # positions by which the probe turns keys
 @dataclasses.dataclass(frozen=True)
 class LinearPlace:
     index: int  # among the layers of ashlar.Model
-    layer: int  # among the model's, as its cache counts
-    state: tuple[int, ...]  # [value heads, d_k, d_v], or d_v before d_k
+    layer: int  # index among the model's layers, as its cache counts
+    state: tuple[int, ...]  # [value heads, d_k, d_v], or [value heads, d_v, d_k]
     key_heads: int
     d_k: int
     channels: int
@@ -50,7 +51,7 @@ class AttentionPlace:
 class Shape:
     linear: tuple[LinearPlace, ...]
     attention: tuple[AttentionPlace, ...]
-    adapters: str  # as they were set when the model was described
+    adapters: str  # the active adapters when the model was described
 
 
 def check_version() -> None:
@@ -71,7 +72,7 @@ def weights_digest(model: Any) -> str:
 
 
 def check_type(model: Any) -> None:
-    """ValueError: the model is wrapped or compiled, so that what is set on it does not decide how it runs."""
+    """ValueError: the model is wrapped or compiled, so changes to its attributes do not affect how it runs."""
     kind = type(model).__name__
     if not isinstance(model, PreTrainedModel):
         raise ValueError(
@@ -101,7 +102,7 @@ def _run(model: Any, cache: DynamicCache, tokens: torch.Tensor, first: int) -> N
 
 
 def _frequencies(model: Any) -> tuple[torch.Tensor, float] | None:
-    """Of the model's rotary positions: radians a position, and the scale of turned keys."""
+    """Returns the rotary frequencies in radians per position, and the scale of rotated keys."""
     found = [module for module in model.modules() if isinstance(getattr(module, "inv_freq", None), torch.Tensor)]
     if not found:
         return None
@@ -112,7 +113,7 @@ def _frequencies(model: Any) -> tuple[torch.Tensor, float] | None:
 
 
 def turn(keys: torch.Tensor, frequencies: torch.Tensor, positions: int) -> torch.Tensor:
-    """Keys turned by so many positions: [..., dim], pairs half the rotary dimensions apart."""
+    """Rotates keys by this number of positions: [..., dim], pairs half the rotary dimensions apart."""
     angles = frequencies * positions
     cos, sin, half = angles.cos(), angles.sin(), len(frequencies)
     keys = keys.double()
@@ -167,7 +168,8 @@ def _linear(index: int, layer: int, whole: Tape, second: Tape) -> tuple[Linear, 
 
 @torch.no_grad()
 def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: int) -> tuple[Model, Shape]:
-    """Returns what a cache has to know of the model, and where its layers are. ValueError: the model cannot be served."""
+    """Returns what a cache needs to know about the model, and where its layers are. ValueError: the model cannot be
+    served."""
     check_version()
     check_type(model)
     if model.dtype not in DTYPES:
@@ -209,7 +211,7 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
             "cache class of their own (Mamba, RWKV) are not supported"
         )
     _check_gate(whole, second)
-    if digest:  # names the weights alone; the configuration decides states, too
+    if digest:  # names only the weights; the configuration also determines states
         digest = hashlib.sha256(f"{digest} ".encode() + config_text(model.config.to_dict())).hexdigest()
     digest, switched = digest or weights_digest(model), standing(model).adapters
     if switched:
@@ -222,14 +224,16 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
 
 
 def _check_gate(whole: Tape, second: Tape) -> None:
-    """prefill(A); forward(B) must leave what prefill(A + B) leaves, or no cached prefix could be gone on from."""
+    """prefill(A); forward(B) must leave the same states as prefill(A + B). Otherwise no cached prefix could be
+    continued."""
     for number, (one, two) in enumerate(zip(whole.layers, second.layers, strict=True)):
         states = getattr(one, "recurrent_states", {}).get(0), getattr(two, "recurrent_states", {}).get(0)
         keys = getattr(one, "keys", None), getattr(two, "keys", None)
         for name, (a, b) in {"state": states, "keys": keys}.items():
             if a is None or b is None:
                 continue
-            # Routing may flip an expert by rounding: wide, and far below what a lost state leaves.
+            # Rounding may change which expert a token is routed to. The tolerance allows for that and is far below the
+            # error of a lost state.
             tolerance = 1e-2 if a.dtype == torch.float32 else 1e-1
             error = float((a.double() - b.double()).norm() / a.double().norm().clamp_min(1e-30))
             if not error <= tolerance:
@@ -237,6 +241,6 @@ def _check_gate(whole: Tape, second: Tape) -> None:
 
 
 def numpy_view(array: np.ndarray[Any, Any], dtype: torch.dtype) -> torch.Tensor:
-    """A torch tensor in the memory of an array whose bytes are of `dtype`."""
+    """Returns a torch tensor in the memory of an array whose bytes have type `dtype`."""
     tensor = torch.from_numpy(array)
     return tensor if tensor.dtype == dtype else tensor.view(dtype)

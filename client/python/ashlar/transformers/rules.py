@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The recurrences of Transformers' linear layers: what a layer hands to its rule, in the form that kernels take.
+"""The recurrences of Transformers' linear layers: what a layer passes to its rule, in the form that kernels take.
 
-Every linear layer of Transformers calls one function of its module with all tokens of a run, its *rule*. A tape takes
-these calls down while a model runs, together with the convolution's inputs. From a call follow the rows of
-`Cache.compute_alone`, and by the rule itself, started from zero and from the identity, state and transition of any part
-of the run.
+Every linear layer of Transformers calls one function of its module with all tokens of a run, its *rule*. A tape records
+these calls while a model runs, together with the convolution's inputs. A recorded call yields the rows for
+`Cache.compute_alone`. Running the rule again from zero and from the identity yields the state and the transition of any
+part of the run.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _wrapping = threading.RLock()  # rules are wrapped in modules that several model
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One call of a rule, its arguments by name. Tensors are [1, tokens, heads, dim]."""
+    """One call of a rule, with its arguments by name. Tensors are [1, tokens, heads, dim]."""
 
     rule: Rule
     function: Callable[..., Any]
@@ -39,12 +39,12 @@ class Call:
         return self.arguments.get(self.rule.initial)
 
     def rows(self, key_heads: int) -> dict[str, torch.Tensor]:
-        """q, k, v, g and beta as the kernels take them: normalised, scaled, one key a key head; float32."""
+        """q, k, v, g and beta as the kernels take them: normalised, scaled, one key per key head; float32."""
         rows = self.rule.rows(self.arguments, key_heads)
         return {name: row[0].float().cpu().contiguous() for name, row in rows.items()}
 
     def tuple_by_identity(self, begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """State from zero and transition of tokens [begin, end), by the rule itself."""
+        """Returns the state from zero and the transition of tokens [begin, end), computed by the rule itself."""
         part = {
             name: value[:, begin:end] if name in self.rule.by_token and value is not None else value
             for name, value in self.arguments.items()
@@ -113,7 +113,8 @@ def _mamba2_identity(function: Callable[..., Any], part: dict[str, Any]) -> tupl
     part = {**part, "return_final_states": True}
     part["initial_states"] = None
     _, state = function(**part)
-    # A scalar transition is kept as its logarithm, which the sum of steps gives; the rule would underflow.
+    # A scalar transition is stored as its logarithm, the sum of the steps' logarithms, because the product would
+    # underflow.
     return state[0], (_steps(part).float() * part["A"].float()).sum(1)[0]
 
 
@@ -132,7 +133,7 @@ RULES = {
 
 
 class Tape(DynamicCache):
-    """A model's cache that also keeps what each linear layer gave to its convolution and to its rule."""
+    """A model's cache that also records what each linear layer passes to its convolution and its rule."""
 
     def __init__(self, config: Any) -> None:
         super().__init__(config=config)
@@ -157,7 +158,7 @@ class Tape(DynamicCache):
 
     @contextlib.contextmanager
     def recording(self, model: Any) -> Iterator[None]:
-        """Within it, runs of `model` in this thread are taken down. The rules of its module are wrapped meanwhile."""
+        """Records runs of `model` in this thread within the block. The rules of its module are wrapped meanwhile."""
         with _wrapping, self._wrapped_rules(sys.modules[type(model).__module__]):
             yield
 

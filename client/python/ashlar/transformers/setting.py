@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sets one prompt for a model of Transformers: looks it up, computes what is missing, takes the rest from the cache.
+"""Assembles one prompt for a Transformers model: looks it up, computes what is missing, and takes the rest from the
+cache.
 
-Each step of the plan is one run of the model over the step's tokens, on a DynamicCache into which cached steps are put:
-keys and values behind those that are there, states composed in place.
+Each computed step of the plan is one run of the model over the step's tokens, on a DynamicCache. Cached steps are added
+to that cache: their keys and values are appended, and their states composed in place.
 """
 
 from __future__ import annotations
@@ -33,22 +34,22 @@ from ashlar.transformers.weights import Weights
 
 _TORCH = {DType.F32: torch.float32, DType.F16: torch.float16, DType.BF16: torch.bfloat16}
 _LINE = 64  # bytes: tokens begin on cache lines
-_RATE_TOKENS = 64  # runs of fewer tokens say nothing of the rate of prefill
+_RATE_TOKENS = 64  # runs of fewer tokens do not count for the rate of prefill
 _RATE_MEMORY = 0.8
 _Result = TypeVar("_Result")
 
 
 class Fault(Exception):
-    """The cache did what it should not. The prompt is computed without it."""
+    """A failure of the cache. The prompt is computed without it."""
 
 
 class Restart(Exception):
-    """Something that the plan takes from the cache did not land."""
+    """A hit of the plan failed to land."""
 
 
 @contextlib.contextmanager
 def faults() -> Iterator[None]:
-    """Turns what calls of the cache raise into a Fault: no request fails because of the cache."""
+    """Converts exceptions of cache calls into Fault: no request fails because of the cache."""
     try:
         yield
     except (ConnectionError, PermissionError, MemoryError, RuntimeError, ValueError) as error:
@@ -67,7 +68,7 @@ class ModelCache(Cache):
         self, model: Model, shape: Shape, weights: Weights, rpc_socket: Any, session_socket: Any, *, pages: int,
         **options: Any,
     ) -> None:  # fmt: skip
-        # Memory of this process, not the daemon's: it outlives a daemon, and the next one gets it again.
+        # Memory of this process, not the daemon's: it outlives a daemon and is registered again with the next one.
         places, size = _places(model, pages)
         self._memfd = os.memfd_create("ashlar-transformers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self._memfd, size)
@@ -98,7 +99,7 @@ class ModelCache(Cache):
             self._memfd = -1
 
     def take(self, tokens: int) -> np.ndarray[Any, np.dtype[np.int32]] | None:
-        """Pages for so many tokens; None: there are not enough."""
+        """Returns pages for this number of tokens, or None if there are not enough."""
         count = -(-tokens // self.model.page_tokens)
         if len(self.free) < self.pages:
             self.free += calling(self.take_quiesced_pages, self.pages)
@@ -114,7 +115,8 @@ class ModelCache(Cache):
 
 
 def _places(model: Model, pages: int) -> tuple[list[PagePlace], int]:
-    """Keys and values of one token side by side, one attention layer's pages behind the other's; and the bytes."""
+    """Places the keys and values of a token side by side, and the attention layers' pages one after another. Returns
+    the places and the size in bytes."""
     places, size = [], 0
     for index, layer in enumerate(model.layers):
         if isinstance(layer, Attention):
@@ -129,21 +131,22 @@ def _places(model: Model, pages: int) -> tuple[list[PagePlace], int]:
 
 @dataclasses.dataclass
 class Setting:
-    """A prompt that has been set: its cache of Transformers, and what a commit of it needs."""
+    """An assembled prompt: its Transformers cache, and what a commit of it needs."""
 
     tokens: np.ndarray[Any, np.dtype[np.int32]]
     table: np.ndarray[Any, np.dtype[np.int32]]
     request: Request
     plan: Plan
     cache: DynamicCache
-    output: Any  # of the last run
+    output: Any  # output of the last run
     captured: list[tuple[int, list[LinearTensors]]]
     published: int
-    seconds_saved: float  # prefill time of the cached tokens at the recent rate, less what the cache took
+    seconds_saved: float  # prefill time of the cached tokens at the recent rate, minus the time that the cache took
+    reached: int  # tokens of the prompt that the cache holds
 
     @property
     def tiers(self) -> Counter[str]:
-        """Tokens that were taken from the cache, by the tier that they lay in."""
+        """Tokens taken from the cache, by tier."""
         found: Counter[str] = Counter()
         for step in self.plan.steps:
             if step.kind is not StepKind.COMPUTE:
@@ -163,13 +166,13 @@ class Setter:
         self.config = model.config.get_text_config(decoder=True)
         ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
         self.ends_of_messages = set() if ends is None else set(np.ravel(ends).tolist())
-        self.seconds_a_token = 0.0  # of prefill, by recent runs
+        self.seconds_a_token = 0.0  # seconds of prefill per token, from recent runs
         self._running = 0.0  # seconds in runs of the model, since the last prompt's start
 
     def run(self, cache: DynamicCache, tokens: np.ndarray[Any, Any], first: int, keep: int = 0) -> Any:
-        """Runs tokens from position `first` on through the model; with `keep`, so many last ones through its head too."""
+        """Runs tokens from position `first` through the model, and the last `keep` tokens through its head too."""
         ids = torch.from_numpy(tokens.astype(np.int64)).unsqueeze(0).to(self.model.device)
-        # Said, though most models count it from the cache: Bamba begins at 0 again.
+        # Positions are passed explicitly. Most models derive them from the cache, but Bamba begins at 0 again.
         positions = torch.arange(first, first + len(tokens), device=self.model.device).unsqueeze(0)
         options = {"input_ids": ids, "position_ids": positions, "past_key_values": cache, "use_cache": True}
         began = time.perf_counter()
@@ -182,13 +185,14 @@ class Setter:
         return output
 
     def set(self, prompt: Prompt, upto: int, keep: int, room: int) -> Setting:
-        """Runs the prompt's first `upto` tokens; `keep`: so many last ones through the model's head, in one run.
+        """Runs the prompt's first `upto` tokens, or the tokens that the plan takes from the cache if they are more.
+        `keep`: this number of last tokens runs through the model's head, in one run.
 
-        Raises Fault: nothing has been kept, compute it without the cache.
+        Raises Fault: nothing was kept; compute the prompt without the cache.
         """
         tokens, began, self._running = prompt.tokens, time.perf_counter(), 0.0
-        # A plan's last token is always computed. Ending at the first one whose logits are wanted, it takes none of them
-        # from the cache, and its last run goes on to the prompt's end.
+        # A plan's last token is always computed. The plan ends at the first token whose logits are wanted, so it takes
+        # none of these tokens from the cache, and its last run continues to the prompt's end.
         planned = tokens[: len(tokens) - max(keep, 1) + 1]
         lengths = prompt.lengths
         while sum(lengths) >= len(planned):
@@ -216,9 +220,10 @@ class Setter:
                 if verdict == Verdict.OK and followed is not None:
                     spent = time.perf_counter() - began - self._running
                     saved = max(0.0, plan.cached_tokens * self.seconds_a_token - spent)
-                    return Setting(tokens, table, request, plan, *followed, published, saved)
+                    reached = max(upto, plan.steps[-1].begin)
+                    return Setting(tokens, table, request, plan, *followed, published, saved, reached)
                 if verdict == Verdict.OTHER_PAGES:
-                    others = self.cache.take(len(tokens) + room)  # the old ones come back by take_quiesced_pages
+                    others = self.cache.take(len(tokens) + room)  # take_quiesced_pages returns the old pages
                     if others is None:
                         raise Fault("pages: all remaining pages are unresolved after a failed landing")
                     table = others
@@ -239,7 +244,7 @@ class Setter:
         return quiet
 
     def end(self, setting: Setting) -> None:
-        """Gives back the lease and the pages of a prompt that has been set."""
+        """Releases the lease and the pages of an assembled prompt."""
         setting.request.end()
         self.cache.free += setting.table.tolist()
 
@@ -322,8 +327,8 @@ class Setter:
                 output = self.run(cache, tokens[begin:end], begin, keep if last else 0)
             if step.capture and step.end == end:
                 captured.append((end, self.states(cache)))
-        if 0 < upto < len(tokens) and upto not in (at for at, _ in captured):
-            captured.append((upto, self.states(cache)))  # the same prompt again goes on from there
+            if last and begin < end < len(tokens) and end not in (at for at, _ in captured):
+                captured.append((end, self.states(cache)))  # the next turn, or a repeat of the prompt, resumes there
         return cache, output, captured
 
     def _take(
@@ -345,7 +350,7 @@ class Setter:
             cache.layers[attention.layer].update(*(part.to(self.model.device) for part in rows))
 
     def compose(self, request: Request, place: LinearPlace, step: Step, state: torch.Tensor) -> None:
-        """Takes a layer's state, [heads, …] in float32, across a cached step."""
+        """Advances a layer's state, [heads, …] in float32, across a cached step."""
         self._must(calling(request.advance, place.index, step.begin, step.end, state))
 
     def _must(self, verdict: Verdict) -> None:
@@ -361,7 +366,7 @@ class Setter:
         if not layer.is_recurrent_states_initialized[0]:
             layer.lazy_initialization(recurrent_states=state.unsqueeze(0).to(self.model.device))
         layer.conv_states[0][..., 1:].copy_(inputs)
-        layer.conv_states[0][..., 0].zero_()  # older than what a convolution sees
+        layer.conv_states[0][..., 0].zero_()  # older than the convolution's window
         layer.recurrent_states[0][0].copy_(state)
         layer.has_previous_state[0] = True
 
@@ -380,16 +385,16 @@ class Setter:
     def commit(
         self, setting: Setting, text: np.ndarray[Any, np.dtype[np.int32]], conversation: bytes, salt: str | bytes = b""
     ) -> list[str]:
-        """Offers the states behind `text`, which the setting's cache has run through, and those captured inside.
+        """Offers the states after `text`, which the model has run on the setting's cache, and those captured inside it.
 
-        Raises Fault where the cache holds another number of tokens, or `text` does not begin with the prompt.
+        Raises Fault if the cache holds a different number of tokens, or `text` does not begin with the prompt.
         """
         count = min(len(setting.tokens), len(text))
         held = {setting.cache.layers[place.layer].keys.shape[-2] for place in self.cache.shape.attention}
         if held - {len(text)} or not np.array_equal(setting.tokens[:count], text[:count]):
             raise Fault(f"the model computed different tokens than the text has: cache lengths {sorted(held)}")
         if len(text) > len(setting.table) * self.cache.model.page_tokens:
-            return []  # more was decoded than there is room for
+            return []  # more tokens were decoded than there is space for
         if not setting.plan.exact and not conversation:
             return []  # composed states are their conversation's alone
         computed = [*setting.plan.computed(), (setting.plan.steps[-1].end, len(text))]

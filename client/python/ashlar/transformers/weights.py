@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Notices that a model's weights are others than those that its cache was opened for."""
+"""Detects that a model's weights differ from the ones for which its cache was opened."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from ashlar.weights_watch import WeightsWatch
 
 
 class Standing(NamedTuple):
-    """A model as it stands, by one walk over its modules."""
+    """A snapshot of a model, from one walk over its modules."""
 
     training: bool  # any part is in training mode
-    adapters: str  # that it computes with: in each layer the active or merged ones, and their scales; "": none
-    tensors: dict[str, tuple[int, int]]  # of parameters and buffers: address and version
+    adapters: str  # adapters in use: in each layer the active or merged ones, and their scales; "": none
+    tensors: dict[str, tuple[int, int]]  # address and version of each parameter and buffer
 
 
 def _version(tensor: Any) -> int:
@@ -21,7 +21,7 @@ def _version(tensor: Any) -> int:
 
 
 def standing(model: Any) -> Standing:
-    """PEFT's layers are known by what they say of themselves."""
+    """PEFT's layers are recognized by their attributes."""
     training, adapters, tensors = False, [], {}
     for name, module in model.named_modules():
         training |= module.training
@@ -38,10 +38,10 @@ def standing(model: Any) -> Standing:
 
 
 class Weights:
-    """Of one model, as they are when this is made.
+    """The weights of one model when this object is created.
 
-    A tensor that is replaced has another address, and an operation in place raises its version. Operations on
-    `Tensor.data` do neither: WeightsWatch compares some elements of each parameter.
+    A replaced tensor has a different address, and an in-place operation raises its version. Operations on `Tensor.data`
+    do neither; WeightsWatch detects these by comparing some elements of each parameter.
     """
 
     def __init__(self, model: Any) -> None:

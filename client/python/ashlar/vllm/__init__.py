@@ -6,7 +6,7 @@
 The installed package registers the connector by vLLM's plugin entry point. From a source tree without the package's
 metadata, add "kv_connector_module_path": "ashlar.vllm".
 
-docs/vllm.md has the options, metrics and limits.
+docs/vllm-options.md has the options and metrics.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from ashlar.vllm.versions import unknown_version
 
 
 def _imported(connector: Callable[[], Any]) -> Any:
-    """The module that needs vLLM. Of another vLLM the missing name matters less than its version."""
+    """Imports the module that needs vLLM. With an unsupported version of vLLM, the error names the version before the
+    missing name."""
     try:
         return connector()
     except ImportError as error:

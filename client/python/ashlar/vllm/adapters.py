@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA adapters, named by what was loaded.
+"""Names of LoRA adapters, by the weights that were loaded.
 
-vLLM loads an adapter's files when it likes, and again after it has evicted the adapter or was told to reload it. The
-worker therefore hashes the weights that it finds loaded, and names each load by the step that saw it first. A request's
-keys take the digest and the adapter's name. Where they do not belong to one load, the request is not saved.
+vLLM loads an adapter's files at any time, and again after an eviction or a request to reload. The worker therefore
+hashes the loaded weights, and names each load by the step that saw it first. A request's keys include the digest and
+the adapter's name. If they do not belong to one load, the request is not saved.
 
-vLLM's own prefix cache names blocks by the adapter's name alone, and gives them to requests after the content has
-changed. `KnownAdapters` says when that may be, so that these blocks are evicted.
+vLLM's own prefix cache names blocks only by the adapter's name, and reuses them after the content has changed.
+`KnownAdapters` reports when that is possible, so that these blocks are evicted.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from ashlar.vllm.content import content_digest
 
 logger = init_logger("vllm.ashlar")
 
-# What a worker tells of an adapter: (number, step, what), where what is one of these or the digest of the load.
+# A worker's report about an adapter: (number, step, what), where `what` is one of these constants or the digest of the
+# load.
 Told = tuple[int, int, str]
 LOADED, ABSENT, UNNAMED = "loaded", "absent", "unnamed"
-_ORDER = {ABSENT: 0, LOADED: 1}  # of one step; digests follow
-_UNSURE = "unsure"  # in place of a digest: that of the engine's own blocks by a name
+_ORDER = {ABSENT: 0, LOADED: 1}  # order of the reports of one step; digests follow
+_UNSURE = "unsure"  # instead of a digest: the digest of the engine's own blocks under a name is unknown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,19 +37,19 @@ class AdapterLoad:
     """One load of an adapter in the workers."""
 
     adapter: int  # lora_int_id
-    step: int  # that saw it first
+    step: int  # step that first saw the load
 
 
 @dataclasses.dataclass
 class _Found:
     model: weakref.ref[Any]
     load: AdapterLoad
-    digest: Future[bytes] | None = None  # None: not asked for
+    digest: Future[bytes] | None = None  # None: not requested
     told: bool = False
 
 
 class LoadedAdapters:
-    """In a worker: the adapters that its model has."""
+    """The worker's half: the adapters that its model has loaded."""
 
     def __init__(self, model: Any) -> None:
         self._manager = getattr(model, "lora_manager", None)
@@ -56,7 +57,7 @@ class LoadedAdapters:
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="ashlar-adapters")
 
     def look(self, step: int, asked: Collection[int], told: Counter[Told]) -> None:
-        """At a step, once its adapters are active. `asked`: those whose digest is wanted."""
+        """Call it in each step, once the step's adapters are active. `asked`: adapters whose digests are requested."""
         if self._manager is None:
             return
         present = self._manager.list_adapters()
@@ -88,7 +89,7 @@ class LoadedAdapters:
             return UNNAMED
 
     def has(self, load: AdapterLoad) -> bool:
-        """Whether the weights of this load are there."""
+        """Returns whether the weights of this load are present."""
         found = self._found.get(load.adapter)
         return found is not None and found.load == load
 
@@ -100,25 +101,27 @@ class LoadedAdapters:
 class _Known:
     load: AdapterLoad
     absent: bool
-    digests: Counter[str] = dataclasses.field(default_factory=Counter)  # ranks that told of each
+    digests: Counter[str] = dataclasses.field(default_factory=Counter)  # number of ranks that reported each digest
 
     def digest(self, ranks: int) -> str | None:
-        """None: not all ranks have told of it, or they differ."""
+        """Returns None if not all ranks have reported it, or if they differ."""
         found = [digest for digest, count in self.digests.items() if count == ranks and digest != UNNAMED]
         return found[0] if found and len(self.digests) == 1 else None
 
 
 class KnownAdapters:
-    """In the scheduler: what the workers have told of their adapters."""
+    """The scheduler's half: what the workers have reported about their adapters."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks
         self._known: dict[int, _Known] = {}  # by lora_int_id
-        self._blocks: dict[str, tuple[int, str | None]] = {}  # by name: number and digest of the engine's own blocks
+        # By adapter name: number and digest of the engine's own blocks.
+        self._blocks: dict[str, tuple[int, str | None]] = {}
         self._asked: set[int] = set()
 
     def arrive(self, adapter: Any) -> bool:
-        """A request of this adapter begins. Whether the engine's own blocks by its name may be of other content."""
+        """Call it when a request of this adapter begins. Returns whether the engine's own blocks under the adapter's name may
+        have other content."""
         name, number = adapter.lora_name, adapter.lora_int_id
         known = self._known.get(number)
         before = self._blocks.get(name)
@@ -127,7 +130,7 @@ class KnownAdapters:
         return before is not None and before[0] != number
 
     def find(self, number: int) -> tuple[AdapterLoad, str] | None:
-        """The load and its digest; None: not known yet, and asked for where it can be."""
+        """Returns the load and its digest. The digest is None while it is unknown; it is then requested if possible."""
         known = self._known.get(number)
         digest = None if known is None else known.digest(self._ranks)
         if known is not None and digest is not None and not known.absent:
@@ -136,7 +139,7 @@ class KnownAdapters:
         return None
 
     def may_come(self, number: int) -> bool:
-        """Whether workers may tell of the digest soon."""
+        """Returns whether workers may soon report the digest."""
         known = self._known.get(number)
         return known is None or (not known.absent and not known.digests[UNNAMED])
 
@@ -145,7 +148,7 @@ class KnownAdapters:
         return asked
 
     def hear(self, told: Counter[Told]) -> set[str]:
-        """Returns names by which the engine's own blocks may be of other content than the adapter's."""
+        """Returns the names under which the engine's own blocks may have other content than the adapter's."""
         changed: set[str] = set()
         for (number, step, what), ranks in sorted(
             told.items(), key=lambda each: (*each[0][:2], _ORDER.get(each[0][2], 2))

@@ -1,26 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Assembles prompts from segments in a worker: publishes missing segments, lands hits, and composes them into the engine's
-blocks.
+"""Worker half of segments: lands them for waiting prompts, writes them to the engine's blocks, and publishes new ones.
 
-The engine treats such a prompt as one whose first tokens are loaded from elsewhere. A thread talks to the daemon. Runs of
-the model belong to the engine's thread, which makes one of them between two steps. Only that thread writes the engine's
-blocks, and only during the load, so an abandoned load leaves no block unresolved.
-
-Hits land in pages of this process first, because only the engine's writer knows the layout of the engine's blocks.
+A thread talks to the daemon. Keys and values land in pages of this process, because only the engine's writer knows the
+layout of the engine's blocks. Transitions and states are copied to tensors. After a prompt's segments are reported as
+landed, a later step does not depend on the daemon. Only the engine's thread runs the model and writes blocks, in the
+order of the engine's own work on its device. The other thread reads what a run has left only after that work.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import fcntl
-import functools
 import mmap
 import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection
-from typing import Any, TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -29,27 +26,30 @@ from vllm.logger import init_logger
 
 import ashlar
 from ashlar.request import StepKind
+from ashlar.tensors import MATRIX, compose, delta_tuple, scaled_half
 from ashlar.vllm.forward import Core, EngineModel
+from ashlar.vllm.lookups import missing_segments
 from ashlar.vllm.memory import States
-from ashlar.vllm.messages import Compose
+from ashlar.vllm.messages import Alone, Fetch, Fetched, Jump
 from ashlar.vllm.model import Described, LinearPlace
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
-from ashlar.vllm.segments import KEY_TYPES, NORM_EPSILON, PAGE_TOKENS, segments_model
+from ashlar.vllm.order import Mark, Order
+from ashlar.vllm.pace import Pace
+from ashlar.vllm.segments import EPSILON, KEY_TYPES, NORM_EPSILON, PAGE_TOKENS, segments_model
 from ashlar.vllm.state import State
 
 logger = init_logger("vllm.ashlar")
 
-_TRIES = 4  # plans; each takes less from the cache
-_Result = TypeVar("_Result")
+_TRIES = 4  # plans per prompt; each uses fewer hits
 
 
-class LoadAbandoned(Exception):
-    """The load failed or was abandoned; the engine computes the prompt."""
+class NotLanded(Exception):
+    """No segment landed; the engine computes the prompt."""
 
 
 class Pages:
-    """Memory of this process in which segments land, and from which they are published."""
+    """Memory of this process in which segments land, and from which they are published. Thread-safe."""
 
     def __init__(self, model: ashlar.Model, tokens: int) -> None:
         self.count = -(-tokens // PAGE_TOKENS)
@@ -69,7 +69,31 @@ class Pages:
         self.descriptor = os.memfd_create("vllm-segments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, size)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        self.free = list(range(self.count))
+        self._free = list(range(self.count))
+        self._changed = threading.Condition()
+
+    @property
+    def free(self) -> int:
+        return len(self._free)
+
+    def take(self, tokens: int, deadline: float, wanted: Callable[[], bool]) -> npt.NDArray[np.int32]:
+        """Returns free pages for this number of tokens, and waits for them. Raises NotLanded after the deadline."""
+        count = -(-tokens // PAGE_TOKENS)
+        with self._changed:
+            while len(self._free) < count:
+                if count > self.count or not wanted() or time.monotonic() >= deadline:
+                    raise NotLanded(f"{tokens} tokens; segment_tokens leaves {len(self._free) * PAGE_TOKENS}")
+                self._changed.wait(0.01)
+            taken, self._free = (
+                self._free[-count:],
+                self._free[:-count],
+            )  # pages that were used last are already in memory
+        return np.array(taken, np.int32)
+
+    def give(self, pages: Sequence[int]) -> None:
+        with self._changed:
+            self._free += pages
+            self._changed.notify_all()
 
     def close(self) -> None:
         if self.descriptor >= 0:
@@ -78,29 +102,44 @@ class Pages:
 
 
 @dataclasses.dataclass
-class Composed:
-    """The result of a load."""
+class _Tuple:
+    """A tuple of one linear layer: S ← transition · S + state."""
 
-    request: str
-    seconds: float
-    done: bool
-    cached: int = 0  # tokens that were taken from the cache
-    published: int = 0
-    tier: str = "dram"
+    transition: torch.Tensor | None  # [heads, d_k, d_k]; None: the state replaces S
+    state: torch.Tensor  # [heads, d_k, d_v]
+    tail: bytes
 
 
 @dataclasses.dataclass(eq=False)
-class _Work:
-    compose: Compose
-    since: float
-    jobs: queue.Queue[Callable[[], None]] = dataclasses.field(default_factory=queue.Queue)
-    deadline: float = 0.0  # of its next progress, from when the thread begins it
-    result: Composed | None = None  # set by the thread alone, once
+class _Landing:
+    fetch: Fetch
+    is_current: Callable[[], bool]  # whether the weights are those that the scheduler names
+    since: float = dataclasses.field(default_factory=time.monotonic)
     abandoned: bool = False
+    table: npt.NDArray[np.int32] | None = None
+    tuples: dict[int, dict[str, _Tuple]] = dataclasses.field(
+        default_factory=dict
+    )  # by end of the jump and name of the layer
+
+
+@dataclasses.dataclass
+class _Ran:
+    """A segment that was run alone, and the tensors to publish."""
+
+    alone: Alone
+    is_current: Callable[[], bool]
+    begin: int  # the interior
+    end: int
+    mark: Mark | None = None  # the engine's work up to the run's end
+    rows: dict[str, dict[str, torch.Tensor]] = dataclasses.field(default_factory=dict)
+    tuples: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=dict)
+    inputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # last inputs of the convolutions
+    ends: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    keys: dict[str, tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=dict)
 
 
 class Composer:
-    """`start` and `poll` belong to the engine's thread."""
+    """The engine's thread calls all methods except those of the thread below."""
 
     def __init__(
         self,
@@ -110,20 +149,25 @@ class Composer:
         states: list[States],
         most_tokens: int,
         publishes: bool,
+        pace: Pace,
+        order: Order,
     ) -> None:
-        """`most_tokens`: of one run of the model. `publishes`: what is missing is computed alone and kept. Raises
-        Unsupported."""
-        self._engine, self._described, self._options = engine, described, options
+        """`most_tokens`: limit of one run. `publishes`: whether segments are run alone and stored. Raises Unsupported."""
+        self._engine, self._described, self._options, self._pace = engine, described, options, pace
+        self._order = order
         self._states = {place.name: (place, held) for place, held in zip(described.linear, states, strict=True)}
+        self._groups = {name: group for _, name, group in described.keys}
         self._most, self._publishes = most_tokens, publishes
-        self.model = segments_model(described, engine.rope(), options)
+        decays = {place.name: table for place in described.linear if (table := engine.decays(place.name))}
+        self.model = segments_model(described, engine.ropes(described), decays, options)
         self._pages = Pages(self.model, options.segment_tokens)
         self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
-        self._paused_until = 0.0
-        self._under_way: list[_Work] = []
-        self._serving: _Work | None = None  # by the thread; the others wait for their turn
-        self._generation = ""
-        self._asked: queue.Queue[_Work | None] = queue.Queue()
+        self._landings: dict[int, _Landing] = {}
+        self._fetched: queue.SimpleQueue[tuple[int, Fetched]] = queue.SimpleQueue()
+        self._ran: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        self._open_answers = 0
+        self._lock = threading.Lock()
+        self._asked: queue.Queue[_Landing | _Ran | None] = queue.Queue()
         self._opening = Opening(self._open, described.identity.weights, options, "segments", State("segments"))
         self._thread = threading.Thread(target=self._serve, name="ashlar-compose", daemon=True)
         self._thread.start()
@@ -134,160 +178,246 @@ class Composer:
             self._described.named(self.model), options.rpc_socket, options.session_socket, name="vllm-segments", timeout_ms=options.call_ms,
             memory_kind=ashlar.MemoryKind.MEMFD, memfd=pages.descriptor, memory_bytes=pages.size, pages=pages.count,
             places=pages.places, capture_tokens=64, land_ms=options.land_ms, quiet_ms=options.quiet_ms,
+            epsilon=EPSILON[options.segment_dtype],
         )  # fmt: skip
 
     def close(self) -> None:
+        for landing in self._landings.values():
+            landing.abandoned = True
         self._asked.put(None)
-        for work in self._under_way:
-            work.abandoned = True
         self._thread.join(timeout=3)
         self._opening.close()
         self._pages.close()
 
     # ---- the engine's thread
 
-    def start(self, compose: Compose) -> None:
-        work = _Work(compose, time.monotonic())
-        self._under_way.append(work)
-        self._asked.put(work)
+    def fetch(self, fetch: Fetch, is_current: Callable[[], bool]) -> None:
+        landing = self._landings[fetch.number] = _Landing(fetch, is_current)
+        self._open_answers += 1
+        self._asked.put(landing)
 
-    def begin_generation(self, generation: str) -> None:
-        """Abandons the loads of another generation: the model's next run may use other weights, which their salt does not name."""
-        if generation != self._generation:
-            self._generation = generation
-            self.abandon_all()
+    def release(self, numbers: Sequence[int]) -> None:
+        """Releases the landed segments of these fetches."""
+        for number in numbers:
+            landing = self._landings.pop(number, None)
+            if landing is not None:
+                self._drop(landing)
 
-    def abandon_all(self) -> None:
-        for work in self._under_way:
-            work.abandoned = True
-
-    def abandon(self, requests: Collection[str]) -> set[str]:
-        """Abandons the loads of requests that have ended, and returns those requests."""
-        ended = [work for work in self._under_way if work.compose.request in requests]
-        for work in ended:
-            work.abandoned = True
-            self._under_way.remove(work)
-        return {work.compose.request for work in ended}
-
-    def poll(self) -> list[Composed]:
-        """Runs the model once if a load waits for it. Returns the loads that have ended."""
-        serving = self._serving
-        if serving is not None:
-            self._advance(serving)
-        now, ended = time.monotonic(), []
-        for work in list(self._under_way):
-            result = work.result
-            if work.abandoned and (result is None or result.done):  # also if it had ended before
-                result = Composed(work.compose.request, now - work.since, False)
-            if result is not None:
-                self._under_way.remove(work)
-                ended.append(result)
-        return ended
-
-    def _advance(self, serving: _Work) -> None:
-        if not serving.abandoned and not serving.jobs.empty():
-            serving.jobs.get_nowait()()
-            serving.deadline = self._next_deadline()
-        elif (now := time.monotonic()) > serving.deadline:
-            logger.warning("Ashlar: assembling segments made no progress for %d ms", self._options.compose_ms)
-            if not serving.abandoned:
-                serving.abandoned, serving.deadline = True, self._next_deadline()
-                self._paused_until = now + self._options.call_ms / 1000
-                return
-            for work in self._under_way:  # the thread hangs in the abandoned load
-                work.abandoned = True
-
-    def _next_deadline(self) -> float:
-        return time.monotonic() + self._options.compose_ms / 1000
+    def _drop(self, landing: _Landing) -> None:
+        with self._lock:  # either thread may drop it
+            landing.abandoned = True
+            table, landing.table = landing.table, None
+        if table is not None:
+            self._pages.give(table.tolist())
+        landing.tuples = {}
 
     @property
     def busy(self) -> bool:
-        return bool(self._under_way)
+        """Returns whether the thread still owes an answer."""
+        return self._open_answers > 0
 
-    # ---- the other thread
+    def take_fetched(self) -> dict[int, Fetched]:
+        found: dict[int, Fetched] = {}
+        while not self._fetched.empty():
+            number, fetched = self._fetched.get()
+            found[number] = fetched
+            self._open_answers -= fetched.ended
+        return found
+
+    def take_ran(self) -> dict[int, int]:
+        """Returns the runs that have ended, with the number of published segments."""
+        found: dict[int, int] = {}
+        while not self._ran.empty():
+            number, published = self._ran.get()
+            found[number] = published
+            self._open_answers -= 1
+        return found
+
+    def apply(self, jump: Jump) -> None:
+        """Writes keys, values and states of a jump to the request's blocks. Call it before the forward of the step after it.
+
+        The engine has already copied the running state to the block in which this step leaves its state.
+        """
+        landing = self._landings[jump.fetch]
+        assert landing.table is not None
+        at, slots = _where(landing.table, jump.begin, jump.end)
+        targets = {
+            group: self._engine.slots(jump.blocks[group], jump.begin, jump.end) for group in self._groups.values()
+        }
+        for name, (keys, values) in self._rows.items():
+            there = targets[self._groups[name]]
+            kept = there >= self._described.block  # a window's earlier tokens have the null block, which is number 0
+            self._engine.put_keys(name, keys[at[kept], slots[kept]], values[at[kept], slots[kept]], there[kept])
+        whole = jump.end % self._described.block == 0
+        for name, found in landing.tuples[jump.end].items():
+            place, states = self._states[name]
+            block = jump.blocks[place.group][jump.state_block]
+            state = self._state(states, block, place)
+            if found.transition is None:
+                state.copy_(found.state)
+            else:
+                compose(state, found.transition.to(state.device), found.state.to(state.device), self._linear(place))
+            states.fill_tail(block, found.tail)
+            # If the block that ends here is allocated, the engine's own cache names it.
+            before = jump.blocks[place.group][self._described.count(jump.end) - 1]
+            if whole and before not in (0, block):
+                self._state(states, before, place).copy_(state)
+                states.fill_tail(before, found.tail)
+
+    def run_alone(self, alone: Alone, is_current: Callable[[], bool]) -> None:
+        """Runs a segment from a zero state, in blocks that belong to no request. The thread publishes it."""
+        self._open_answers += 1
+        alone_here = self._described.model.tensor_parallel_size == 1  # ranks run the model together or not at all
+        if not self._publishes or len(alone.tokens) > self._most or (alone_here and self._opening.cache is None):
+            self._ran.put((alone.number, 0))
+            return
+        count, model = len(alone.tokens), self.model
+        ran = _Ran(alone, is_current, *((0, count) if alone.first else (model.head, count - model.tail)))
+
+        def at_linear(core: Core) -> None:
+            place, states = self._states[core.name]
+            block, layer = alone.states[place.group], self._linear(place)
+            rows = core.run_seen(count, block)
+            if alone.first:
+                ran.ends[core.name] = self._state(states, block, place).to(torch.float32, copy=True)
+            elif core.normalized and layer.family in MATRIX:
+                part = {name: row[ran.begin : ran.end] for name, row in rows.items()}
+                ran.tuples[core.name] = delta_tuple(part["k"], part["v"], part["g"], part["beta"], layer.order)
+            else:
+                ran.rows[core.name] = rows
+            ran.inputs[core.name] = core.inputs()[max(0, ran.end - layer.conv_kernel + 1) : ran.end].clone()
+
+        def at_keys(name: str, key: torch.Tensor, value: torch.Tensor) -> None:
+            ran.keys[name] = key.clone(), value.clone()
+
+        try:
+            self._engine.run(alone.tokens, alone.pages, at_linear, at_keys)
+            ran.mark = self._order.mark()
+        except Exception as error:  # no request depends on it
+            logger.warning("Ashlar: cannot compute a segment alone: %s: %s", type(error).__name__, error)
+            self._ran.put((alone.number, 0))
+            return
+        self._asked.put(ran)
+
+    def _state(self, states: States, block: int, place: LinearPlace) -> torch.Tensor:
+        return states.state(block).view(_state_shape(self._linear(place)))
+
+    def _linear(self, place: LinearPlace) -> ashlar.Linear:
+        layer = self.model.layers[place.layer]
+        assert isinstance(layer, ashlar.Linear)
+        return layer
+
+    # ---- the composer's thread
 
     def _serve(self) -> None:
         while (work := self._asked.get()) is not None:
-            if work.abandoned:
+            if isinstance(work, _Ran):
+                published = 0
+                try:
+                    published = self._publish(work)
+                except Exception as error:
+                    logger.warning("Ashlar: cannot publish a segment: %s: %s", type(error).__name__, error)
+                self._ran.put((work.alone.number, published))
                 continue
-            work.deadline = self._next_deadline()
-            self._serving = work
-            result = Composed(work.compose.request, 0.0, False)
+            number, fetched = work.fetch.number, Fetched(ended=True)
             try:
-                self._assemble(work, result)
-                result.done = True
-            except LoadAbandoned as reason:
                 if not work.abandoned:
-                    logger.warning("Ashlar: a prompt is computed without its cached segments: %s", reason)
+                    fetched = self._land(work)
+            except NotLanded as reason:
+                fetched.failure = str(reason)
             except Exception as error:  # the engine computes the request instead
-                logger.warning(
-                    "Ashlar: a prompt is computed without its cached segments: %s: %s", type(error).__name__, error
-                )
-            result.seconds = time.monotonic() - work.since
-            work.result = result
-            self._serving = None
+                fetched.failure = f"{type(error).__name__}: {error}"
+            if fetched.failure and not work.abandoned:
+                logger.warning("Ashlar: a prompt is computed without its cached segments: %s", fetched.failure)
+            fetched.seconds = time.monotonic() - work.since
+            if work.abandoned or not fetched.jumps:
+                self._drop(work)
+            self._fetched.put((number, fetched))
 
-    def _between_steps(self, work: _Work, call: Callable[[], _Result]) -> _Result:
-        """Has the engine's thread make the call, and returns its result."""
-        ended = threading.Event()
-        found: list[_Result] = []
-        failed: list[BaseException] = []
-
-        def job() -> None:
-            try:
-                found.append(call())
-            except Exception as error:
-                failed.append(error)
-            ended.set()
-
-        work.jobs.put(job)
-        while not ended.wait(0.05):
-            if work.abandoned:
-                raise LoadAbandoned("abandoned")
-        if failed:
-            raise failed[0]
-        return found[0]
-
-    def _assemble(self, work: _Work, result: Composed) -> None:
-        cache, compose = self._opening.cache, work.compose
-        if cache is None or time.monotonic() < self._paused_until:
-            raise LoadAbandoned("the cache is not open")
-        if max(compose.lengths) > self._most:
-            raise LoadAbandoned(
-                f"a segment has {max(compose.lengths)} tokens; one step of the engine takes at most {self._most}"
-            )
-        table = self._take(cache, len(compose.tokens))
+    def _land(self, landing: _Landing) -> Fetched:
+        cache, fetch = self._opening.cache, landing.fetch
+        if cache is None:
+            return Fetched(ended=True)
+        deadline = time.monotonic() + self._options.lookup_ms / 2000  # the scheduler waits twice as long
+        quiesced = cache.take_quiesced_pages(self._pages.count) if self._pages.free < self._pages.count else []
+        self._pages.give(quiesced)
+        table = self._pages.take(len(fetch.tokens), deadline, lambda: not landing.abandoned)
         request: ashlar.Request | None = None
+        landed = Fetched(ended=True)
         try:
-            request = cache.start_begin(compose.tokens, compose.lengths, table, fill=self._publishes, salt=compose.salt)
+            request = cache.start_begin(fetch.tokens, fetch.lengths, table, salt=fetch.salt)
             if request.wait_plan() != ashlar.Verdict.OK:
-                raise LoadAbandoned("the lookup failed")
-            result.published = self._fill(work, cache, request, table)
+                raise NotLanded("the lookup failed")
+            missing = missing_segments(request.plan)
             for _ in range(_TRIES):
-                if self._compose(work, cache, request, table):
-                    result.cached = request.plan.cached_tokens
-                    tiers = {segment.tier for segment in request.plan.segments if segment.used and segment.tier}
-                    result.tier = "ssd" if "ssd" in tiers else next(iter(tiers), "dram")
-                    return
-            raise LoadAbandoned("the landing failed")
+                plan = request.plan
+                steps = [(number, step) for number, step in enumerate(plan.steps) if step.kind is not StepKind.COMPUTE]
+                wanted = [(number, step) for number, step in steps if self._pays(step.end - step.begin)]
+                refused = len(steps) - len(wanted)
+                if not wanted:
+                    return Fetched(ended=True, missing=missing, refused=refused)
+                self._fetched.put((fetch.number, Fetched(ended=False)))
+                found = self._copy(cache, request, wanted)
+                if found is not None and request.finish() == ashlar.Verdict.OK:
+                    break
+                if landing.abandoned or request.finish() == ashlar.Verdict.OTHER_PAGES:
+                    raise NotLanded("pages are unresolved after a failed landing")
+            else:
+                raise NotLanded("the landing failed")
+            if not landing.is_current():
+                raise NotLanded("the weights have changed")
+            tiers = {segment.tier for segment in plan.segments if segment.used and segment.tier}
+            landed = Fetched(
+                ended=True,
+                jumps=[(step.begin, step.end, step.kind is StepKind.CHECKPOINT) for _, step in wanted],
+                missing=missing,
+                refused=refused,
+                tier="ssd" if "ssd" in tiers else next(iter(tiers), "dram"),
+            )
+            landing.tuples = found
+            return landed
         finally:
-            kept = True
+            quiet = True
             if request is not None:
                 request.cancel()
-                kept = request.poll_quiet() == ashlar.Verdict.OK
+                quiet = request.poll_quiet() == ashlar.Verdict.OK
                 request.end()
-            if kept:
-                self._pages.free += table.tolist()
+            if landed.jumps:
+                landing.table = table
+            elif quiet:
+                self._pages.give(table.tolist())
 
-    def _take(self, cache: ashlar.Cache, tokens: int) -> npt.NDArray[np.int32]:
-        """Returns free pages for this many tokens."""
-        pages, count = self._pages, -(-tokens // PAGE_TOKENS)
-        if len(pages.free) < pages.count:
-            pages.free += cache.take_quiesced_pages(pages.count)
-        if count > len(pages.free):
-            raise LoadAbandoned(f"{tokens} tokens; segment_tokens leaves {len(pages.free) * PAGE_TOKENS}")
-        taken, pages.free = pages.free[:count], pages.free[count:]
-        return np.array(taken, np.int32)
+    def _pays(self, tokens: int) -> bool:
+        """Returns whether a hit of this number of tokens saves more time than the step that it costs."""
+        least = self._options.min_segment_tokens
+        return tokens >= least if least else tokens > self._pace.break_even_tokens
+
+    def _copy(
+        self, cache: ashlar.Cache, request: ashlar.Request, wanted: Sequence[tuple[int, ashlar.Step]]
+    ) -> dict[int, dict[str, _Tuple]] | None:
+        """Waits for all layers and copies the tuples of these steps. Returns None if something did not land."""
+        for layer in range(len(self.model.layers)):
+            if request.wait_layer(layer) != ashlar.Verdict.OK:
+                return None
+        for layer, name, _ in self._described.keys:
+            self._page_rows(cache, name, layer)
+        found: dict[int, dict[str, _Tuple]] = {}
+        for number, step in wanted:
+            tuples = found[step.end] = {}
+            for name, (place, _) in self._states.items():
+                taken = self._take_tuple(request, number, step, place)
+                if taken is None:
+                    return None
+                tuples[name] = taken
+        return found
+
+    def _take_tuple(self, request: ashlar.Request, number: int, step: ashlar.Step, place: LinearPlace) -> _Tuple | None:
+        shape = self._linear(place)
+        state, transition = torch.empty(_state_shape(shape)), torch.empty(_transition_shape(shape))
+        tail = request.conv_tail(number, place.layer)
+        if tail is None or not request.read_tuple(number, place.layer, state, transition):
+            return None
+        return _Tuple(None if step.kind is StepKind.CHECKPOINT else transition, state, tail)
 
     def _page_rows(self, cache: ashlar.Cache, name: str, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         if name not in self._rows:
@@ -299,54 +429,64 @@ class Composer:
 
     # ---- publishing
 
-    def _fill(self, work: _Work, cache: ashlar.Cache, request: ashlar.Request, table: npt.NDArray[np.int32]) -> int:
-        """Computes alone what is missing, and publishes it."""
-        missing, published = request.missing, 0
-        for number, run in enumerate(missing):
-            rows, tails, ends, keys = self._between_steps(work, functools.partial(self._alone, work.compose, run))
-            for layer, name in self._described.attention:
-                self._write(self._page_rows(cache, name, layer), keys[name], table)
-            linear = []
-            for name, (place, _) in self._states.items():
-                shape = self.model.layers[place.layer]
-                assert isinstance(shape, ashlar.Linear)
-                state, transition = ends[name], None
-                if run.transition:
-                    state = torch.empty_like(state)
-                    transition = torch.empty(shape.value_heads, shape.d_k, shape.d_k)
-                    cache.compute_alone(
-                        request, number, place.layer, state, transition=transition, norm_epsilon=NORM_EPSILON,
-                        q_scale=shape.d_k**-0.5, **rows[name],
-                    )  # fmt: skip
-                linear.append(ashlar.LinearTensors(place.layer, state, tails[name], transition))
-            published += request.publish(number, linear, table) == "published"
-        if missing and request.look_again(table) != ashlar.Verdict.OK:
-            raise LoadAbandoned("the second lookup failed")
-        return published
+    def _publish(self, ran: _Ran) -> int:
+        """Returns the number of stored segments."""
+        cache, alone = self._opening.cache, ran.alone
+        if ran.mark is not None:
+            ran.mark.synchronize()
+        if cache is None or not ran.is_current():
+            return 0
+        # A segment that is not the first follows a segment of one token, which is not published.
+        before = [] if alone.first else [1]
+        tokens = np.array([*([0] if before else []), *alone.tokens, 0], np.int32)
+        deadline = time.monotonic() + self._options.land_ms / 1000
+        table = self._pages.take(len(tokens), deadline, lambda: True)
+        quiet = True
+        try:
+            with cache.start_begin(tokens, [*before, len(alone.tokens)], table, fill=True, salt=alone.salt) as request:
+                if request.wait_plan() != ashlar.Verdict.OK:
+                    return 0
+                published = 0
+                for number, run in enumerate(request.missing):
+                    if run.segment != len(before) or (run.capture_begin, run.capture_end) != (ran.begin, ran.end):
+                        request.abandon(number)
+                        continue
+                    with self._order.copies():
+                        for layer, name, _ in self._described.keys:
+                            self._write(self._page_rows(cache, name, layer), ran.keys[name], table)
+                        linear = [self._tensors(cache, request, number, ran, name) for name in self._states]
+                    published += request.publish(number, linear, table) == "published"
+                request.cancel()
+                quiet = request.poll_quiet() == ashlar.Verdict.OK
+                return published
+        finally:
+            if quiet:
+                self._pages.give(table.tolist())
 
-    def _alone(self, compose: Compose, run: ashlar.Run) -> tuple[dict[str, Any], ...]:
-        """Runs a segment alone, in the request's own blocks: rows, tails, end states and keys by layer."""
-        rows: dict[str, Any] = {}
-        tails: dict[str, Any] = {}
-        ends: dict[str, Any] = {}
-        keys: dict[str, Any] = {}
-        count = len(run.tokens)
-
-        def at_linear(core: Core) -> None:
-            place, states = self._states[core.name]
-            block, layer = self._state_block(compose, place), self.model.layers[place.layer]
-            assert isinstance(layer, ashlar.Linear)
-            rows[core.name] = core.run_seen(0, count, block, fresh=True)
-            tail = core.inputs_before(run.capture_end, layer.conv_kernel - 1)
-            tails[core.name] = tail.T.contiguous() if layer.conv_order is ashlar.TailOrder.CHANNEL_FIRST else tail
-            ends[core.name] = self._state(states, block, place).clone()
-
-        def at_keys(name: str, key: torch.Tensor, value: torch.Tensor) -> None:
-            keys[name] = key.clone(), value.clone()
-
-        pages = compose.blocks[self._described.attention_group]
-        self._engine.run(run.tokens, [(0, count)], pages, at_linear, at_keys)
-        return rows, tails, ends, keys
+    def _tensors(
+        self, cache: ashlar.Cache, request: ashlar.Request, number: int, ran: _Ran, name: str
+    ) -> ashlar.LinearTensors:
+        """Returns what is stored of a layer, in CPU memory. Call it in the context of copies."""
+        place, _ = self._states[name]
+        shape, rows = self._linear(place), ran.inputs[name].cpu()
+        tail = torch.nn.functional.pad(rows, (0, 0, shape.conv_kernel - 1 - len(rows), 0)).contiguous()
+        if shape.conv_order is ashlar.TailOrder.CHANNEL_FIRST:
+            tail = tail.T.contiguous()
+        halves = shape.state_dtype is ashlar.DType.F16
+        if name not in ran.rows:
+            state, *outputs = (each.cpu() for each in ran.tuples.get(name) or (ran.ends[name],))
+            state, exponents = scaled_half(state) if halves else (state, None)
+            names = dict(zip(("transition", "decay"), outputs))
+            return ashlar.LinearTensors(place.layer, state, tail, exponents=exponents, **names)
+        state = torch.empty(_state_shape(shape), dtype=KEY_TYPES[shape.state_dtype])
+        exponents = torch.empty(shape.value_heads, dtype=torch.int32) if halves else None
+        made: dict[str, Any] = dict(transition=torch.empty(_transition_shape(shape)), exponents=exponents)
+        scales: dict[str, float] = {}
+        if shape.family in MATRIX:
+            made["decay"] = torch.empty(shape.value_heads, shape.d_k)
+            scales = dict(norm_epsilon=NORM_EPSILON, q_scale=shape.d_k**-0.5)
+        cache.compute_alone(request, number, place.layer, state, **scales, **made, **ran.rows[name])
+        return ashlar.LinearTensors(place.layer, state, tail, **made)
 
     def _write(
         self,
@@ -354,101 +494,23 @@ class Composer:
         given: tuple[torch.Tensor, torch.Tensor],
         table: npt.NDArray[np.int32],
     ) -> None:
-        where = np.arange(len(given[0]))
-        pages, slots = (
-            torch.from_numpy(table[where // PAGE_TOKENS].astype(np.int64)),
-            torch.from_numpy(where % PAGE_TOKENS),
-        )
+        at, slots = _where(table, 0, len(given[0]))
         for there, values in zip(rows, given, strict=True):
-            there[pages, slots] = values.view(len(values), *there.shape[2:])
+            there[at, slots] = values.cpu().view(len(values), *there.shape[2:])
 
-    # ---- composing
 
-    def _state_block(self, compose: Compose, place: LinearPlace) -> int:
-        """Of the state behind the last token that is loaded: the engine goes on from there."""
-        block = compose.blocks[place.group][(compose.tokens_loaded - 1) // self._described.block]
-        if block == 0:
-            raise LoadAbandoned("the engine allocated no block for a state")
-        return block
+def _state_shape(layer: ashlar.Linear) -> tuple[int, int, int]:
+    """As the engine stores states."""
+    value_first = layer.order is ashlar.StateOrder.VALUE_FIRST
+    return (layer.value_heads, layer.d_v, layer.d_k) if value_first else (layer.value_heads, layer.d_k, layer.d_v)
 
-    def _state(self, states: States, block: int, place: LinearPlace) -> torch.Tensor:
-        shape = self.model.layers[place.layer]
-        assert isinstance(shape, ashlar.Linear)
-        return states.state(block).view(shape.value_heads, shape.d_k, shape.d_v)
 
-    def _compose(self, work: _Work, cache: ashlar.Cache, request: ashlar.Request, table: npt.NDArray[np.int32]) -> bool:
-        """Follows the request's plan. False: it has changed, as something did not land."""
-        plan = request.plan
-        computed = sum(end - begin for begin, end in plan.computed())
-        if plan.cached_tokens == 0 or computed > self._most:
-            raise LoadAbandoned(
-                f"{plan.cached_tokens} tokens are cached and {computed} computed; the step does not match the plan"
-            )
-        for layer in range(len(self.model.layers)):
-            if request.wait_layer(layer) != ashlar.Verdict.OK:
-                return self._moved(request)
-        landed = {name: self._page_rows(cache, name, layer) for layer, name in self._described.attention}
-        if not self._between_steps(work, lambda: self._into_blocks(work.compose, request, plan, landed, table)):
-            return self._moved(request)
-        return request.finish() == ashlar.Verdict.OK or self._moved(request)
+def _transition_shape(layer: ashlar.Linear) -> tuple[int, ...]:
+    return (layer.value_heads, layer.d_k, layer.d_k) if layer.family in MATRIX else (layer.value_heads,)
 
-    def _moved(self, request: ashlar.Request) -> bool:
-        if request.finish() == ashlar.Verdict.OTHER_PAGES:
-            raise LoadAbandoned("pages are unresolved after a failed landing")
-        return False
 
-    def _into_blocks(
-        self,
-        compose: Compose,
-        request: ashlar.Request,
-        plan: ashlar.Plan,
-        landed: dict[str, tuple[torch.Tensor, torch.Tensor]],
-        table: npt.NDArray[np.int32],
-    ) -> bool:
-        """Keys and values of all cached steps; then the seams, through all layers in one batch of the engine's model."""
-        pages, most = compose.blocks[self._described.attention_group], compose.tokens_loaded
-        steps = [(number, step) for number, step in enumerate(plan.steps) if step.begin < most]
-        for _, step in steps:
-            if step.kind is not StepKind.COMPUTE:
-                where = np.arange(step.begin, step.end)
-                at = torch.from_numpy(table[where // PAGE_TOKENS].astype(np.int64))
-                slots = torch.from_numpy(where % PAGE_TOKENS)
-                for name, (keys, values) in landed.items():
-                    self._engine.put_keys(
-                        name, keys[at, slots], values[at, slots], self._engine.slots(pages, step.begin, step.end)
-                    )
-        whole = True
-
-        def at_linear(core: Core | None, name: str) -> None:
-            nonlocal whole
-            place, states = self._states[name]
-            block = self._state_block(compose, place)
-            state, row = self._state(states, block, place), 0
-            for number, step in steps:
-                if step.kind is StepKind.COMPUTE:
-                    count = min(step.end, most) - step.begin
-                    assert core is not None
-                    core.run(row, row + count, block, fresh=step.begin == 0)
-                    row += count
-                    continue
-                if step.begin == 0:
-                    state.zero_()
-                whole = whole and self._take_step(request, number, step, place, state)
-                tail = request.conv_tail(number, place.layer) if whole else None
-                if tail is None:
-                    whole = False
-                    return
-                states.fill_tail(block, tail)
-
-        runs = [(step.begin, min(step.end, most)) for _, step in steps if step.kind is StepKind.COMPUTE]
-        if runs:
-            self._engine.run(compose.tokens, runs, pages, lambda core: at_linear(core, core.name))
-        else:
-            for name in self._states:
-                at_linear(None, name)
-        return whole
-
-    def _take_step(
-        self, request: ashlar.Request, number: int, step: ashlar.Step, place: LinearPlace, state: torch.Tensor
-    ) -> bool:
-        return request.advance(place.layer, step.begin, step.end, state) == ashlar.Verdict.OK
+def _where(table: npt.NDArray[np.int32], begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the pages and slots of positions."""
+    positions = np.arange(begin, end)
+    pages = torch.from_numpy(table[positions // PAGE_TOKENS].astype(np.int64))
+    return pages, torch.from_numpy(positions % PAGE_TOKENS)

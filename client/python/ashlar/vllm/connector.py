@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class that vLLM loads: each of its calls goes to the half of this process, and none of them can fail a request."""
+"""The class that vLLM loads. It forwards each call to the half of this process, and no call can fail a request."""
 
 from __future__ import annotations
 
@@ -20,13 +20,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (
 from vllm.logger import init_logger
 
 from ashlar.vllm import stops
+from ashlar.vllm.boundaries import find_boundaries
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.messages import StepMetadata, WorkerReport
-from ashlar.vllm.model import describe
+from ashlar.vllm.model import Described, describe
 from ashlar.vllm.options import Options
 from ashlar.vllm.scheduler import Scheduler
+from ashlar.vllm.segments import refused
 from ashlar.vllm.state import State
 from ashlar.vllm.stats import STATE, AshlarPromMetrics, AshlarStats
+from ashlar.vllm.template import rewritten_by, template_of
 from ashlar.vllm.worker import Worker
 
 logger = init_logger("vllm.ashlar")
@@ -35,7 +38,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def _or(fallback: Callable[[], Any]) -> Callable[[Call], Call]:
-    """A call that goes wrong is logged, and answers what a connector without a cache would."""
+    """Logs a call that fails, and returns what a connector without a cache would return."""
 
     def wrap(call: Call) -> Call:
         @functools.wraps(call)
@@ -43,7 +46,7 @@ def _or(fallback: Callable[[], Any]) -> Callable[[Call], Call]:
             try:
                 return call(self, *args, **kwargs)
             except Exception:
-                logger.exception("Ashlar: %s", call.__name__)
+                logger.exception("Ashlar: %s failed; the engine continues as without the cache", call.__name__)
                 return fallback()
 
         return guarded  # type: ignore[return-value]
@@ -52,7 +55,8 @@ def _or(fallback: Callable[[], Any]) -> Callable[[Call], Call]:
 
 
 def _configurations_around(connector: KVConnectorBase_V1) -> list[Any]:
-    """Transfer configurations of connectors that are making this one, as MultiConnector does: the engine reads theirs."""
+    """Returns the transfer configurations of connectors that create this one, such as MultiConnector; the engine reads
+    theirs."""
     found: list[Any] = []
     frame = sys._getframe()
     while frame is not None:
@@ -68,12 +72,14 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = self._kv_transfer_config
         self._options = Options.read(transfer.kv_connector_extra_config)
-        gpu = str(vllm_config.device_config.device_type) != "cpu"
-        if self._options.segments and (gpu or vllm_config.lora_config is not None):
-            where = "on a GPU" if gpu else "with enable_lora"
-            logger.warning("Ashlar: segments are not supported %s; prompts with segments are computed", where)
+        self._template = template_of(self._options)
+        if self._options.segments and (reason := refused(vllm_config, self._options)):
+            logger.warning("Ashlar: segments are off: %s; prompts with segments are computed", reason)
             self._options = dataclasses.replace(self._options, segments=False)
-        # A load that fails is computed. The engine's default would fail the request.
+        boundaries = None
+        if self._options.segments and role == KVConnectorRole.SCHEDULER:
+            boundaries = find_boundaries(self._options, vllm_config.model_config)
+        # A failed load is recomputed. The engine's default would fail the request.
         for each in (transfer, *_configurations_around(self)):
             each.kv_load_failure_policy = "recompute"
         self._scheduler: Scheduler | None = None
@@ -82,12 +88,15 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._told_state = ""
         try:
             if role == KVConnectorRole.SCHEDULER:
-                described = describe(vllm_config, kv_cache_config, self._options, rank=0)
+                described = self._describe(vllm_config, kv_cache_config, rank=0)
                 events = vllm_config.kv_events_config
                 event_tokens = 0
                 if events is not None and events.enable_kv_cache_events:
                     event_tokens = kv_cache_config.hash_block_size or described.block
-                if self._options.checkpoint_tokens > 0 and described.linear:
+                stops_for_states = bool(described.linear) and (
+                    self._options.checkpoint_tokens > 0 or described.drafts > 0
+                )
+                if stops_for_states or self._options.segments:
                     stops.install()
                 self._scheduler = Scheduler(
                     described,
@@ -96,23 +105,32 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                     loads=transfer.is_kv_consumer,
                     saves=transfer.is_kv_producer,
                     event_tokens=event_tokens,
+                    hash_tokens=kv_cache_config.hash_block_size or described.block,
                     state=self._state,
+                    boundaries=boundaries,
                 )
             else:
                 from vllm.distributed import get_tensor_model_parallel_rank
 
                 rank = get_tensor_model_parallel_rank()
-                self._worker = Worker(describe(vllm_config, kv_cache_config, self._options, rank), self._options)
+                self._worker = Worker(self._describe(vllm_config, kv_cache_config, rank), self._options)
         except Unsupported as error:
             self._state.set("unsupported", str(error))
         except Exception:
             logger.exception("Ashlar: the cache is off in this engine")
             self._state.set("error")
 
+    def _describe(self, vllm_config: Any, kv_cache_config: Any, rank: int) -> Described:
+        described = describe(vllm_config, kv_cache_config, self._options, rank)
+        if described.linear and self._options.checkpoint_tokens == 0:
+            tokens = rewritten_by(vllm_config.model_config, self._template)
+            self._options = dataclasses.replace(self._options, checkpoint_tokens=tokens)
+        return described
+
     # ---- workers
 
     def get_mem_pool_context(self) -> AbstractContextManager[None] | None:
-        return None if self._worker is None else self._worker.allocator.context()
+        return None if self._worker is None else self._worker.allocation()
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
         if self._worker is None:
@@ -137,7 +155,8 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._worker.unregister()
 
     def restore_kv_caches(self) -> None:
-        """After it wakes up. Without memory for its caches an engine cannot go on: this alone may raise."""
+        """Called after the engine wakes up. An engine cannot continue without memory for its caches, so only this call
+        may raise."""
         if self._worker is not None:
             self._worker.restore()
 
@@ -148,20 +167,27 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_or(lambda: None)
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:
-        """Called before each step. Blocks of saves are held by the scheduler, also those of preempted requests."""
+        """Called before each step. The scheduler holds blocks that are being saved, including those of preempted
+        requests."""
         if self._worker is not None:
-            self._worker.begin_step()
+            assert isinstance(kv_connector_metadata, StepMetadata)
+            self._worker.begin_step(kv_connector_metadata)
 
-    @_or(lambda: None)
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:
         if self._worker is not None:
-            self._worker.start_loads(self._step())
+            self._worker.jump(self._step())  # this does not catch errors: an error here is the engine's own
+            self._start_loads()
+
+    @_or(lambda: None)
+    def _start_loads(self) -> None:
+        assert self._worker is not None
+        self._worker.start_loads(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
         """Loads end before their request is scheduled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """A text's blocks and states are saved together, in `wait_for_save`: neither is of use alone."""
+        """A text's blocks and states are saved together, in `wait_for_save`, because neither is useful alone."""
 
     @_or(lambda: None)
     def wait_for_save(self) -> None:
@@ -170,12 +196,12 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_or(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        if self._worker is None:  # the scheduler's half may not know yet
+        if self._worker is None:  # the scheduler's half may not know this yet
             asked = self._step().asked()
             return KVConnectorTransferResults(finished_recving=asked, failed_recving=set(asked))
-        # By request, also where one group has all blocks: a request that keeps its blocks would be computed in those
-        # that the daemon may still write to.
-        ended, failed = self._worker.poll_loads(self._step(), finished_req_ids)
+        # Failures are reported by request, even if one group has all blocks: a request that kept its blocks would be
+        # computed in blocks that the daemon may still write to.
+        ended, failed = self._worker.poll_loads(self._step())
         return KVConnectorTransferResults(finished_recving=ended, failed_recving=failed)
 
     def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
@@ -200,8 +226,8 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             try:
                 if half is not None:
                     half.close()
-            except Exception:  # the engine's own end goes on
-                logger.exception("Ashlar: shutdown")
+            except Exception:  # the engine's shutdown continues
+                logger.exception("Ashlar: cannot close the cache")
         self._worker = self._scheduler = None
 
     # ---- the scheduler
@@ -228,8 +254,23 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             return end if self._scheduler is None else self._scheduler.prefill_end(request, start, end)
         except Exception:
-            logger.exception("Ashlar: prefill_end")
+            logger.exception("Ashlar: prefill_end failed; the step ends where vLLM ends it")
             return end
+
+    @property
+    def jumps(self) -> bool:
+        """Called by stops.py. Returns whether requests may jump."""
+        return self._scheduler is not None and self._options.segments
+
+    @_or(lambda: None)
+    def leap(self, request: Any, tokens: int, managers: Any) -> int | None:
+        """Called by stops.py."""
+        return None if self._scheduler is None else self._scheduler.leap(request, tokens, managers)
+
+    @_or(lambda: None)
+    def next_stop(self, request: Any, start: int) -> int | None:
+        """Called by stops.py."""
+        return None if self._scheduler is None else self._scheduler.next_stop(request, start)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
         if self._scheduler is None or num_external_tokens == 0:
@@ -237,12 +278,13 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         try:
             self._scheduler.allocated(request, blocks, num_external_tokens)
         except Exception:
-            logger.exception("Ashlar: update_state_after_alloc")
+            logger.exception("Ashlar: update_state_after_alloc failed; the request is computed")
             self._scheduler.fail_load(request)
 
     @_or(tuple)
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
-        """Groups whose new blocks the engine need not zero. Where a load ends inside a block, its rest must be numbers."""
+        """Groups whose new blocks the engine need not zero. If a load ends inside a block, the block's rest must hold
+        finite numbers."""
         if self._scheduler is not None and self._scheduler.ends_within_block(request):
             return ()
         groups: tuple[int, ...] = super().get_loaded_kv_cache_group_ids(request)
@@ -254,10 +296,14 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             return {}
         return self._scheduler.sources(request, num_external_tokens)
 
-    @_or(lambda: StepMetadata([], [], 0))
     def build_connector_meta(self, scheduler_output: Any) -> StepMetadata:
         if self._scheduler is None:
             return StepMetadata([], [], scheduler_output.total_num_scheduled_tokens)
+        return self._build_step(scheduler_output) or self._scheduler.bare_step(scheduler_output)
+
+    @_or(lambda: None)
+    def _build_step(self, scheduler_output: Any) -> StepMetadata | None:
+        assert self._scheduler is not None
         return self._scheduler.step(scheduler_output)
 
     @_or(lambda: None)
@@ -286,7 +332,8 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_or(lambda: False)
     def reset_cache(self) -> bool | None:
-        """Called where weights may have changed in place. Entries stay, for other engines: this one finds them no more."""
+        """Called when weights may have changed in place. Entries stay for other engines, but this engine no longer
+        finds them."""
         return True if self._scheduler is None else self._scheduler.reset()
 
     # ---- statistics

@@ -17,11 +17,11 @@ class _Digest(Protocol):
 
 def _array(digest: _Digest, values: np.ndarray[Any, Any], kind: str) -> None:
     digest.update(f"array {kind} {values.shape};".encode())
-    digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)  # without Python's lock
+    digest.update(np.ascontiguousarray(values).reshape(-1).view(np.uint8).data)  # releases the GIL
 
 
 def _feed(digest: _Digest, value: Any) -> None:
-    """Each value with its kind and its length, so that other values are other bytes."""
+    """Adds each value with its kind and length, so that different values give different bytes."""
     if isinstance(value, torch.Tensor) and value.device.type == "cpu":
         plain = value.detach().contiguous()
         numbers = plain.reshape(-1).view(torch.uint8).numpy()
@@ -49,7 +49,7 @@ def _feed(digest: _Digest, value: Any) -> None:
 
 
 def content_digest(*values: Any) -> bytes:
-    """SHA-256 of all numbers and texts in the values. TypeError: a value of an unknown kind, or a GPU's."""
+    """Returns SHA-256 of all numbers and strings in the values. TypeError: a value has an unknown type, or is on a GPU."""
     digest = hashlib.sha256()
     _feed(digest, values)
     return digest.digest()

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine's key and value caches on a GPU, in an allocation that the daemon can map.
 
-torch's own allocations cannot be shared by descriptors as the daemon takes them. CUDA's virtual memory management makes
-some that can, through `cuda.bindings`, which torch for CUDA depends on.
+torch's own allocations cannot be exported as the descriptors that the daemon takes. Allocations of CUDA's virtual
+memory management can, through `cuda.bindings`, on which torch for CUDA depends.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import ashlar
-from ashlar.vllm.order import GpuOrder
+from ashlar.vllm.order import DeviceOrder
 
 
 def load_driver() -> Any:
@@ -24,7 +24,7 @@ def load_driver() -> Any:
 
 
 def _answer(driver: Any, name: str, *arguments: Any) -> Any:
-    """The answer of a call of the driver, without its code. OSError names the call that was refused."""
+    """The results of a driver call, without its code. OSError names a refused call."""
     code, *answer = getattr(driver, name)(*arguments)
     if code != driver.CUresult.CUDA_SUCCESS:
         raise OSError(f"{name}: {getattr(code, 'name', code)}")
@@ -42,7 +42,7 @@ def _check_ability(driver: Any, device: Any) -> None:
 
 
 class _Mapped:
-    """An allocation as it is mapped here. torch keeps it as long as any tensor of it."""
+    """An allocation as mapped in this process. torch keeps it as long as any of its tensors."""
 
     def __init__(self, address: int, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -59,7 +59,8 @@ def tensor_of(mapped: _Mapped, device: torch.device) -> torch.Tensor:
 
 
 class _Range:
-    """Addresses of one GPU, and the memory that is mapped there and exported as a descriptor. OSError: the driver refused."""
+    """A range of addresses on one GPU, and the memory that is mapped there and exported as a descriptor. OSError: the
+    driver refused."""
 
     def __init__(self, driver: Any, number: int, size: int) -> None:
         self._driver = driver
@@ -79,7 +80,7 @@ class _Range:
         self.mapped = False
 
     def map(self) -> None:
-        """New memory, with a descriptor."""
+        """Maps new memory, and exports it as a descriptor."""
         handle = _answer(self._driver, "cuMemCreate", self.size, self._properties, 0)
         try:
             _answer(self._driver, "cuMemMap", self.address, self.size, 0, handle, 0)
@@ -87,7 +88,7 @@ class _Range:
             _answer(self._driver, "cuMemSetAccess", self.address, self.size, [self._access], 1)
             kind = self._properties.requestedHandleTypes
             self.descriptor = int(_answer(self._driver, "cuMemExportToShareableHandle", handle, kind, 0))
-            os.set_inheritable(self.descriptor, False)  # not for programs that the engine starts
+            os.set_inheritable(self.descriptor, False)  # programs that the engine starts do not inherit it
         except BaseException:
             with contextlib.suppress(OSError):
                 self.unmap()
@@ -96,7 +97,7 @@ class _Range:
             self._driver.cuMemRelease(handle)  # mapping and descriptor keep the memory
 
     def close(self) -> None:
-        """The descriptor. The mapping stays."""
+        """Closes the descriptor. The mapping stays."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -116,12 +117,12 @@ class _Range:
 
 
 def _free(memory: _Range, device: torch.device) -> None:
-    torch.cuda.synchronize(device)  # the engine's last work there
+    torch.cuda.synchronize(device)  # waits for the engine's last work there
     memory.free()
 
 
 class CudaMemory:
-    """An allocation on one GPU, exported as a descriptor, and the tensor that is its bytes. OSError: the driver refused."""
+    """An allocation on one GPU, exported as a descriptor, and a tensor over its bytes. OSError: the driver refused."""
 
     on_gpu = True
 
@@ -129,13 +130,13 @@ class CudaMemory:
         index = torch.cuda.current_device() if device.index is None else device.index
         here = torch.device("cuda", index)
         driver = load_driver()
-        torch.cuda.empty_cache()  # what torch keeps for itself is not free to the driver
+        torch.cuda.empty_cache()  # memory in torch's cache is not free for the driver
         _answer(driver, "cuInit", 0)
         number = _answer(driver, "cuDeviceGet", index)
         _check_ability(driver, number)
         uuid = "cuDeviceGetUuid_v2" if hasattr(driver, "cuDeviceGetUuid_v2") else "cuDeviceGetUuid"
         self.gpu = bytes(_answer(driver, uuid, number).bytes)
-        self.order = GpuOrder(here)
+        self.order = DeviceOrder(here)
         self._device, self._range = here, _Range(driver, int(number), size)
         try:
             self._range.map()
@@ -145,7 +146,7 @@ class CudaMemory:
         except BaseException:
             self._range.free()
             raise
-        # Not at the end of the process, which has no driver to ask any more, and gives all back.
+        # Not at the exit of the process: the driver is gone by then, and frees all memory itself.
         weakref.finalize(mapped, _free, self._range, here).atexit = False
 
     @property
@@ -166,13 +167,13 @@ class CudaMemory:
         self._range.unmap()
 
     def restore(self) -> None:
-        """New memory at the same addresses, all zeros. Raises OSError."""
+        """Maps new memory at the same addresses, filled with zeros. Raises OSError."""
         if not self._range.mapped:
             self._range.map()
             self.bytes.zero_()
 
     def options(self) -> dict[str, Any]:
-        """Of ashlar.Cache."""
+        """Options of ashlar.Cache."""
         return {
             "memory_kind": ashlar.MemoryKind.GPU,
             "gpu_descriptor": self.descriptor,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Events for those who route by what caches hold (vLLM's `kv_events_config`)."""
+"""Events for routers that route requests by cache contents (vLLM's `kv_events_config`)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ MEDIUM = "ASHLAR"
 
 
 def stored_events(request: Any, tokens: int, block: int) -> list[Any]:
-    """That the blocks of a request's first tokens are in the node's cache, by the engine's own hashes."""
+    """Returns events that say that the blocks of a request's first tokens are in the node's cache, by the engine's own
+    hashes."""
     hashes = list(request.block_hashes[: tokens // block])
     if not hashes:
         return []
-    # As the engine's own events have it: what each block's hash takes in beside tokens.
+    # As in the engine's own events: what each block's hash includes besides tokens.
     extra, medium = [], 0
     for begin in range(0, len(hashes) * block, block):
         keys, medium = generate_block_hash_extra_keys(request, begin, begin + block, medium)

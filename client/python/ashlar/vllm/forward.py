@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's own model, run by the connector on tokens of one request, between two steps of the engine.
+"""Runs the engine's own model on the tokens of one request, between two steps of the engine.
 
-vLLM hands a connector its caches, and no model. The model is found as the owner of a layer that vLLM names
-(`static_forward_context`), and its forward is called as the runner calls it: with a forward context that says where the
-tokens' keys lie. Two of its operators are seen on the way: the core of a linear layer, whose tokens are given to
-`at_linear`, and the writing of keys and values, which `at_keys` may look at.
+vLLM gives a connector its caches, but not the model. The model is found as the owner of a layer that vLLM names
+(`static_forward_context`). Its forward is called as the runner calls it, with a forward context that says where the
+tokens' keys are. Two of its operators are intercepted: the core of a linear layer, whose tokens are passed to
+`at_linear`, and the writing of keys and values, which `at_keys` may observe.
+
+The metadata of both come from the engine's own builders, on the device of the engine's caches. The forward is neither
+compiled nor part of a CUDA graph.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+import contextlib
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,7 +25,7 @@ from vllm.config import set_current_vllm_config
 from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.utils.torch_utils import _encode_layer_name, _resolve_layer_name
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.attention.backends.gdn_attn import GDNAttentionMetadata
+from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadata, compute_varlen_chunk_metadata
 
 import ashlar
 from ashlar.vllm.identity import Unsupported
@@ -28,64 +33,216 @@ from ashlar.vllm.model import Described
 from ashlar.vllm.reloads import model_of
 
 AtKeys = Callable[[str, torch.Tensor, torch.Tensor], None]
-_TRIED = (1, 37, 1000)  # positions at which the model's table of rotations is held to the frequencies
+MetadataOf = Callable[[str, int, int, int], Any]  # by layer, first and last row, and block
+BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")  # attention back ends whose metadata a run of one prompt can get
+_TRIED = (1, 37, 1000)  # positions at which rotations are compared with the frequencies
+_TRIED_TOKENS = 4
+_TOLERANCE = 5e-2  # relative; bf16 keys have errors of about 5e-3
 
 
-class Core:
-    """The core of one linear layer: what it was called with, rows of which it computes from a state in a block."""
+class Core(Protocol):
+    """The core of one linear layer, with its arguments. It can compute ranges of rows from the state in a block."""
 
-    def __init__(self, name: str, mixed: torch.Tensor, b: torch.Tensor, a: torch.Tensor, out: torch.Tensor) -> None:
-        self.name, self._mixed, self._b, self._a, self._out = name, mixed, b, a, out
+    name: str
+    normalized: bool  # whether `run_seen` returns keys with the norms that the recurrence uses
 
-    def run(self, begin: int, end: int, block: int, fresh: bool) -> None:
-        """Computes rows [begin, end) by the engine's kernels; the block's state and tail are gone on from, or zero."""
-        count = end - begin
+    def run(self, begin: int, end: int, block: int) -> None:
+        """Computes rows [begin, end) by the engine's kernels: from zero if `begin` is 0, else from the block's state and
+        tail."""
+
+    def inputs(self) -> torch.Tensor:
+        """Returns the convolution's inputs, [tokens, channels]. They are valid until `at_linear` returns."""
+
+    def run_seen(self, count: int, block: int) -> dict[str, torch.Tensor]:
+        """Like `run` of the first rows. Returns the inputs of the recurrence, as `Cache.compute_alone` takes them, or of a
+        GPU's delta net as `tensors.delta_tuple` takes them."""
+
+
+class _DeltaNet:
+    """vLLM's operators for CPUs and for GPUs take the same arguments: mixed q, k and v, then b, a, the output and a name."""
+
+    def __init__(self, operator: Any, arguments: Sequence[Any], metadata: MetadataOf) -> None:
+        """`metadata`: the engine's metadata of a layer's rows."""
+        *self._rows, self._out, name = arguments
+        self.name, self._operator, self._metadata = _resolve_layer_name(name), operator, metadata
+        self.normalized = operator in _operators("qwen_gdn_attention_core")
+
+    def run(self, begin: int, end: int, block: int) -> None:
+        get_forward_context().attn_metadata[self.name] = self._metadata(self.name, begin, end, block)
+        rows = (each[begin:end].contiguous() for each in self._rows)
+        out = torch.zeros_like(self._out[begin:end])
+        self._operator(*rows, out, _encode_layer_name(self.name))
+        self._out[begin:end] = out
+
+    def inputs(self) -> torch.Tensor:
+        return self._rows[0]
+
+    def run_seen(self, count: int, block: int) -> dict[str, torch.Tensor]:
+        """Returns rows of q and k, of v, g and beta."""
+        layer = get_forward_context().no_compile_layers[self.name]
+        with _rows_of_chunks(layer) if self.normalized else self._rows_of_cpus(layer, count) as seen:
+            self.run(0, count, block)
+        rows = {name: row.reshape(count, *row.shape[2:]) for name, row in seen.items()}
+        return rows if self.normalized else {name: row.float().contiguous() for name, row in rows.items()}
+
+    @contextlib.contextmanager
+    def _rows_of_cpus(self, layer: Any, count: int) -> Iterator[dict[str, torch.Tensor]]:
+        """Records the rows after the convolution, before the kernel normalizes q and k."""
+        rows: dict[str, torch.Tensor] = {}
+        layers, seen = get_forward_context().no_compile_layers, _Seen(layer)
+        layers[self.name] = seen
+        try:
+            yield rows
+        finally:
+            layers[self.name] = layer
+        b, a = (each[:count].contiguous() for each in self._rows[1:])
+        g, beta = torch.ops._C.fused_gdn_gating_cpu(layer.A_log, a, b, layer.dt_bias)
+        q, k, v = seen.rows
+        rows |= {"q": q, "k": k, "v": v, "g": g.reshape(1, count, -1), "beta": beta.reshape(1, count, -1)}
+
+
+@contextlib.contextmanager
+def _rows_of_chunks(layer: Any) -> Iterator[dict[str, torch.Tensor]]:
+    """Records what a GPU's kernel for prompts gets: FLA's, FlashInfer's or another one, all of which take normalized keys."""
+    rows: dict[str, torch.Tensor] = {}
+
+    def see(module: Any, args: Any, given: dict[str, Any]) -> None:
+        rows.update({name: given[name] for name in ("q", "k", "v", "g", "beta")})
+
+    hook = layer.chunk_gated_delta_rule.register_forward_pre_hook(see, with_kwargs=True)
+    try:
+        yield rows
+    finally:
+        hook.remove()
+
+
+def _operators(*names: str) -> list[Any]:
+    """Returns vLLM's operators of these names. vLLM registers most of them when it loads a model that needs them."""
+    found = (getattr(torch.ops.vllm, name, None) for name in names)
+    return [each.default for each in found if each is not None]
+
+
+class _Mamba2:
+    normalized = True  # its keys have no norm
+
+    def __init__(self, name: str, projected: torch.Tensor, out: torch.Tensor) -> None:
+        self.name, self._projected, self._out = name, projected, out
+        self._layer = get_forward_context().no_compile_layers[name]
+
+    def run(self, begin: int, end: int, block: int) -> None:
+        count, fresh = end - begin, begin == 0
         loc = torch.tensor([0, count], dtype=torch.int32)
-        get_forward_context().attn_metadata[self.name] = GDNAttentionMetadata(
+        chunks, last_chunk, sequences = compute_varlen_chunk_metadata(loc, count)  # one chunk
+        get_forward_context().attn_metadata[self.name] = Mamba2AttentionMetadata(
             num_prefills=1,
             num_prefill_tokens=count,
             num_decodes=0,
             num_decode_tokens=0,
-            num_spec_decodes=0,
-            num_spec_decode_tokens=0,
-            num_actual_tokens=count,
-            has_initial_state=torch.tensor([not fresh]),
-            non_spec_query_start_loc=loc,
-            non_spec_state_indices_tensor=torch.tensor([block], dtype=torch.int32),
+            num_reqs=1,
+            has_initial_states_p=torch.tensor([not fresh]),
+            query_start_loc_p=loc,
+            state_indices_tensor_p=torch.tensor([block], dtype=torch.int32),
+            state_indices_tensor_d=None,
+            query_start_loc_d=None,
+            num_accepted_tokens=None,
+            seq_lens=loc[1:],
+            cu_chunk_seqlen_p=chunks,
+            last_chunk_indices_p=last_chunk,
+            prep_initial_states=not fresh,
+            chunk_size=count,
+            seq_idx_p=sequences,
         )
-        rows = (each[begin:end].contiguous() for each in (self._mixed, self._b, self._a))
         out = torch.zeros_like(self._out[begin:end])
-        torch.ops.vllm.cpu_gdn_attention_core(*rows, out, _encode_layer_name(self.name))
+        self._layer.conv_ssm_forward(projected_states=self._projected[begin:end].contiguous(), output=out)
         self._out[begin:end] = out
 
-    def inputs_before(self, end: int, taps: int) -> torch.Tensor:
-        """[taps, channels]: what the convolution took of the last rows before `end`; zeros before the first."""
-        rows = self._mixed[max(0, end - taps) : end]
-        return torch.nn.functional.pad(rows, (0, 0, taps - len(rows), 0)).contiguous()
+    def _split(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the convolution's inputs and the steps' inputs."""
+        layer = self._layer
+        sizes = [layer.tped_conv_size, layer.tped_dt_size]
+        inputs, steps = self._projected[..., layer.tped_intermediate_size :].split(sizes, -1)
+        return inputs, steps
 
-    def run_seen(self, begin: int, end: int, block: int, fresh: bool) -> dict[str, torch.Tensor]:
-        """As `run`. Returns what the recurrence took: rows of q and k before they are normalised, v, g and beta."""
-        layers = get_forward_context().no_compile_layers
-        layer = layers[self.name]
-        seen = _Seen(layer)
-        layers[self.name] = seen
-        try:
-            self.run(begin, end, block, fresh)
-        finally:
-            layers[self.name] = layer
-        g, beta = torch.ops._C.fused_gdn_gating_cpu(
-            layer.A_log, self._a[begin:end].contiguous(), self._b[begin:end].contiguous(), layer.dt_bias
-        )
-        q, k, v = (row.reshape(end - begin, *row.shape[-2:]) for row in seen.rows)
-        found = {"q": q, "k": k, "v": v, "g": g.reshape(end - begin, -1), "beta": beta.reshape(end - begin, -1)}
+    def inputs(self) -> torch.Tensor:
+        return self._split()[0]
+
+    def run_seen(self, count: int, block: int) -> dict[str, torch.Tensor]:
+        """Returns rows of q (C), k (B), v (x) and beta (the steps)."""
+        layer = self._layer
+        with _seen_rows(layer) as rows:
+            self.run(0, count, block)
+        sizes = layer.head_dim, layer.ssm_state_size, layer.ssm_state_size
+        v, k, q = (row.reshape(count, -1, size) for row, size in zip(rows, sizes))
+        steps = torch.nn.functional.softplus(self._split()[1][:count].float() + layer.dt_bias.float())
+        found = {"q": q, "k": k, "v": v, "beta": steps}
         return {name: row.float().contiguous() for name, row in found.items()}
+
+
+@contextlib.contextmanager
+def _seen_rows(layer: Any) -> Iterator[list[torch.Tensor]]:
+    """Records the rows after a Mamba-2 layer's convolution: x, B and C."""
+    own = layer.split_hidden_states_B_C_fn
+    rows: list[torch.Tensor] = []
+
+    def split(mixed: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        rows[:] = own(mixed)
+        return tuple(rows)
+
+    layer.split_hidden_states_B_C_fn = split
+    try:
+        yield rows
+    finally:
+        layer.split_hidden_states_B_C_fn = own
+
+
+def _rotary(module: Any) -> Any:
+    return getattr(module, "rotary_emb", None)
+
+
+def _rope(rotary: Any) -> ashlar.Rope:
+    """Raises Unsupported if the frequencies are not fixed."""
+    kind, table = type(rotary).__name__, getattr(rotary, "cos_sin_cache", None)
+    if getattr(rotary, "rotary_dim", 0) % 2 or not hasattr(rotary, "_compute_inv_freq") or table is None:
+        raise Unsupported(f"segments: rotary embedding {kind} is not supported")
+    # By class, the argument is the base or a factor. A scale of the table, as YaRN has, is part of the stored keys.
+    for argument in (rotary.base, getattr(rotary, "scaling_factor", rotary.base)):
+        frequencies = rotary._compute_inv_freq(argument).double().cpu()
+        if all(_turns(table[position], frequencies * position) for position in _TRIED if position < len(table)):
+            style = ashlar.RopeStyle.HALF_SPLIT if rotary.is_neox_style else ashlar.RopeStyle.INTERLEAVED
+            return ashlar.Rope(frequencies.tolist(), style)
+    raise Unsupported(f"segments: {kind} does not rotate keys by fixed frequencies")
+
+
+def _turns(row: torch.Tensor, angles: torch.Tensor) -> bool:
+    """Returns whether a row of a table has the cosines and sines of these angles, times one scale."""
+    row, wanted = row.double().cpu(), torch.cat([angles.cos(), angles.sin()])
+    if row.shape != wanted.shape:
+        return False
+    scale = (row @ wanted) / (wanted @ wanted)
+    return bool(scale > 0 and (row - scale * wanted).abs().max() <= 8e-3 * scale)  # the table may be in bf16
+
+
+def _rotated(keys: torch.Tensor, rope: ashlar.Rope | None, position: int) -> torch.Tensor:
+    """Rotates keys, [rows, dim], by a number of positions."""
+    if rope is None:
+        return keys
+    angles = torch.tensor(list(rope.frequencies), dtype=torch.float64) * position
+    cos, sin, half = angles.cos(), angles.sin(), len(angles)
+    rotated = keys.clone()
+    if rope.style is ashlar.RopeStyle.HALF_SPLIT:
+        first, second = slice(0, half), slice(half, 2 * half)
+    else:
+        first, second = slice(0, 2 * half, 2), slice(1, 2 * half, 2)
+    rotated[:, first] = keys[:, first] * cos - keys[:, second] * sin
+    rotated[:, second] = keys[:, second] * cos + keys[:, first] * sin
+    return rotated
 
 
 AtLinear = Callable[[Core], None]
 
 
 class _Seen:
-    """A linear layer that remembers the rows behind its convolution."""
+    """A linear layer that records the rows after its convolution."""
 
     def __init__(self, layer: Any) -> None:
         self._layer = layer
@@ -100,110 +257,199 @@ class _Seen:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self, at_linear: AtLinear, at_keys: AtKeys | None) -> None:
+    def __init__(self, at_linear: AtLinear, at_keys: AtKeys | None, metadata: MetadataOf) -> None:
         super().__init__()
-        self._at_linear, self._at_keys = at_linear, at_keys
-        self._core = torch.ops.vllm.cpu_gdn_attention_core.default
+        self._at_linear, self._at_keys, self._metadata = at_linear, at_keys, metadata
+        self._delta_nets = _operators("cpu_gdn_attention_core", "qwen_gdn_attention_core")
+        self._mamba2 = _operators("mamba_mixer2")
         self._keys = torch.ops.vllm.unified_kv_cache_update.default
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is self._core:
-            mixed, b, a, out, name = args
-            self._at_linear(Core(_resolve_layer_name(name), mixed, b, a, out))
+        kwargs = kwargs or {}
+        if func in self._delta_nets:
+            if kwargs.pop("use_aiter", False):
+                raise Unsupported("segments: AITER's operator is not supported; set VLLM_ROCM_USE_AITER to 0")
+            self._at_linear(_DeltaNet(func, [*args, *kwargs.values()], self._metadata))
+            return None
+        if func in self._mamba2:
+            projected, out, name = args
+            self._at_linear(_Mamba2(_resolve_layer_name(name), projected, out))
             return None
         if func is self._keys and self._at_keys is not None:
             key, value, name = args
             self._at_keys(_resolve_layer_name(name), key, value)
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Group:
+    """Layers that share a table of blocks."""
+
+    layers: list[str]
+    builder: Any  # of the engine's metadata
+    parts: int = 1  # blocks of the kernels in one of the engine's blocks
 
 
 class EngineModel:
     def __init__(self, vllm_config: Any, kv_cache_config: Any, described: Described) -> None:
         """Raises Unsupported."""
         self._config, self._block = vllm_config, described.block
-        layers = vllm_config.compilation_config.static_forward_context
-        self._attention = {name: layers[name] for _, name in described.attention}
-        self._model = model_of(next(iter(self._attention.values())))
-        group = kv_cache_config.kv_cache_groups[described.attention_group]
-        specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
-        names = list(self._attention)
-        spec = group.kv_cache_spec if specs is None else specs[names[0]]
-        builder = self._attention[names[0]].get_attn_backend().get_builder_cls()
-        with set_current_vllm_config(vllm_config):
-            self._builder = builder(spec, names, vllm_config, torch.device("cpu"))
+        self._layers = layers = vllm_config.compilation_config.static_forward_context
+        self._attention = {name: layers[name] for _, name, _ in described.keys}
+        self._linear = {place.name: place.group for place in described.linear}
+        a_layer = next(iter(self._attention.values()))
+        self._model, self.device = model_of(a_layer), a_layer.kv_cache.device
+        self._groups: dict[int, _Group] = {}
+        for number, group in enumerate(kv_cache_config.kv_cache_groups):
+            specs = getattr(group.kv_cache_spec, "kv_cache_specs", None)
+            names = [each for each in group.layer_names if each in self._attention or each in self._linear]
+            if not names:
+                continue
+            spec = group.kv_cache_spec if specs is None else specs[names[0]]
+            with set_current_vllm_config(vllm_config):
+                self._groups[number] = self._group(names, spec)
 
-    def rope(self) -> ashlar.Rope:
-        """How keys turn, by the model's own table. Raises Unsupported: not by fixed frequencies."""
-        found = [each.rotary_emb for each in self._model.modules() if hasattr(each, "rotary_emb")]
-        if not found:
-            raise Unsupported("segments: the model has no rotary embedding")
-        rotary = found[0]
-        if getattr(rotary, "rotary_dim", 0) % 2 or not hasattr(rotary, "_compute_inv_freq"):
-            raise Unsupported(f"segments: rotary embedding {type(rotary).__name__} is not supported")
-        frequencies = rotary._compute_inv_freq(rotary.base).double()
-        for position in (each for each in _TRIED if each < len(rotary.cos_sin_cache)):
-            row = rotary.cos_sin_cache[position].double()
-            wanted = torch.cat([(frequencies * position).cos(), (frequencies * position).sin()])
-            if row.shape != wanted.shape or (row - wanted).abs().max() > 8e-3:  # the table may be of 8 bits
-                raise Unsupported(f"segments: {type(rotary).__name__} does not rotate keys by fixed frequencies")
-        style = ashlar.RopeStyle.HALF_SPLIT if rotary.is_neox_style else ashlar.RopeStyle.INTERLEAVED
-        return ashlar.Rope(frequencies.tolist(), style)
+    def _group(self, names: list[str], spec: Any) -> _Group:
+        layer = self._layers[names[0]]
+        backend, parts = layer.get_attn_backend(), 1
+        if names[0] in self._attention:
+            if backend.get_name() not in BACKENDS:
+                raise Unsupported(
+                    f"segments: the attention back end {backend.get_name()} is not supported; set attention_backend to "
+                    f"{' or '.join(BACKENDS[1:])}"
+                )
+            parts = self._block // layer.kv_cache.shape[2]
+            spec = spec.copy_with_new_block_size(self._block // parts)
+        else:
+            spec = dataclasses.replace(spec, num_prefill_checkpoint_blocks=0)  # the run's blocks have no place for them
+        return _Group(names, backend.get_builder_cls()(spec, names, self._config, self.device), parts)
+
+    def decays(self, name: str) -> list[float]:
+        """Returns A of a Mamba-2 layer, one per head; empty for other layers."""
+        layer = self._layers[name]
+        return layer.A.float().tolist() if hasattr(layer, "conv_ssm_forward") else []
+
+    def ropes(self, described: Described) -> dict[str, ashlar.Rope | None]:
+        """Returns how each attention layer's keys rotate, by name; None: not at all. Call it before the engine's first
+        step, because it runs the model in the engine's blocks.
+
+        The model's own tables say it, and a run of few tokens at several positions confirms it. Raises Unsupported.
+        """
+        parents = {id(child): each for each in self._model.modules() for child in each.children()}
+        found: dict[str, ashlar.Rope | None] = {}
+        known = [
+            len(getattr(each.rotary_emb, "cos_sin_cache", ()))
+            for each in self._model.modules()
+            if _rotary(each) is not None
+        ]
+        has_states = bool(self._linear)
+        for name, layer in self._attention.items():
+            rotary = _rotary(parents[id(layer)])
+            if rotary is None and known:
+                raise Unsupported(f"segments: {name}: a layer without rotary embedding, beside layers that have one")
+            # Without states, positions are known by embeddings or biases, which a segment's keys do not follow.
+            biased = getattr(getattr(layer, "impl", None), "alibi_slopes", None) is not None
+            if rotary is None and (biased or not has_states):
+                raise Unsupported("segments: the model has no rotary embedding")
+            found[name] = None if rotary is None else _rope(rotary)
+        straight = self._tried_keys(described, 0)
+        for position in (each for each in _TRIED if each < min([self._config.model_config.max_model_len, *known])):
+            for name, keys in self._tried_keys(described, position).items():
+                wanted = _rotated(straight[name], found[name], position)
+                if (keys - wanted).norm() > _TOLERANCE * wanted.norm():
+                    raise Unsupported(f"segments: {name}: its keys do not rotate as its rotary embedding says")
+        return found
+
+    def _tried_keys(self, described: Described, position: int) -> dict[str, torch.Tensor]:
+        """Returns the keys of few tokens from this position on, which see only themselves, by layer: [rows, dim]."""
+        blocks = {group: 1 + number for number, group in enumerate(sorted({p.group for p in described.linear}))}
+        pages = {group: [1 + len(blocks) + number] for number, group in enumerate(described.key_groups)}
+        keys: dict[str, torch.Tensor] = {}
+        seen = set()
+
+        def at_linear(core: Core) -> None:
+            core.run(0, _TRIED_TOKENS, blocks[self._linear[core.name]])
+            seen.add(core.name)
+
+        def at_keys(name: str, key: torch.Tensor, value: torch.Tensor) -> None:
+            keys[name] = key.reshape(-1, self._attention[name].head_size).double().cpu()
+
+        tokens = np.arange(1, 1 + _TRIED_TOKENS, dtype=np.int32)
+        self.run(tokens, pages, at_linear, at_keys, position)
+        for name in [*self._linear, *self._attention]:
+            if name not in seen and name not in keys:
+                raise Unsupported(
+                    f"segments: {name}: the operator of {type(self._layers[name]).__name__} is not supported"
+                )
+        return keys
 
     def slots(self, pages: Sequence[int], begin: int, end: int) -> torch.Tensor:
+        """Returns the places of positions in the engine's blocks, in CPU memory."""
         positions = np.arange(begin, end)
         return torch.from_numpy(
             np.asarray(pages, np.int64)[positions // self._block] * self._block + positions % self._block
         )
 
     def put_keys(self, name: str, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-        """Writes keys and values, [tokens, heads, dim], by the engine's own writer: the layout is its own."""
+        """Writes keys and values, [tokens, heads, dim], by the engine's own writer, which knows the layout. It runs on the
+        engine's stream; the arguments may be in CPU memory."""
         layer = self._attention[name]
-        layer.impl.do_kv_cache_update(layer, keys, values, layer.kv_cache, slots)
+        rows = (each.to(self.device) for each in (keys, values))
+        layer.impl.do_kv_cache_update(layer, *rows, layer.kv_cache, slots.to(self.device))
+
+    def metadata(self, begin: int, end: int, tables: Mapping[int, Sequence[int]]) -> dict[str, Any]:
+        """Returns the engine's metadata of a step with positions [begin, end) of one request, by layer. `tables`: the
+        request's blocks, by group."""
+        start, ends = torch.tensor([0, end - begin], dtype=torch.int32), torch.tensor([end], dtype=torch.int32)
+        found: dict[str, Any] = {}
+        for number, table in tables.items():
+            group = self._groups[number]
+            parts = np.asarray(table, np.int32)[:, None] * group.parts + np.arange(group.parts, dtype=np.int32)
+            common = CommonAttentionMetadata(
+                query_start_loc=start.to(self.device),
+                query_start_loc_cpu=start,
+                seq_lens=ends.to(self.device),
+                seq_lens_cpu_upper_bound=ends,
+                num_reqs=1,
+                num_actual_tokens=end - begin,
+                max_query_len=end - begin,
+                max_seq_len=end,
+                block_table_tensor=torch.from_numpy(parts.reshape(1, -1)).to(self.device),
+                slot_mapping=self.slots(table, begin, end).to(self.device),
+                is_prefilling=torch.tensor([True]),
+            )
+            found |= dict.fromkeys(group.layers, group.builder.build(0, common))
+        return found
+
+    def _metadata_of(self, name: str, begin: int, end: int, block: int) -> Any:
+        """Returns the metadata of a linear layer's rows [begin, end), whose state is in `block`."""
+        table = [0] * (-(-end // self._block) - 1) + [block]
+        return self.metadata(begin, end, {self._linear[name]: table})[name]
 
     def run(
         self,
         tokens: npt.NDArray[np.int32],
-        runs: Sequence[tuple[int, int]],
-        pages: Sequence[int],
+        pages: Mapping[int, Sequence[int]],
         at_linear: AtLinear,
         at_keys: AtKeys | None = None,
+        shift: int = 0,
     ) -> None:
-        """Runs the positions of `runs` through all layers in one batch. Each sees the keys of all positions before it.
+        """Runs a text through all layers, on the engine's stream.
 
-        `pages`: the request's attention blocks, in which keys of positions that are not run stand already.
+        `pages`: its blocks by group of attention layers. `shift`: is added to the positions by which keys and queries
+        rotate.
         """
-        positions = np.concatenate([np.arange(begin, end) for begin, end in runs])
-        slots = torch.cat([self.slots(pages, begin, end) for begin, end in runs])
-        lengths = [end - begin for begin, end in runs]
-        start = torch.tensor(np.concatenate([[0], np.cumsum(lengths)]), dtype=torch.int32)
-        ends = torch.tensor([end for _, end in runs], dtype=torch.int32)
-        common = CommonAttentionMetadata(
-            query_start_loc=start,
-            query_start_loc_cpu=start,
-            seq_lens=ends,
-            num_reqs=len(runs),
-            num_actual_tokens=len(positions),
-            max_query_len=max(lengths),
-            max_seq_len=int(ends.max()),
-            block_table_tensor=torch.tensor([list(pages)] * len(runs), dtype=torch.int32),
-            slot_mapping=slots,
-        )
-        metadata = self._builder.build(0, common)
-        where = torch.from_numpy(positions)
+        count = len(tokens)
+        metadata = self.metadata(0, count, pages)
+        slots = {name: each.slot_mapping for name, each in metadata.items()}
+        where = torch.arange(shift, shift + count).to(self.device)
         if self._config.model_config.uses_mrope:
             where = where.expand(3, -1)
-        ids = torch.from_numpy(tokens[positions].astype(np.int64))
         with (
             torch.inference_mode(),
-            set_forward_context(
-                {name: metadata for name in self._attention},
-                self._config,
-                num_tokens=len(positions),
-                slot_mapping={name: slots for name in self._attention},
-                skip_compiled=True,
-            ),
-            _Watch(at_linear, at_keys),
+            set_forward_context(metadata, self._config, num_tokens=count, slot_mapping=slots, skip_compiled=True),
+            _Watch(at_linear, at_keys, self._metadata_of),
         ):
             context = get_forward_context()
             context.no_compile_layers = dict(context.no_compile_layers)
-            self._model(input_ids=ids, positions=where)
+            self._model(input_ids=torch.from_numpy(tokens.astype(np.int64)).to(self.device), positions=where)

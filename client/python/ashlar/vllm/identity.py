@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What decides an engine's keys, values and states: its model's configuration, weights, tokenizer, arguments and environment.
+"""Everything that decides an engine's keys, values and states: its model's configuration, weights, tokenizer, arguments
+and environment.
 
-Engines share what is cached where all of this agrees. A field of vLLM's configuration is part of it unless it is listed
-here as one that changes no number that the cache keeps; so is an environment variable of vLLM's that is set.
+Engines share cache entries if all of this agrees. Every field of vLLM's configuration, and every vLLM environment
+variable that is set, is part of the identity unless it is listed here as one that changes no cached number.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ class Unsupported(Exception):
     """The cache cannot serve this engine; it runs without."""
 
 
-# Configurations of vLLM whose fields are read. Of the others none changes what is cached, or `_check` refuses them.
+# Configurations of vLLM whose fields are read. The other ones do not change cached numbers, or `_check` refuses them.
 READ = ("model", "cache", "load", "parallel", "attention", "kernel", "mamba", "engram", "compilation")
 UNREAD = (
     "scheduler", "device", "offload", "aux_output", "lora", "speculative", "watermark", "diffusion", "structured_outputs",
@@ -41,23 +42,23 @@ UNREAD = (
 
 # Fields that change no number that the cache keeps, by configuration and reason.
 IRRELEVANT: dict[str, str] = {
-    # Named by content instead: weights, tokenizer and configuration, wherever they lie.
+    # Named by content instead: weights, tokenizer and configuration, wherever they are stored.
     "model": """model model_weights tokenizer tokenizer_mode tokenizer_revision revision hf_config hf_text_config
         hf_config_path hf_overrides is_submodel_config word_embeddings_untied_by_checkpoint seed config_format hf_token
         trust_remote_code served_model_name"""
     # max_model_len: named where the model's numbers depend on it, see `_length`.
     """ max_model_len spec_target_max_model_len"""
-    # Media are named with what `_encoders` says. Prompt embeddings and pooling are not cached.
+    # `_encoders` names what decides media. Prompt embeddings and pooling are not cached.
     """ runner convert allowed_local_media_path allowed_media_domains multimodal_config enable_prompt_embeds pooler_config
         io_processor_plugin renderer_num_workers skip_tokenizer_init"""
-    # Behind the last layer: logits and sampling.
+    # After the last layer: logits and sampling.
     """ return_sampling_mask max_logprobs logprobs_mode use_fp64_gumbel enable_trace_replay generation_config
         override_generation_config logits_processors"""
-    # Memory, graphs, and what vLLM ignores.
+    # Memory, graphs, and fields that vLLM ignores.
     """ allow_deprecated_quantization enforce_eager disable_cascade_attn enable_sleep_mode
         sleep_preserve_parameter_names sleep_mode_backend sleep_mode_offload_cudagraph enable_nccl_comm_suspend
         enable_cumem_allocator""",
-    # The layout of blocks is part of the model's layers; the rest is about how many there are and which are kept.
+    # The layout of blocks is part of the model's layers. The rest decides the number of blocks and which are kept.
     "cache": """block_size user_specified_block_size kv_cache_layout prefix_match_unit gpu_memory_utilization
         is_attention_free num_gpu_blocks_override sliding_window enable_prefix_caching prefix_caching_hash_algo
         prefix_cache_retention_interval mamba_page_size_padded skip_page_size_padded mamba_block_size mamba_cache_mode
@@ -82,7 +83,7 @@ IRRELEVANT: dict[str, str] = {
         _data_parallel_master_port_list _coord_store_port decode_context_parallel_size dcp_kv_cache_interleave_size
         dcp_comm_backend dcp_q_replicate cp_kv_cache_interleave_size _allow_auto_resolve_cp_interleave_size
         data_parallel_index _api_process_count _api_process_rank enable_fault_tolerance fault_tolerance_config""",
-    # Sizes of a kernel's work, and of its memory.
+    # Sizes of a kernel's work and of its memory.
     "attention": """flash_attn_max_num_splits_for_cuda_graph tokenspeed_mla_min_split_kv tq_max_kv_splits_for_cuda_graph
         sparse_mla_prefill_workspace_factor flex_attn_block_m flex_attn_block_n flex_attn_q_block_size
         flex_attn_kv_block_size""",
@@ -90,7 +91,8 @@ IRRELEVANT: dict[str, str] = {
         enable_jit_warmup""",
     "mamba": "",
     "engram": "",
-    # What is compiled is named (mode, backend, custom_ops, pass_config); graphs replay the same kernels.
+    # Fields that decide what is compiled are part of the identity (mode, backend, custom_ops, pass_config). Graphs
+    # replay the same kernels.
     "compilation": """debug_dump_path cache_dir compile_cache_save_format ir_enable_torch_wrap splitting_ops
         compile_mm_encoder cudagraph_mm_encoder encoder_cudagraph_token_budgets
         encoder_cudagraph_max_vision_items_per_batch encoder_cudagraph_max_frames_per_batch cudagraph_decoder_replay
@@ -101,15 +103,15 @@ IRRELEVANT: dict[str, str] = {
         compilation_time encoder_compilation_time static_forward_context static_all_moe_layers""",
 }
 
-# Fields of the encoders' configuration that change no number of a medium whose processed data are named.
+# Fields of the encoders' configuration that change no number of a medium with named processed data.
 IRRELEVANT_ENCODERS = """limit_per_prompt media_io_kwargs mm_processor_kwargs mm_processor_cache_gb
     mm_processor_cache_type mm_hasher_algorithm mm_shm_cache_max_object_size_mb interleave_mm_strings skip_mm_profiling
     mm_tensor_ipc mm_ipc_gpu_memory_gb enable_mm_embeds allow_missing_mm_embeddings language_model_only"""
 # Fields of the adapters' configuration that change no number of one: how many there may be.
 IRRELEVANT_ADAPTERS = "max_loras max_cpu_loras default_mm_loras max_lora_cls_labels"
 
-# Variables of vLLM's that change no number that the cache keeps, beside those that vLLM itself leaves out of the names of
-# compiled models: how it is built, where things lie, how processes talk, what is logged, how requests are parsed.
+# Environment variables of vLLM that change no cached number, besides the ones that vLLM itself leaves out of the names
+# of compiled models: build options, paths, communication of processes, logging, and parsing of requests.
 IRRELEVANT_VARIABLES = re.compile(
     "|".join([
         "VLLM_(BUILD|RAY|USE_RAY|DP|P2P|EC_SIDE|NIXL|MOONCAKE|LORA|LOG|DEBUG|ELASTIC|NIC|GPU_NIC|NCCL|GC|TOOL|XGRAMMAR"
@@ -129,9 +131,9 @@ IRRELEVANT_VARIABLES = re.compile(
         "NVCC_THREADS", "CMAKE_BUILD_TYPE", "VERBOSE", "CUDA_HOME", "RAY_.*",
     ])
 )  # fmt: skip
-_OTHERS_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")  # not vLLM's own
+_OTHERS_VARIABLES = ("NVIDIA_TF32_OVERRIDE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE")  # variables of other software
 
-# Formats whose weights are the files of the model's own folder. Others have them from a file that the loader's own
+# Load formats that read the weights from the model's own folder. Other formats get them from a file that the loader's
 # settings name (tensorizer), or from another process (ipc_cache, modelexpress, loaders of plugins).
 FROM_FOLDER = frozenset(
     """
@@ -139,9 +141,10 @@ FROM_FOLDER = frozenset(
 """.split()
 )
 
-# Types of rotary positions whose frequencies are the checkpoint's alone; under the others an engine's length may count.
+# Types of rotary positions whose frequencies depend only on the checkpoint. For other types they may depend on the
+# engine's maximum length.
 _FIXED_ROTATIONS = {"default", "linear", "llama3", "yarn", "mrope", "ntk", "proportional", "deepseek_yarn"}
-# Models that compute with max_model_len, beside those whose rotary positions depend on it.
+# Models that compute with max_model_len, besides the ones whose rotary positions depend on it.
 LENGTH_COUNTS = (
     "llama4", "minimax_m2", "cohere_compass", "nomic", "embedding_gemma", "inkling", "muse_spark", "musespark", "step5",
 )  # fmt: skip
@@ -173,7 +176,7 @@ def _fields(config: Any, left_out: str) -> dict[str, Any]:
 
 
 def _encoders(vllm_config: Any) -> str | None:
-    """What decides a medium's numbers beside its processed data; None: there is no such name."""
+    """Returns what decides a medium's numbers besides its processed data, or None if that cannot be named."""
     config, compilation = vllm_config.model_config.multimodal_config, vllm_config.compilation_config
     if config is None or config.mm_processor_cache_type == "shm" or vllm_config.ec_transfer_config is not None:
         return None
@@ -185,7 +188,7 @@ def _encoders(vllm_config: Any) -> str | None:
 
 
 def _adapters(vllm_config: Any) -> str | None:
-    """What decides an adapter's numbers beside its weights; None: the engine has no adapters."""
+    """Returns what decides an adapter's numbers besides its weights, or None if the engine has no adapters."""
     config = vllm_config.lora_config
     return None if config is None else json.dumps(_fields(config, IRRELEVANT_ADAPTERS), sort_keys=True)
 
@@ -203,13 +206,13 @@ def _arguments(vllm_config: Any) -> dict[str, Any]:
 
 
 def variables() -> dict[str, str]:
-    """Of the environment: what is set, and may decide the numbers."""
+    """Returns the environment variables that are set and may decide the numbers."""
     known = [name for name in vllm.envs.compile_factors() if IRRELEVANT_VARIABLES.fullmatch(name) is None]
     return {name: os.environ[name] for name in (*known, *_OTHERS_VARIABLES) if name in os.environ}
 
 
 def _config(model: Any) -> dict[str, Any]:
-    """The configuration as vLLM had it before it loaded the model: models write into theirs while they are loaded."""
+    """The configuration before vLLM loaded the model: models write into their configuration while they are loaded."""
     overrides, whole = model.hf_overrides, callable(model.hf_overrides)
     nested = {} if whole else {name: value for name, value in overrides.items() if isinstance(value, dict)}
     config = get_config(
@@ -236,7 +239,7 @@ def _rotations(config: Any, rotary: bool = False) -> set[str]:
 
 
 def _length(model: Any, config: dict[str, Any]) -> int | None:
-    """The engine's length where keys depend on it: LongRoPE takes one of two sets of frequencies by it."""
+    """Returns the engine's maximum length if keys depend on it: LongRoPE chooses between two sets of frequencies by it."""
     names = {str(model.hf_config.model_type), str(model.hf_text_config.model_type)}
     counts = any(name.startswith(LENGTH_COUNTS) for name in names)
     return int(model.max_model_len) if counts or _rotations(config) - _FIXED_ROTATIONS else None
@@ -254,7 +257,7 @@ def _draft(vllm_config: Any) -> str | None:
 
 
 def _weights(vllm_config: Any, given: str) -> checkpoint.Weights:
-    """Of what the weights are loaded from. A hub's model is named by its commit, a folder by its files' content."""
+    """Returns the name of the weights' source: the commit of a hub's model, or the content of a folder's files."""
     model, load = vllm_config.model_config, vllm_config.load_config
     place, load_format = str(model.model), str(getattr(load.load_format, "value", load.load_format))
     if given:
@@ -282,18 +285,19 @@ def _weights(vllm_config: Any, given: str) -> checkpoint.Weights:
 
 
 def tokenizer_digest(model: Any) -> str:
-    """Of the tokenizer's files; a hub's is named by name and commit."""
+    """Returns the digest of the tokenizer's files, or name and commit for a hub's tokenizer."""
     name, revision = str(model.tokenizer), model.tokenizer_revision
     return checkpoint.tokenizer(name) or f"{name} {checkpoint.commit(revision) or revision or ''}"
 
 
 def model_id(model: Any) -> str:
-    """vLLM's name of the model, of a folder its own name: where it lies says nothing of the model."""
+    """Returns vLLM's name of the model. For a folder, this is its last component: its location says nothing about the
+    model."""
     return pathlib.Path(model.model).resolve().name if pathlib.Path(model.model).exists() else str(model.model)
 
 
 def _processor(vllm_config: Any) -> dict[str, Any]:
-    """What rounds: known without CUDA, which a scheduler's process must not begin."""
+    """Returns the device, which decides rounding, without CUDA, which a scheduler's process must not initialize."""
     found = {
         "vllm": vllm.__version__,
         "device": str(vllm_config.device_config.device_type),
@@ -312,7 +316,7 @@ class Identity:
     tokenizer: str
     weights: checkpoint.Weights
     encoders: str | None  # what decides the numbers of media; None: prompts with media have no name
-    adapters: str | None  # what decides the numbers of adapters; None: there are none
+    adapters: str | None  # what decides the numbers of adapters; None: there are no adapters
     adapted_encoders: bool  # adapters change encoders, too
     plain: bool  # prompts without an adapter are computed as in an engine without adapters
 
@@ -321,7 +325,8 @@ class Identity:
         return json.dumps({"model_id": self.model_id, "tokenizer": self.tokenizer, **self.parts}, sort_keys=True)
 
     def weights_digest(self) -> str | None:
-        """Of the weights' content and all that is computed with them; None: the content is not known yet."""
+        """Returns the name of the weights' content and all that is computed with them, or None while the content is
+        unknown."""
         content = self.weights.digest()
         if content is None:
             return None
@@ -329,7 +334,7 @@ class Identity:
 
 
 def identify(vllm_config: Any, options: Options, layout: dict[str, Any]) -> Identity:
-    """`layout`: of the caches. Raises Unsupported. The digest of the weights' files goes on in the background."""
+    """`layout`: the layout of the caches. Raises Unsupported. The weights' files are hashed in the background."""
     model = vllm_config.model_config
     config, adapters = _config(model), _adapters(vllm_config)
     parts: dict[str, Any] = {
@@ -340,9 +345,9 @@ def identify(vllm_config: Any, options: Options, layout: dict[str, Any]) -> Iden
         "processor": _processor(vllm_config),
         "layout": layout,
     }
-    if adapters is not None and model.is_moe:  # experts have other kernels then
+    if adapters is not None and model.is_moe:  # experts then use different kernels
         parts["adapters"] = adapters
-    # vLLM's kernels of CPUs apply the last adapter to prompts without one that are in the same batch.
+    # vLLM's CPU kernels apply the last adapter also to prompts without one in the same batch.
     plain = adapters is None or str(vllm_config.device_config.device_type) != "cpu"
     return Identity(
         options.model_id or model_id(model),
@@ -357,7 +362,7 @@ def identify(vllm_config: Any, options: Options, layout: dict[str, Any]) -> Iden
 
 
 def differences(one: str, other: str) -> list[str]:
-    """Where two identities differ, by `Identity.text`."""
+    """Returns where two identities differ, by `Identity.text`."""
 
     def flat(value: Any, at: str) -> dict[str, Any]:
         if not isinstance(value, dict) or not value:

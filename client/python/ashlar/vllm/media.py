@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Names of the images, videos and sounds of prompts.
 
-The cache's keys take the position and the SHA-256 of each medium (`media` of `Cache.start_begin`), from the block in
-which the medium begins. So text before the first medium is found by every prompt that begins with it, and what follows
-only behind the same media in the same places. Replacing placeholders by tokens made of the digest would do the same
-only where a medium has enough of them.
+The cache's keys include the position and the SHA-256 of each medium (`media` of `Cache.start_begin`), from the block in
+which the medium begins. So every prompt finds the text before the first medium, but finds later text only after the
+same media at the same positions. Replacing placeholders by tokens made of the digest would work only for media with
+enough placeholders.
 
-vLLM's identifiers are not used: they may be texts of the caller (`multi_modal_uuids`) or an id in a picture's metadata.
-What is hashed is what the model gets: the processed data, with the grids that M-RoPE counts positions by, the
-placeholder's length and mask, and the configuration of the encoders. vLLM itself reuses an encoder's output, and blocks,
-by the identifier: prompts with one that has stood for another content, or for an unknown one, are not served.
+vLLM's identifiers are not used: they may be strings of the caller (`multi_modal_uuids`) or an id in a picture's
+metadata. The hash covers the model's inputs: the processed data, with the grids that M-RoPE counts positions by, the
+placeholder's length and mask, and the configuration of the encoders. vLLM itself reuses an encoder's output, and
+blocks, by the identifier. Prompts are not served if their identifier has also named different or unknown content.
 """
 
 from __future__ import annotations
@@ -22,28 +22,29 @@ from typing import Any
 from ashlar.vllm.content import content_digest
 
 _MOST = 4096  # media of a prompt
-_MOST_KNOWN = 1 << 18  # identifiers: more than the engine has encoder outputs or blocks of
+_MOST_KNOWN = 1 << 18  # identifiers: more than the engine has encoder outputs or blocks
 
 
 class Unnamed(Exception):
-    """No key can say what the request's tokens depend on; it runs without the cache."""
+    """No key can name what the request's tokens depend on; the request runs without the cache."""
 
 
 class MediaNames:
     def __init__(self, encoders: str | None) -> None:
-        """`encoders`: what decides a medium's numbers beside its data and the weights; None: there is no such name."""
+        """`encoders`: what decides a medium's numbers besides its data and the weights; None: that cannot be named."""
         self._encoders = encoders
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="ashlar-media")
         self._lock = threading.Lock()
-        self._known: OrderedDict[str, bytes | None] = OrderedDict()  # by identifier; None: not one. guarded by lock_
+        # By identifier; None: more than one digest. guarded by lock_.
+        self._known: OrderedDict[str, bytes | None] = OrderedDict()
         self._hashing: Counter[str] = Counter()  # media by identifier. guarded by lock_
 
     def begin(self, request: Any, digests: list[Future[bytes]]) -> None:
-        """Hashes the request's media in the background, behind those in `digests`. Raises Unnamed.
+        """Starts hashing the request's media in the background, after the ones in `digests`. Raises Unnamed.
 
-        To be called for every request of the engine: others may get its encoders' outputs.
+        Call it for every request of the engine: other requests may receive its encoder outputs.
         """
-        features = request.mm_features[len(digests) :]  # a session's later input brings more
+        features = request.mm_features[len(digests) :]  # later input of a session adds media
         if not features:
             return
         reason = self._reason(request)
@@ -86,7 +87,7 @@ class MediaNames:
                     self._known.popitem(last=False)
 
     def names(self, request: Any, digests: list[Future[bytes]]) -> list[tuple[int, bytes]] | None:
-        """Position and digest of each medium; None: not hashed yet. Raises Unnamed."""
+        """Returns position and digest of each medium; the digest is None until it is computed. Raises Unnamed."""
         self.begin(request, digests)
         with self._lock:
             if any(self._hashing[feature.identifier] for feature in request.mm_features):
@@ -106,7 +107,7 @@ class MediaNames:
                     "for each multi_modal_uuid and ImageID"
                 )
             found.setdefault(feature.mm_position.offset, []).append(digest)
-        # Media that begin at one position, as a video and its sound, are one.
+        # Media that begin at one position, such as a video and its sound, count as one.
         return [
             (offset, each[0] if len(each) == 1 else content_digest(*(digest.hex() for digest in each)))
             for offset, each in sorted(found.items())

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages between the connector's two halves: from scheduler to workers with each step, and back with its output."""
+"""Messages between the connector's two halves: from scheduler to workers with each step, and back with the step's
+output."""
 
 from __future__ import annotations
 
@@ -10,55 +11,94 @@ import numpy as np
 import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
+import ashlar
 from ashlar.vllm.adapters import AdapterLoad, Told
+from ashlar.vllm.drafts import Place
+from ashlar.vllm.handoffs import Handoff
 
 
 @dataclasses.dataclass
 class Load:
-    """A plan to land in a request's blocks. `blocks`: one list a group of the engine's caches. An empty plan fails."""
+    """A plan to land in a request's blocks. `blocks`: one list per group of the engine's caches. An empty plan fails."""
 
     request: str
     plan: bytes
-    tokens: int  # of the whole prefix
-    present: int  # first tokens whose keys and values stand in the blocks already
+    tokens: int  # tokens of the whole prefix
+    present: int  # number of first tokens whose keys and values are already in the blocks
     blocks: tuple[list[int], ...]
     table: int  # pages of the text that was looked up
     tier: str
-    adapter: AdapterLoad | None = None  # that the prefix is of
+    adapter: AdapterLoad | None = None  # adapter of the prefix
+    spare: list[list[int]] = dataclasses.field(default_factory=list)  # by group: see Scheduler._spare_blocks
 
 
 @dataclasses.dataclass
 class Save:
-    """A text whose last token is computed by the end of this step, and the depths to resume from; the last is its length.
+    """A text whose last token is computed by the end of this step, and the depths to resume from. The last depth is its
+    length.
 
-    `blocks`: one list a group of the engine's caches; 0 where a group has none any more.
+    `blocks`: one list per group of the engine's caches; 0 where a group no longer has a block.
     """
 
     number: int
     tokens: npt.NDArray[np.int32]
     depths: list[int]
     blocks: tuple[list[int], ...]
-    prompt: int  # tokens of the whole prompt, of which the text may be a part, or which decoded tokens follow
+    prompt: int  # tokens of the whole prompt; the text may be shorter, or longer by decoded tokens
     salt: str = ""
     media: list[tuple[int, bytes]] = dataclasses.field(default_factory=list)  # position and digest
-    adapter: AdapterLoad | None = None  # that the text was computed with
+    adapter: AdapterLoad | None = None  # adapter with which the text was computed
     running: bool = False  # the next step overwrites the states at the last depth
-    spare: list[int] = dataclasses.field(default_factory=list)  # a block a group of full attention, for a part of one
+    place: Place | None = None  # place of the states at the last depth; None: the block of its last token
+    # One block per group of full attention, to hold a part of a block.
+    spare: list[int] = dataclasses.field(default_factory=list)
 
 
 @dataclasses.dataclass
-class Compose:
-    """A prompt to set from its segments, in a request's blocks."""
+class Fetch:
+    """A prompt's segments to look up and land in the worker's memory, while the request waits."""
 
-    request: str
-    tokens: npt.NDArray[np.int32]  # those loaded, and one more
+    number: int
+    tokens: npt.NDArray[np.int32]  # the tokens of all segments and one more
     lengths: list[int]
-    blocks: tuple[list[int], ...]
     salt: str = ""
 
-    @property
-    def tokens_loaded(self) -> int:
-        return len(self.tokens) - 1
+
+@dataclasses.dataclass
+class Fetched:
+    """The answer to a `Fetch`. If anything lands, a first answer says that the fetch continues, and a second one that
+    it has ended."""
+
+    ended: bool
+    jumps: list[tuple[int, int, bool]] = dataclasses.field(default_factory=list)  # begin, end, whether from position 0
+    missing: list[int] = dataclasses.field(default_factory=list)  # segments that the cache lacks
+    refused: int = 0  # hits that would save no time
+    tier: str = "dram"
+    seconds: float = 0.0
+    failure: str = ""
+
+
+@dataclasses.dataclass
+class Jump:
+    """Positions of a request that a worker writes from landed segments, before the forward of this step."""
+
+    fetch: int
+    begin: int
+    end: int
+    blocks: tuple[list[int], ...]
+    state_block: int  # index of the block in which this step leaves the states
+
+
+@dataclasses.dataclass
+class Alone:
+    """A segment to compute from a zero state, in blocks that belong to no request."""
+
+    number: int
+    tokens: npt.NDArray[np.int32]
+    first: bool  # stored as a prefix of prompts
+    salt: str
+    pages: dict[int, list[int]]  # blocks by group of attention layers
+    states: dict[int, int]  # one block per group
 
 
 @dataclasses.dataclass
@@ -66,18 +106,23 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     loads: list[Load]
     saves: list[Save]
     scheduled_tokens: int
-    composes: list[Compose] = dataclasses.field(default_factory=list)
-    generation: str | None = None  # of the engine's weights; None: a step of which the scheduler's half says nothing
-    number: int = 0  # of the step
-    adapters: set[int] = dataclasses.field(default_factory=set)  # whose digests are wanted, by lora_int_id
+    fetches: list[Fetch] = dataclasses.field(default_factory=list)
+    jumps: list[Jump] = dataclasses.field(default_factory=list)
+    released: list[int] = dataclasses.field(default_factory=list)  # fetches that are not needed after this step
+    alone: Alone | None = None
+    handoffs: list[Handoff] = dataclasses.field(default_factory=list)  # begin after the saves
+    # Generation of the engine's weights; None: the scheduler's half reports nothing for the step.
+    generation: str | None = None
+    number: int = 0  # number of the step
+    adapters: set[int] = dataclasses.field(default_factory=set)  # adapters whose digests are wanted, by lora_int_id
 
     def asked(self) -> set[str]:
         """Requests that wait for a worker's answer."""
-        return {load.request for load in self.loads} | {compose.request for compose in self.composes}
+        return {load.request for load in self.loads}
 
     def refusal(self) -> WorkerReport | None:
-        """The report of a worker that can do nothing of it."""
-        if not self.loads and not self.composes and not self.saves:
+        """The report of a worker that can neither load nor save."""
+        if not self.loads and not self.saves:
             return None
         asked, saves = Counter(self.asked()), Counter(save.number for save in self.saves)
         return WorkerReport(failed=asked, saved=saves, refusing=Counter([0]))
@@ -85,21 +130,28 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
 
 @dataclasses.dataclass
 class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
-    """One count a rank: of requests whose load failed, whose blocks came in doubt or out of it, and of ended saves."""
+    """Counts of ranks per request: failed loads, blocks that became unresolved or resolved, and ended saves."""
 
     failed: Counter[str] = dataclasses.field(default_factory=Counter)
     doubtful: Counter[str] = dataclasses.field(default_factory=Counter)
     quiet: Counter[str] = dataclasses.field(default_factory=Counter)
     saved: Counter[int] = dataclasses.field(default_factory=Counter)
-    kept: Counter[int] = dataclasses.field(default_factory=Counter)  # saves that the cache has
+    kept: Counter[int] = dataclasses.field(default_factory=Counter)  # number of stored saves
     refusing: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can neither load nor save
-    pace: Counter[int] = dataclasses.field(default_factory=Counter)  # nanoseconds a token of prefill, by rank
+    pace: Counter[int] = dataclasses.field(default_factory=Counter)  # nanoseconds per token of prefill, by rank
     names: Counter[str] = dataclasses.field(
         default_factory=Counter
-    )  # what ranks call the engine's model: Identity.text
+    )  # each rank's name of the engine's model: Identity.text
     outdated: Counter[str] = dataclasses.field(default_factory=Counter)  # generations within which the weights changed
-    adapters: Counter[Told] = dataclasses.field(default_factory=Counter)  # what ranks tell of adapters
-    without_segments: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can set no prompt from any
+    adapters: Counter[Told] = dataclasses.field(default_factory=Counter)  # the ranks' reports about adapters
+    # Ranks that cannot take segments from the cache.
+    without_segments: Counter[int] = dataclasses.field(default_factory=Counter)
+    # The layout of segments, by rank. Each rank reports it once.
+    layouts: dict[int, ashlar.Model] = dataclasses.field(default_factory=dict)
+    # By number of the fetch, and rank.
+    fetched: dict[tuple[int, int], Fetched] = dataclasses.field(default_factory=dict)
+    # Number of published segments, by number of the separate computation, and rank.
+    ran: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, WorkerReport)

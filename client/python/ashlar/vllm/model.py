@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's model as the cache knows it: its identity, its layers, and the depths at which the engine can resume.
+"""The engine's model as the cache sees it: its identity, its layers, and the depths at which the engine can resume.
 
-Scheduler and workers describe it from the same configuration and come to the same namespace.
+Scheduler and workers describe the model from the same configuration and derive the same namespace.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 import ashlar
+from ashlar.vllm.drafts import Place
 from ashlar.vllm.identity import Identity, Unsupported, identify
 from ashlar.vllm.options import Options
 from ashlar.vllm.rows import packs
@@ -38,57 +39,91 @@ _TYPES = {
     torch.bfloat16: ashlar.DType.BF16,
     torch.float8_e4m3fn: ashlar.DType.F8E4M3,
     torch.float8_e5m2: ashlar.DType.F8E5M2,
-    torch.uint8: ashlar.DType.F8E4M3,  # vLLM's view of fp8 with one scale a tensor: bytes
+    torch.uint8: ashlar.DType.F8E4M3,  # vLLM's view of fp8 with one scale per tensor: bytes
 }
-# Methods of speculative decoding. Drafts come from the text, or from layers whose caches are kept with the others. A step
-# offers accepted tokens alone, and overwrites the keys of rejected drafts. Keys of a draft model decide no token.
+_BYTES = {
+    ashlar.DType.F32: 4,
+    ashlar.DType.F16: 2,
+    ashlar.DType.BF16: 2,
+    ashlar.DType.F8E4M3: 1,
+    ashlar.DType.F8E5M2: 1,
+}
+# Supported methods of speculative decoding. Drafts come from the text, or from layers whose caches are saved with the
+# other ones. A step offers only accepted tokens, and overwrites the keys of rejected drafts. Keys of a draft model
+# never decide a token.
 _SPECULATIVE = ("ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3", "mtp")
+# Kinds of states that vLLM keeps for each draft. Its Mamba-1 has no inputs of drafts.
+_DRAFT_STATES = ("GDN_ATTN", "MAMBA2", "SHORT_CONV", "LINEAR")
 _GDN_STATES = (torch.float32, torch.bfloat16)
-_FLOPS_PER_SQUARED_WIDTH = 24  # of a token and layer: two for each of the 12 w² weights of a layer of width w
+_FLOPS_PER_SQUARED_WIDTH = 24  # per token and layer: two for each of the 12 w² weights of a layer of width w
+
+
+def _without_inputs(
+    shapes: tuple[tuple[int, ...], ...], dimension: int | None, count: int
+) -> tuple[tuple[int, ...], ...]:
+    if dimension is None:
+        return shapes
+    first = tuple(size - count * (each == dimension) for each, size in enumerate(shapes[0]))
+    return (first, *shapes[1:])
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearPlace:
     """A layer with a state at a block's end."""
 
-    layer: int  # of the cache's layout
+    layer: int  # index in the cache's layout
     name: str
-    group: int  # of the engine's caches
-    shapes: tuple[tuple[int, ...], ...]  # of this rank's tensors in a block: convolution, state; or a state alone
+    group: int  # index among the engine's cache groups
+    # Shapes of this rank's tensors in a block: convolution and state, or only one of them.
+    shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
+    inputs: int | None = None  # dimension of the first shape along which a convolution's last inputs are; None: no such
+    # Most drafts of a step. The state after each draft is in a block of its own, behind that of the step's first state,
+    # whose convolution has the inputs of all drafts.
+    drafts: int = 0
+
+    @property
+    def kept(self) -> tuple[tuple[int, ...], ...]:
+        """Returns the shapes of one state, without inputs of drafts."""
+        return _without_inputs(self.shapes, self.inputs, self.drafts)
 
 
 @dataclasses.dataclass(frozen=True)
 class WindowPlace:
-    """An attention layer that reads the last tokens alone. The blocks that hold these are its state."""
+    """An attention layer that only reads the last tokens. The blocks that hold these are its state."""
 
-    layer: int  # of the cache's layout
+    layer: int  # index in the cache's layout
     name: str
-    group: int  # of the engine's caches
+    group: int  # index among the engine's cache groups
     reach: int  # tokens that the next one sees
-    blocks: int  # that the tokens before a block's end that it sees lie in: its state has so many
-    block_bytes: int  # of this rank's block
-    chunk: int = 0  # the next token sees none before a multiple of so many tokens; 0: it sees `reach` tokens
-    heads: int = 0  # of this rank; 0: where a token is in a block is unknown
-    row: int = 0  # numbers of a token and head: key, and value behind it
+    blocks: int  # number of blocks with the tokens that a token at a block's end sees; its state has as many
+    block_bytes: int  # bytes of this rank's block
+    chunk: int = 0  # attention does not reach across multiples of `chunk` tokens; 0: the next token sees `reach` tokens
+    heads: int = 0  # heads of this rank; 0: the place of a token in a block is unknown
+    row: int = 0  # numbers per token and head: key and value, one after the other
 
 
 @dataclasses.dataclass(frozen=True)
 class Described:
     identity: Identity
-    model: ashlar.Model  # its weights are named once the cache is opened: `named`
-    attention: list[tuple[int, str]]  # layer, name, of those with all blocks of a text
+    model: ashlar.Model  # without a weights digest until the cache is opened: see `named`
+    attention: list[tuple[int, str]]  # index and name of layers that have all blocks of a text
     linear: list[LinearPlace]
     windows: list[WindowPlace]
-    attention_groups: dict[int, list[int]]  # groups of the engine's caches that have all of a text, and their layers
+    # Groups of the engine's caches that have all blocks of a text, and their layers.
+    attention_groups: dict[int, list[int]]
     groups: int
     block: int  # tokens of the engine's blocks
     grain: int  # tokens between the depths that are kept of a text without linear layers
-    packed: bool  # a block's rows are not its tokens: parts of blocks are moved by a block of their own
-    keeps_within: bool  # a step leaves the state at its last block's end also where it goes on behind that
+    packed: bool  # a block's rows are not its tokens: a part of a block is moved through a spare block
+    keeps_within: bool  # a step leaves the state at its last block's end even if the step continues after it
+    staged: int = 0  # bytes of host memory through which the caches are copied; 0: the daemon maps them
+    # This rank's layers as segments store them, without what only workers know: see `segments.segments_model`. A text:
+    # why segments do not support the layer.
+    segments: list[ashlar.Attention | ashlar.Linear | str] = dataclasses.field(default_factory=list)
 
     def named(self, model: ashlar.Model) -> ashlar.Model:
-        """The model with its weights' digest, which is known by now. Raises RuntimeError where it is not."""
+        """Returns the model with its weights' digest. Raises RuntimeError if the digest is not known yet."""
         digest = self.identity.weights_digest()
         if digest is None:
             raise RuntimeError("the weights are not hashed yet")
@@ -96,51 +131,96 @@ class Described:
 
     @property
     def whole_blocks(self) -> bool:
-        """Whether texts are resumed at the ends of blocks alone, as where a token is in one is unknown."""
+        """Returns whether texts resume only at the ends of blocks, because the place of a token in a block is unknown."""
         layers = [self.model.layers[layer] for layer, _ in self.attention]
         return any(isinstance(layer, ashlar.Opaque) for layer in layers) or not all(w.heads for w in self.windows)
 
     @property
+    def drafts(self) -> int:
+        """Returns the number of drafts after which the engine has separate states."""
+        return max((place.drafts for place in self.linear), default=0)
+
+    @property
     def a_layer(self) -> str:
-        """The name of one that has a cache."""
+        """Returns the name of one layer that has a cache."""
         places: list[LinearPlace | WindowPlace] = [*self.linear, *self.windows]
         return self.attention[0][1] if self.attention else places[0].name
 
     @property
-    def attention_group(self) -> int:
-        """Of engines that have one alone."""
-        return next(iter(self.attention_groups))
+    def keys(self) -> list[tuple[int, str, int]]:
+        """Index, name and group of all attention layers, windows included."""
+        groups = {layer: group for group, layers in self.attention_groups.items() for layer in layers}
+        found = [(layer, name, groups[layer]) for layer, name in self.attention]
+        return sorted(found + [(place.layer, place.name, place.group) for place in self.windows])
+
+    @property
+    def key_groups(self) -> list[int]:
+        return sorted({group for _, _, group in self.keys})
 
     @property
     def layer_groups(self) -> list[ashlar.LayerGroup]:
-        """As the cache is to know them: none where one page table serves all layers."""
+        """Returns the groups for the cache; none if one page table serves all layers."""
         if len(self.attention_groups) < 2:
             return []
         return [ashlar.LayerGroup(layers) for layers in self.attention_groups.values()]
 
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one block of all attention layers, of this rank."""
+        size = 0
+        for layer, _ in self.attention:
+            shape = self.model.layers[layer]
+            if isinstance(shape, ashlar.Attention):
+                numbers = shape.kv_heads // self.model.tensor_parallel_size * (shape.key_dim + shape.value_dim)
+                size += numbers * _BYTES[shape.dtype]
+            elif isinstance(shape, ashlar.Opaque):
+                size += shape.token_bytes // self.model.tensor_parallel_size
+        return size * self.block
+
+    @property
+    def staged_pages(self) -> int:
+        """Blocks that fit into the staging memory."""
+        return self.staged // self.page_bytes if self.attention else 0
+
+    @property
+    def most_tokens(self) -> int | None:
+        """Tokens of the longest text that can be loaded or saved; None: no limit."""
+        return self.staged_pages * self.block if self.staged and self.attention else None
+
+    @property
+    def prefix_block(self) -> int:
+        """Tokens of one object of a prefix. Objects whose tokens the engine has already are not landed."""
+        return -(-_BLOCK // self.block) * self.block
+
     def count(self, tokens: int) -> int:
-        """The blocks of so many tokens. The last one has the state behind them."""
+        """Returns the number of blocks of this number of tokens. The last block has the state after them."""
         return -(-tokens // self.block)
 
     def capture_tokens(self, options: Options) -> int:
-        """At multiples of it states can be had inside of prompts."""
+        """States inside prompts can be captured at multiples of this."""
         return _CAPTURE if not self.linear or options.checkpoint_tokens > 0 else self.block
 
     def pages(self, blocks: Sequence[list[int]], tokens: int) -> list[list[int]]:
-        """Of a text's blocks by groups of the engine's caches: those with keys and values of its first tokens."""
+        """Returns, from a text's blocks by group of the engine's caches, the blocks with keys and values of its first
+        tokens."""
         return [blocks[group][: self.count(tokens)] for group in self.attention_groups]
 
     def window(self, place: WindowPlace, blocks: Sequence[list[int]], tokens: int) -> list[int]:
-        """Likewise: those that hold what the next token sees of so many. There may be fewer than the place has."""
+        """Likewise, the blocks that hold what the next token sees after this number of tokens. There may be fewer than
+        there is space for."""
         first = tokens // place.chunk * place.chunk if place.chunk else max(0, tokens - place.reach)
         return blocks[place.group][first // self.block : self.count(tokens)]
 
-    def resumes_from(self, blocks: Sequence[list[int]], tokens: int) -> list[int]:
-        """All blocks of a text that its first tokens are resumed from; empty: some are not there."""
-        count = self.count(tokens)
+    def resumes_from(self, blocks: Sequence[list[int]], tokens: int, at: Place | None = None) -> list[int]:
+        """Returns all blocks of a text from which its first tokens are resumed; empty if one is missing.
+
+        `at`: the place of the states, by default the block of the last token.
+        """
+        count, at = self.count(tokens), at or Place(self.count(tokens) - 1)
         found = [page for table in self.pages(blocks, tokens) for page in table]
         for group in {place.group for place in self.linear}:
-            found += blocks[group][count - 1 : count] or [0]
+            for column in {at.column, at.column + at.accepted}:
+                found += blocks[group][column : column + 1] or [0]
         for place in {place.group: place for place in self.windows}.values():
             found += self.window(place, blocks, tokens)
         short = any(len(blocks[group]) < count for group in (*self.attention_groups, *(w.group for w in self.windows)))
@@ -148,7 +228,7 @@ class Described:
 
 
 def _layer_number(name: str) -> tuple[bool, int, str]:
-    """The order of layers: those of a draft model follow the engine's own."""
+    """Sort key of layers: layers of a draft model follow the engine's own."""
     numbers = re.findall(r"\d+", name)
     return (name.startswith("draft_model."), int(numbers[0]) if numbers else 0, name)
 
@@ -160,12 +240,21 @@ def check_version() -> None:
         raise Unsupported(unknown)
 
 
-def _check(vllm_config: Any) -> None:
+def is_staged(vllm_config: Any, options: Options) -> bool:
+    """Whether the engine's caches are copied through host memory; otherwise the daemon maps them."""
+    device = str(vllm_config.device_config.device_type)
+    return options.kv_memory == "staged" or (options.kv_memory == "auto" and device != "cpu")
+
+
+def _check(vllm_config: Any, options: Options) -> None:
     check_version()
     device = str(vllm_config.device_config.device_type)
-    if device not in ("cpu", "cuda") or (device == "cuda" and torch.version.hip is not None):
-        raise Unsupported(f"device {'ROCm' if device == 'cuda' else device} is not supported")
-    if device == "cuda" and vllm_config.model_config.enable_sleep_mode:
+    is_rocm = device == "cuda" and torch.version.hip is not None
+    if not is_staged(vllm_config, options) and (device not in ("cpu", "cuda") or is_rocm):
+        raise Unsupported(
+            f"kv_memory: the daemon cannot map the memory of {'ROCm' if is_rocm else device}; set kv_memory to staged"
+        )
+    if device != "cpu" and vllm_config.model_config.enable_sleep_mode:
         if not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
             raise Unsupported("sleep mode is not supported by this version of vLLM; expected 0.33 or later")
     parallel = vllm_config.parallel_config
@@ -185,7 +274,7 @@ def _check(vllm_config: Any) -> None:
 
 
 def _fields(value: Any) -> Any:
-    """What makes a spec, by name, the same in every process."""
+    """Returns the fields of a spec by name, in a form that is equal in every process."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         found = {field.name: _fields(getattr(value, field.name)) for field in dataclasses.fields(value)}
         return {"type": f"{type(value).__module__}.{type(value).__qualname__}", **found}
@@ -199,7 +288,7 @@ def _fields(value: Any) -> Any:
 
 
 def _manager(spec: Any, group: Any, name: str) -> type:
-    """The class by which vLLM keeps the layer's blocks: it says which of them a prefix is resumed from."""
+    """Returns the class by which vLLM manages the layer's blocks. It decides from which blocks a prefix resumes."""
     role = getattr(group, "role", None)
     manager: type | None = KVCacheSpecRegistry.get_manager_class(spec, getattr(role, "value", role))
     served = (FullAttentionManager, SlidingWindowManager, ChunkedLocalAttentionManager, MambaManager)
@@ -220,7 +309,7 @@ def _manager(spec: Any, group: Any, name: str) -> type:
 
 
 def _block_bytes(spec: Any, name: str) -> int:
-    """Of one rank's block, without padding."""
+    """Returns the size of one rank's block, without padding."""
     size = int(getattr(spec, "unpadded_page_size_bytes", spec.page_size_bytes))
     if size % spec.block_size != 0:
         raise Unsupported(
@@ -230,7 +319,7 @@ def _block_bytes(spec: Any, name: str) -> int:
 
 
 def _has_rows(spec: Any) -> bool:
-    """Whether a block has one key and one value a token and head."""
+    """Returns whether a block has one key and one value per token and head."""
     return (
         type(spec) in (FullAttentionSpec, SlidingWindowSpec)
         and not getattr(spec, "attention_chunk_size", None)
@@ -243,7 +332,7 @@ def _has_rows(spec: Any) -> bool:
 
 
 def _attention(spec: Any, name: str, tp: int) -> ashlar.Attention | ashlar.Opaque:
-    """A window whose spec is that of full attention is one of an engine that keeps all blocks of it."""
+    """A sliding window with the spec of full attention belongs to an engine that keeps all of its blocks."""
     if not _has_rows(spec):
         return ashlar.Opaque(token_bytes=_block_bytes(spec, name) // spec.block_size * tp)
     return ashlar.Attention(
@@ -265,17 +354,48 @@ def _window(spec: Any, manager: type, layer: int, name: str, group: int) -> Wind
     return WindowPlace(layer, name, group, reach, -(-reach // block), size, heads=heads, row=row)
 
 
+def _inputs_dimension(spec: Any) -> int | None:
+    """Returns the dimension of a convolution's inputs in the first shape; None: the layer has no convolution."""
+    from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
+
+    if spec.mamba_type.name == "LINEAR":
+        return None
+    return 1 if is_conv_state_dim_first() else 0
+
+
 def _check_states(spec: Any, name: str) -> None:
     if spec.mamba_cache_mode != "align":
         raise Unsupported(
             f"mamba_cache_mode: {spec.mamba_cache_mode} keeps no states at block ends; set mamba_cache_mode to align"
         )
-    if spec.num_speculative_blocks:
-        raise Unsupported(f"{name}: several states per block are not supported; remove speculative_config")
+    if getattr(spec, "is_draft", False):
+        raise Unsupported(f"{name}: states of a draft model are not supported; remove speculative_config")
+    drafts, kind = spec.num_speculative_blocks, spec.mamba_type.name
+    if drafts and (kind not in _DRAFT_STATES or len(spec.shapes) > 2):
+        raise Unsupported(
+            f"{name}: {len(spec.shapes)} tensors of {kind} are not supported after drafts; expected a convolution and a "
+            f"state of {', '.join(_DRAFT_STATES)}; remove speculative_config"
+        )
+
+
+def _check_drafts(vllm_config: Any, layers: Layers) -> None:
+    adaptive = getattr(vllm_config.speculative_config, "enable_adaptive_verification", False)
+    if adaptive and any(place.drafts for place in layers.linear):
+        raise Unsupported(
+            "speculative_config: enable_adaptive_verification is not supported with layers that have states, because the "
+            "scheduler does not know how many drafts a step verifies; expected false"
+        )
+
+
+def _without_drafts(spec: Any) -> Any:
+    """Returns the spec of an engine without speculative decoding, which keeps the same states."""
+    drafts = spec.num_speculative_blocks
+    shapes = _without_inputs(spec.shapes, _inputs_dimension(spec), drafts)
+    return dataclasses.replace(spec, shapes=shapes, num_speculative_blocks=0) if drafts else spec
 
 
 def _tail(spec: Any, tp: int) -> dict[str, Any]:
-    """The last inputs of a layer's convolution, as `ashlar.Linear` says it."""
+    """The last inputs of a layer's convolution, as in `ashlar.Linear`."""
     from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 
     channels_first = is_conv_state_dim_first()
@@ -286,8 +406,7 @@ def _tail(spec: Any, tp: int) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def _linear(spec: Any, name: str, tp: int, text: Any) -> ashlar.Linear | ashlar.Opaque:
-    _check_states(spec, name)
+def _linear(spec: Any, tp: int, text: Any) -> ashlar.Linear | ashlar.Opaque:
     shapes, key_heads = spec.shapes, getattr(text, "linear_num_key_heads", None)  # kda has no such field
     is_gdn = spec.mamba_type.name == "GDN_ATTN" and len(shapes) == 2 and len(shapes[1]) == 3
     if not is_gdn or key_heads is None or spec.dtypes[1] not in _GDN_STATES or spec.dtypes[0] not in _TYPES:
@@ -305,11 +424,52 @@ def _linear(spec: Any, name: str, tp: int, text: Any) -> ashlar.Linear | ashlar.
     )
 
 
-def _flops(model: Any, layers: Sequence[Any]) -> float:
-    """Of prefill, a token: an estimate where the layout does not tell, because a layer is opaque. 0: the daemon's own."""
+def _swaps_states() -> bool:
+    """Returns whether states of delta nets are declared as [V, K], but stored as [K, V], as CPU kernels do."""
+    return packs()
+
+
+def _segment_layer(spec: Any, manager: type, layer: Any, tp: int) -> ashlar.Attention | ashlar.Linear | str:
+    """Returns this rank's layer as segments store it, or why they do not support it."""
+    if manager is FullAttentionManager:
+        if not isinstance(layer, ashlar.Attention):
+            return f"{type(spec).__name__} whose rows are unknown"
+        return dataclasses.replace(layer, kv_heads=layer.kv_heads // tp, stored=ashlar.StoredKeys.ZERO_BASED)
+    if manager is SlidingWindowManager and _has_rows(spec):
+        return ashlar.Attention(spec.num_kv_heads, spec.head_size, spec.head_size_v, _TYPES[spec.dtype])
+    if manager is not MambaManager:
+        return f"{type(spec).__name__} whose rows are unknown"
+    kind, shapes = spec.mamba_type.name, spec.shapes
+    if len(shapes) != 2 or len(shapes[1]) != 3 or any(each not in _TYPES for each in spec.dtypes):
+        return f"states of {kind}"
+    if isinstance(layer, ashlar.Linear):
+        heads = layer.key_heads // tp, layer.value_heads // tp
+        key_heads, value_heads, order = *heads, ashlar.StateOrder.KEY_FIRST if _swaps_states() else layer.order
+        family, d_k, d_v = layer.family, layer.d_k, layer.d_v
+    elif kind == "MAMBA2":
+        value_heads, d_v, d_k = shapes[1]
+        channels = _tail(spec, 1)["conv_channels"]
+        key_heads, order, family = (
+            (channels - value_heads * d_v) // (2 * d_k),
+            ashlar.StateOrder.VALUE_FIRST,
+            ashlar.Family.MAMBA2,
+        )
+    else:
+        return f"states of {kind}"
+    return ashlar.Linear(
+        family, key_heads, value_heads, d_k, d_v, state_dtype=_TYPES[spec.dtypes[1]], order=order, **_tail(spec, 1)
+    )  # fmt: skip
+
+
+def _flops(model: Any, layers: Sequence[Any]) -> tuple[float, float]:
+    """FLOPs of prefill per token and per squared number of tokens, as the daemon estimates them from a layout: estimates
+    by the model's width if a layer is opaque, because its bytes do not tell the width. (0, 0): the daemon's estimate."""
     if not any(isinstance(layer, ashlar.Opaque) for layer in layers):
-        return 0.0
-    return float(_FLOPS_PER_SQUARED_WIDTH * len(layers) * model.get_hidden_size() ** 2)
+        return 0.0, 0.0
+    width = model.get_hidden_size()
+    # Layers with bytes per token attend; layers with states alone are linear.
+    attend = sum(isinstance(layer, ashlar.Attention) or getattr(layer, "token_bytes", 0) > 0 for layer in layers)
+    return float(_FLOPS_PER_SQUARED_WIDTH * len(layers) * width**2), float(2 * attend * width)
 
 
 def _layers(kv_cache_config: Any) -> list[tuple[str, int, Any]]:
@@ -323,7 +483,7 @@ def _layers(kv_cache_config: Any) -> list[tuple[str, int, Any]]:
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """The layers of an engine's caches, as the cache keeps them."""
+    """The layers of an engine's caches as the cache stores them."""
 
     layout: list[ashlar.Attention | ashlar.Linear | ashlar.Opaque]
     attention: list[tuple[int, str]]
@@ -331,8 +491,9 @@ class Layers:
     windows: list[WindowPlace]
     attention_groups: dict[int, list[int]]
     block: int
-    within: bool  # all states can be kept within a step
+    within: bool  # whether all states can be kept within a step
     specs: list[Any]  # fields of the engine's specs of opaque layers
+    segments: list[ashlar.Attention | ashlar.Linear | str]  # as in `Described`
 
     @property
     def grain(self) -> int:
@@ -349,15 +510,18 @@ def layers_of(kv_cache_config: Any, text: Any, tp: int) -> Layers:
     groups: dict[int, list[int]] = {}
     within: list[bool] = []
     specs, blocks = [], set()
+    segments: list[ashlar.Attention | ashlar.Linear | str] = []
     for name, group, spec in _layers(kv_cache_config):
-        if getattr(spec, "is_draft", False):  # of vLLM 0.33 and later
-            raise Unsupported(f"{name}: layers of a draft model are not supported; remove speculative_config")
         manager = _manager(spec, kv_cache_config.kv_cache_groups[group], name)
         blocks.add(spec.block_size)
         if manager is MambaManager:
-            linear.append(LinearPlace(len(layout), name, group, spec.shapes, spec.dtypes))
-            within.append(spec.num_prefill_checkpoint_blocks > 0)
-            layout.append(_linear(spec, name, tp, text))
+            _check_states(spec, name)
+            drafts, inputs = spec.num_speculative_blocks, _inputs_dimension(spec)
+            linear.append(LinearPlace(len(layout), name, group, spec.shapes, spec.dtypes, inputs, drafts))
+            # If EAGLE or MTP drafts, the block may have the state of one block less.
+            within.append(spec.num_prefill_checkpoint_blocks > 0 and not drafts)
+            spec = _without_drafts(spec)
+            layout.append(_linear(spec, tp, text))
         elif manager is FullAttentionManager:
             groups.setdefault(group, []).append(len(layout))
             attention.append((len(layout), name))
@@ -365,20 +529,26 @@ def layers_of(kv_cache_config: Any, text: Any, tp: int) -> Layers:
         else:
             windows.append(_window(spec, manager, len(layout), name, group))
             layout.append(ashlar.Opaque(state_bytes=windows[-1].blocks * windows[-1].block_bytes * tp))
+        segments.append(_segment_layer(spec, manager, layout[-1], tp))
+        if linear and linear[-1].name == name and linear[-1].drafts:
+            segments[-1] = "states of drafts (speculative_config)"
         if isinstance(layout[-1], ashlar.Opaque):
             specs.append(_fields(spec))
     if len(blocks) != 1:
         raise Unsupported(
             f"blocks of {sorted(blocks)} tokens are not supported; expected one block_size for all layers"
         )
-    return Layers(layout, attention, linear, windows, groups, blocks.pop(), bool(within) and all(within), specs)
+    return Layers(
+        layout, attention, linear, windows, groups, blocks.pop(), bool(within) and all(within), specs, segments
+    )
 
 
 def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int) -> Described:
     """Raises Unsupported with a reason."""
-    _check(vllm_config)
+    _check(vllm_config, options)
     tp = vllm_config.parallel_config.tensor_parallel_size
     layers = layers_of(kv_cache_config, vllm_config.model_config.hf_text_config, tp)
+    _check_drafts(vllm_config, layers)
     cache, model = vllm_config.cache_config, vllm_config.model_config
     form: dict[str, Any] = {
         "caches": str(cache.cache_dtype),
@@ -393,6 +563,7 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
         layout["specs"] = layers.specs
     identity = identify(vllm_config, options, layout)
     convolutions = [each.conv_kernel - 1 for each in layers.layout if isinstance(each, ashlar.Linear)]
+    per_token, per_square = _flops(model, layers.layout)
     return Described(
         identity=identity,
         model=ashlar.Model(
@@ -406,7 +577,8 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
             tokenizer_digest=identity.tokenizer,
             tensor_parallel_rank=rank,
             tensor_parallel_size=tp,
-            flops_per_token=_flops(model, layers.layout),
+            flops_per_token=per_token,
+            flops_per_token_squared=per_square,
         ),
         attention=layers.attention,
         linear=layers.linear,
@@ -417,4 +589,6 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
         grain=layers.grain,
         packed=packs(),
         keeps_within=layers.within and kv_cache_config.cache_hit_alignment_tokens in (None, layers.block),
+        staged=max(1, options.staging_bytes) if is_staged(vllm_config, options) else 0,
+        segments=layers.segments,
     )

@@ -17,9 +17,10 @@ logger = init_logger("vllm.ashlar")
 
 
 class Opening:
-    """Tries once at its start, then on a thread of its own until there is a cache. None until then: all is a miss.
+    """Tries once at its start, then on a separate thread until the cache is open. Until then `cache` is None and all
+    requests miss.
 
-    The cache is opened once the weights' digest is known. After a daemon's restart the cache itself reconnects.
+    The cache is opened once the weights' digest is known. After a restart of the daemon the cache reconnects by itself.
     """
 
     def __init__(
@@ -49,7 +50,7 @@ class Opening:
 
     @property
     def cache(self) -> ashlar.Cache | None:
-        """None where there is none, or its daemon has gone."""
+        """Returns None if there is no cache, or its daemon is gone."""
         cache = self._cache
         if cache is None:
             return None
@@ -62,7 +63,7 @@ class Opening:
     def _try(self) -> bool:
         try:
             self._cache = self._open()
-        except Exception as error:  # whatever it is, the engine goes on without a cache
+        except Exception as error:  # whatever fails, the engine continues without a cache
             self._state.set(why_unreachable(self._rpc_socket), str(error))
             return False
         self._state.set("none", self._sockets)
@@ -77,7 +78,8 @@ class Opening:
                 return
 
     def renew(self) -> bool:
-        """Opens the cache again, beside the open one and on a thread: with a model that says more. False: not now."""
+        """Opens another cache on a thread, with a more specific model, while the current one stays open. Returns False
+        if that is not possible now."""
         if self.cache is None or self._next is not None or (self._thread is not None and self._thread.is_alive()):
             return False
         self._begin(self._open_next)
@@ -86,7 +88,7 @@ class Opening:
     def _open_next(self) -> None:
         try:
             self._next = self._open()
-        except Exception as error:  # the open one goes on
+        except Exception as error:  # the current cache stays open
             logger.warning("Ashlar (%s): cannot reopen the cache: %s", self._what, error)
 
     @property
@@ -94,9 +96,9 @@ class Opening:
         return self._next is not None
 
     def exchange(self) -> None:
-        """Puts the renewed cache in the open one's place, of which no request is under way."""
+        """Replaces the current cache by the renewed one. The current one must have no requests."""
         old, self._cache, self._next = self._cache, self._next, None
-        if old is not None:  # the daemon may take its time to answer
+        if old is not None:  # the daemon may take long to answer
             threading.Thread(target=old.close, name="ashlar-close", daemon=True).start()
 
     def close(self) -> None:
@@ -104,9 +106,9 @@ class Opening:
         self.suspend()
 
     def suspend(self) -> None:
-        """Closes the cache for good. The weights' digest stays, or becomes known, for another opening."""
+        """Closes the cache for good. The weights' digest is kept, or still computed, for another opening."""
         self._ended.set()
-        if self._thread is not None and self._weights.digest() is not None:  # else it waits for the digest
+        if self._thread is not None and self._weights.digest() is not None:  # otherwise the thread waits for the digest
             self._thread.join(timeout=5)
         for cache in (self._cache, self._next):
             if cache is not None:

@@ -9,7 +9,12 @@ from typing import Any
 
 from ashlar.sockets import default_sockets
 
-_RENAMED = {"least_tokens": "min_tokens", "saves_under_way": "saves_in_flight"}  # by names of earlier releases
+_RENAMED = {"least_tokens": "min_tokens", "saves_under_way": "saves_in_flight"}  # names of earlier releases
+_REMOVED = {"compose_ms": "because segments are composed in ordinary steps, which do not wait"}
+
+# staged: copied through host memory by torch, on any device. mapped: the daemon maps them, in a CPU's memory or, built
+# with CUDA, on a GPU. auto: mapped on a CPU, staged elsewhere.
+KV_MEMORY = ("auto", "staged", "mapped")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,31 +25,44 @@ class Options:
     session_socket: str = ""
     weights_digest: str = ""  # empty: the checkpoint's files are hashed, whole
     model_id: str = ""  # empty: vLLM's name of the model
-    call_ms: int = 1000  # one call of the daemon
-    lookup_wait_ms: float = 2.0  # the scheduler waits so long for a plan, then goes on and asks again
+    call_ms: int = 1000  # limit of one call to the daemon
+    # The scheduler waits this long for a plan, then continues and asks again. 0: 1 % of the prompt's prefill, at least 0.5
+    # and at most 20 ms.
+    lookup_wait_ms: float = 0.0
     lookup_ms: int = 200  # a plan that takes longer is a miss
-    land_ms: int = 30000  # no load takes longer; one that takes longer than computing is computed, after 2 s at least
-    quiet_ms: int = 500  # behind that: until the blocks are left to the daemon, and kept from use
-    reopen_ms: int = 2000  # between attempts to open a cache
-    tokens_per_second: float = 0.0  # of prefill; 0: as it is measured
-    min_tokens: int = 16  # fewer are not worth a load, nor a checkpoint
-    checkpoint_tokens: int = 0  # hybrids: prefill stops so many tokens before a prompt's end, and where prompts part
+    land_ms: int = 30000  # limit of a load; a load slower than computing is also abandoned, after at least 2 s
+    quiet_ms: int = 500  # after that: time until unresolved blocks are left to the daemon and withheld from use
+    reopen_ms: int = 2000  # interval of attempts to open a cache
+    tokens_per_second: float = 0.0  # rate of prefill; 0: measured
+    min_tokens: int = 16  # shorter hits and checkpoints are not worth their cost
+    # Hybrids: prefill stops this number of tokens before a prompt's end, and where prompts diverge. 0: the
+    # number of tokens that the model's chat template rewrites in the next turn.
+    checkpoint_tokens: int = 0
+    chat_template: str = ""  # the server's --chat-template: a file or the template; empty: the model's own
     saves_in_flight: int = 16  # further saves are dropped
-    wait_for_saves: bool = False  # steps end when their saves have
-    segments: bool = False  # prompts that declare segments are set from them
+    kv_memory: str = "auto"  # how the daemon reaches the engine's caches: see KV_MEMORY
+    staging_bytes: int = 4 << 30  # size of the host memory through which caches are copied; longer texts are cut
+    wait_for_saves: bool = False  # whether steps wait until their saves have ended
+    segments: bool = False  # whether segments that prompts declare are taken from the cache
+    segments_on_gpu: bool = False  # whether also on a GPU, where they have never run
+    segment_separator: str | list[int] = ""  # text or token ids that end a segment if a request declares none
+    segment_boundaries: str = ""  # messages: each message of the chat template begins a segment
     seam_head: int = 8  # first tokens of a segment that are computed in every prompt
-    seam_tail: int = 8  # last ones
-    segment_tokens: int = 16384  # room for keys and values of one prompt that is set
-    compose_ms: int = 10000  # a prompt that gets no further for so long is computed instead
+    seam_tail: int = 8  # the same for last tokens
+    segment_tokens: int = 16384  # capacity for keys and values of all prompts that wait for segments
+    segment_dtype: str = "float16"  # of stored tuples; float32 takes twice the bytes
+    min_segment_tokens: int = 0  # shorter hits are computed; 0: hits that cost more time than they save
 
     @staticmethod
     def read(given: Mapping[str, Any]) -> Options:
-        """ValueError names an option that there is not, or that has the wrong type."""
+        """ValueError names an option that does not exist or has the wrong type."""
         known = {field.name: field for field in dataclasses.fields(Options)}
         defaults = Options()
         values: dict[str, Any] = {}
         values["rpc_socket"], values["session_socket"] = default_sockets()
         for name, value in given.items():
+            if name in _REMOVED:
+                raise ValueError(f"kv_connector_extra_config.{name}: removed {_REMOVED[name]}; delete it")
             if name in _RENAMED:
                 raise ValueError(f"kv_connector_extra_config.{name}: renamed; use {_RENAMED[name]}")
             if name not in known:
@@ -53,9 +71,17 @@ class Options:
                 )
             kind = type(getattr(defaults, name))
             fits = isinstance(value, (int, float)) if kind is float else isinstance(value, kind)
+            if name == "segment_separator" and isinstance(value, list):
+                fits = all(isinstance(each, int) and not isinstance(each, bool) and each >= 0 for each in value)
             if not fits or (kind is not bool and isinstance(value, bool)):
                 raise ValueError(f"kv_connector_extra_config.{name}: {value!r} was given; expected {kind.__name__}")
             if kind in (int, float) and value < 0:
                 raise ValueError(f"kv_connector_extra_config.{name}: {value} is negative; expected 0 or more")
             values[name] = value
-        return Options(**values)
+        options = Options(**values)
+        for name, expected in (("kv_memory", KV_MEMORY), ("segment_dtype", ("float16", "float32"))):
+            if (value := getattr(options, name)) not in expected:
+                raise ValueError(
+                    f"kv_connector_extra_config.{name}: {value!r} was given; expected one of {', '.join(expected)}"
+                )
+        return options

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order between the engine's work on a device and what the connector and the daemon do in its blocks.
+"""Orders the engine's work on a device, and the work of the connector and the daemon in the engine's blocks.
 
-A processor's work has ended when its call returns. A GPU's goes on: the daemon, another process, knows nothing of the
-engine's streams, and so nothing is handed to it before that work has ended.
+On a CPU, work has ended when its call returns. On other devices it continues. The daemon is another process and does
+not know the engine's streams, so it gets blocks only after that work has ended. The connector's own copies run on
+separate streams.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -20,28 +21,46 @@ class Mark(Protocol):
     """A point in the engine's work."""
 
     def query(self) -> bool:
-        """Whether all work before it has ended."""
+        """Returns whether all work before the mark has ended."""
 
     def synchronize(self) -> None: ...
 
 
 class Timer(Protocol):
-    """Of the engine's work from its creation to `stop`."""
+    """Measures the engine's work from the timer's creation to `stop`."""
 
     def stop(self) -> None: ...
 
     def seconds(self) -> float | None:
-        """None: the work has not ended."""
+        """Returns None if the work has not ended."""
+
+
+class Copies:
+    """Copies between the device and CPU memory. They have ended when `mark` has; without a mark they have already
+    ended."""
+
+    mark: Mark | None = None
+
+    def ended(self) -> bool:
+        return self.mark is None or self.mark.query()
+
+    def wait(self) -> None:
+        if self.mark is not None:
+            self.mark.synchronize()
 
 
 class Order(Protocol):
     def timer(self) -> Timer: ...
 
     def mark(self) -> Mark | None:
-        """All that the engine has submitted so far; None: it has ended."""
+        """Returns a mark after all work that the engine has submitted so far; None: that work has ended."""
 
-    def copies(self) -> contextlib.AbstractContextManager[None]:
-        """Where tensors are copied to and from the processor's memory: at its end, the copies have ended. Any thread."""
+    def copies(self, wait: bool = True) -> contextlib.AbstractContextManager[Copies]:
+        """Returns the context in which tensors are copied to and from CPU memory, on any thread, after a mark has
+        ended.
+
+        With `wait`, the copies have ended at the end of the context.
+        """
 
 
 class ProcessorTimer:
@@ -63,44 +82,57 @@ class ProcessorOrder:
     def mark(self) -> Mark | None:
         return None
 
-    def copies(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()
+    def copies(self, wait: bool = True) -> contextlib.AbstractContextManager[Copies]:
+        return contextlib.nullcontext(Copies())
 
 
-class _GpuTimer:
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._began, self._ended = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        self._began.record(torch.cuda.current_stream(device))
+class _DeviceTimer:
+    def __init__(self, streams: Any, device: torch.device) -> None:
+        self._streams, self._device = streams, device
+        self._began, self._ended = (streams.Event(enable_timing=True) for _ in range(2))
+        self._began.record(streams.current_stream(device))
 
     def stop(self) -> None:
-        self._ended.record(torch.cuda.current_stream(self._device))
+        self._ended.record(self._streams.current_stream(self._device))
 
     def seconds(self) -> float | None:
         return float(self._began.elapsed_time(self._ended)) / 1000 if self._ended.query() else None
 
 
-class GpuOrder:
+class DeviceOrder:
+    """The order on a torch device with streams and events."""
+
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        self._device, self._streams = device, torch.get_device_module(device)
+        self._events = {"blocking": True} if device.type == "cuda" else {}  # threads that wait do not spin
         self._own = threading.local()
 
     def timer(self) -> Timer:
-        return _GpuTimer(self._device)
+        return _DeviceTimer(self._streams, self._device)
+
+    def _mark_of(self, stream: Any) -> Mark:
+        event: Any = self._streams.Event(**self._events)
+        event.record(stream)
+        return event  # type: ignore[no-any-return]
 
     def mark(self) -> Mark | None:
-        event: Mark = torch.cuda.Event(blocking=True)
-        event.record(torch.cuda.current_stream(self._device))  # type: ignore[attr-defined]
-        return event
+        return self._mark_of(self._streams.current_stream(self._device))
 
     @contextlib.contextmanager
-    def copies(self) -> Iterator[None]:
-        """On a stream of the thread's own, which waits for nothing of the engine's: a mark comes before."""
-        with torch.cuda.device(self._device):
+    def copies(self, wait: bool = True) -> Iterator[Copies]:
+        """Uses a stream of this thread that does not wait for the engine's streams."""
+        with self._streams.device(self._device):
             if not hasattr(self._own, "stream"):
-                self._own.stream = torch.cuda.Stream()
-            with torch.cuda.stream(self._own.stream):
+                self._own.stream = self._streams.Stream()
+            stream, copies = self._own.stream, Copies()
+            with self._streams.stream(stream):
                 try:
-                    yield
+                    yield copies
+                except BaseException:
+                    wait = True
+                    raise
                 finally:
-                    self._own.stream.synchronize()
+                    if wait:
+                        stream.synchronize()
+                    else:
+                        copies.mark = self._mark_of(stream)

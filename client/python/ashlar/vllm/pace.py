@@ -1,33 +1,48 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long the engine computes a token of a prompt, by its recent steps."""
+"""Measures, by recent steps, how long the engine takes for a token of a prompt and for a step of few tokens."""
 
 from __future__ import annotations
 
 from ashlar.vllm.order import Order, Timer
 
-_TOKENS = 64  # steps of fewer tokens say nothing of the pace of prefill
+_TOKENS = 64  # steps of fewer tokens do not show the pace of prefill, but the cost of a step
 _MEMORY = 0.8
 
 
 class Pace:
     def __init__(self) -> None:
         self.seconds_a_token = 0.0  # 0: not known yet
+        self.seconds_a_step = 0.0  # seconds for a step of few tokens; 0: not known yet
         self._timer: Timer | None = None
         self._timed: tuple[Timer, int] | None = None
 
     def begin(self, order: Order) -> None:
-        """A step begins. The last one's time is known now, or that step does not count."""
+        """Call it when a step begins. It records the previous step's time if it is known by now."""
         if self._timed is not None and (seconds := self._timed[0].seconds()) is not None:
-            now = seconds / self._timed[1]
-            self.seconds_a_token = _MEMORY * (self.seconds_a_token or now) + (1 - _MEMORY) * now
+            tokens = self._timed[1]
+            if tokens >= _TOKENS:
+                self.seconds_a_token = _mean(self.seconds_a_token, seconds / tokens)
+            else:
+                self.seconds_a_step = _mean(self.seconds_a_step, seconds)
         self._timer, self._timed = order.timer(), None
 
     def end(self, tokens: int) -> None:
         timer, self._timer = self._timer, None
-        if timer is not None and tokens >= _TOKENS:
+        if timer is not None and tokens > 0:
             timer.stop()
             self._timed = timer, tokens
 
+    @property
+    def break_even_tokens(self) -> float:
+        """Returns the number of a prompt's tokens that are computed in the time of one additional step."""
+        if self.seconds_a_token == 0 or self.seconds_a_step == 0:
+            return _TOKENS
+        return self.seconds_a_step / self.seconds_a_token
+
     def saved(self, tokens: int, spent: float) -> float:
-        """Seconds of prefill that `tokens` did not take, less those spent."""
+        """Returns the seconds of prefill that `tokens` did not take, minus the seconds spent."""
         return max(0.0, tokens * self.seconds_a_token - spent)
+
+
+def _mean(before: float, now: float) -> float:
+    return _MEMORY * (before or now) + (1 - _MEMORY) * now

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Entry point `vllm.general_plugins`: vLLM calls it in each of its processes."""
+"""Entry point `vllm.general_plugins`, which vLLM calls in each of its processes."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ NAME = "AshlarConnector"
 
 
 def register() -> None:
-    """Makes the connector known by its name. Importing it waits until an engine asks for it."""
+    """Registers the connector by name. The connector is imported when an engine uses it."""
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
 
     if NAME not in KVConnectorFactory._registry:

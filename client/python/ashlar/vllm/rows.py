@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a token's key and value are in a block of the engine's.
+"""The places of a token's key and value in a block of the engine.
 
-On a GPU they are a row of the block. A processor's kernels pack the tokens of a block in an order of their own, so that
-its rows mean nothing: whole blocks are moved as they are, and parts of blocks row by row.
+On a GPU a token is a row of the block. CPU kernels pack the tokens of a block in a different order: whole blocks are
+moved unchanged, and parts of blocks row by row.
 """
 
 from __future__ import annotations
@@ -14,30 +14,30 @@ from vllm.platforms import current_platform
 
 from ashlar.vllm.identity import Unsupported
 
-_DIGIT = 128  # numbers below it are exact in every type of keys that is measured
+_DIGIT = 128  # numbers below this are exact in every supported type of keys
 
 
 def packs() -> bool:
-    """Whether the engine's kernels have an order of their own."""
+    """Returns whether the engine's kernels pack blocks in a different order."""
     return bool(current_platform.is_cpu())
 
 
 class RowOrder:
-    """Of one layer's blocks, [heads, tokens, row] each."""
+    """The order of rows in one layer's blocks, [heads, tokens, row] each."""
 
     def __init__(self, index: torch.Tensor | None = None) -> None:
-        """`index`: for each token, the places of its row's numbers within a head's part of a block. None: in order."""
+        """`index`: for each token, the places of its row's numbers within a head's part of a block. None: consecutive."""
         self._index = index
 
     def read(self, stored: torch.Tensor, tokens: int) -> torch.Tensor:
-        """The rows of the first tokens of blocks: [..., heads, tokens, row] of [..., heads, block, row]."""
+        """Returns the rows of the first tokens of blocks: [..., heads, tokens, row] from [..., heads, block, row]."""
         if self._index is None:
             return stored[..., :tokens, :]
         index = self._index[:tokens]
         return stored.flatten(-2)[..., index.flatten()].unflatten(-1, index.shape)
 
     def pack(self, rows: torch.Tensor) -> torch.Tensor:
-        """Whole blocks as the engine stores them, of their rows. The inverse of `read`."""
+        """Converts rows into whole blocks as the engine stores them. The inverse of `read`."""
         if self._index is None:
             return rows
         stored = torch.empty_like(rows.flatten(-2))
@@ -46,7 +46,7 @@ class RowOrder:
 
 
 def measure(layer: Any, tensor: torch.Tensor, value_dim: int) -> RowOrder:
-    """Of an attention layer of the engine, by what its own writer does. Raises Unsupported."""
+    """Finds the order of an attention layer by running the engine's own writer. Raises Unsupported."""
     if not packs():
         return RowOrder()
     heads, block, row = tensor.shape[1:]

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts that say where their segments end, and what is decided of them without the cache: whether they can be set at
-all, the layout of what is kept for them, and the names of what is composed.
+"""Segments that prompts declare: whether the layout supports them, the layout under which they are cached, and the
+names of composed blocks.
 
-A request declares segments in its `kv_transfer_params`: {"ashlar_segments": [lengths, from position 0 on]}. Its states
-and keys are composed, so nothing of it may be taken for exact: neither by the engine's own prefix cache, whose blocks of
-such a request get names of their own, nor by Ashlar's, which is not offered any of it.
+A request declares segments in its `kv_transfer_params`: {"ashlar_segments": [lengths, from position 0 on]}. States and
+keys after the first composed segment must not be used as exact ones. So the engine's own prefix cache gets separate
+names for its blocks from there on, and Ashlar's exact prefixes do not include them.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 
 import ashlar
@@ -23,62 +22,91 @@ from ashlar.vllm.model import Described
 from ashlar.vllm.options import Options
 
 PAGE_TOKENS = 16
-NORM_EPSILON = 1e-5  # that vLLM's kernels of processors add to the squares of q and k; those of GPUs add 1e-6
+NORM_EPSILON, GPU_NORM_EPSILON = 1e-5, 1e-6  # added by vLLM's kernels to the squares of q and k
 KEY_TYPES = {ashlar.DType.F32: torch.float32, ashlar.DType.F16: torch.float16, ashlar.DType.BF16: torch.bfloat16}
+SEGMENT_TYPES = {"float16": ashlar.DType.F16, "float32": ashlar.DType.F32}  # types of tuples
+EPSILON = {"float16": 3e-4, "float32": 1e-6}  # largest error of transitions
 PARAMETER = "ashlar_segments"
 _OURS = "ashlar-segments-"
-ADAPTERS = "ashlar-adapter-"  # begins the salts of prompts with an adapter
+ADAPTERS = "ashlar-adapter-"  # salts of prompts with an adapter begin with this
 
 
-def unsupported(described: Described) -> str:
-    """Why no prompt of this layout can be set from segments; empty: nothing of the layout is against it.
-
-    Whether the engine's model can be run for it, and turns keys by fixed frequencies, is seen by the worker alone.
-    """
-    if any(isinstance(layer, ashlar.Opaque) for layer in described.model.layers):
-        return "hybrid models with gated delta nets alone"
-    model, linear = described.model, [described.model.layers[place.layer] for place in described.linear]
-    if not linear or any(
-        not isinstance(each, ashlar.Linear) or each.family is not ashlar.Family.GDN for each in linear
-    ):
-        return "hybrid models with gated delta nets alone"
-    if model.tensor_parallel_size > 1:
-        return "on one worker alone"
-    if described.windows or len(described.attention_groups) > 1:
-        return "one group of attention layers alone"
-    for layer in model.layers:
-        if isinstance(layer, ashlar.Attention) and layer.dtype not in KEY_TYPES:
-            return f"keys of {layer.dtype.name}"
-        if isinstance(layer, ashlar.Linear) and layer.state_dtype is not ashlar.DType.F32:
-            return f"states of {layer.state_dtype.name} (mamba_ssm_cache_dtype: float32)"
+def refused(vllm_config: Any, options: Options) -> str:
+    """Returns why an engine with this configuration does not use segments; empty if it may."""
+    device, parallel = str(vllm_config.device_config.device_type), vllm_config.parallel_config
+    if vllm_config.lora_config is not None:
+        return "enable_lora is not supported"
+    if device != "cpu" and not options.segments_on_gpu:
+        return f"they have never run on {device}; run tools/gpu-check, then set segments_on_gpu"
+    if (
+        vllm_config.use_v2_model_runner
+    ):  # it keeps the numbers of computed tokens on the device, where no jump reaches them
+        return "vLLM's model runner V2 is not supported; set VLLM_USE_V2_MODEL_RUNNER to 0"
+    if parallel.data_parallel_size > 1 and vllm_config.model_config.is_moe:  # all ranks would have to run a segment
+        return "data_parallel_size above 1 is not supported for mixtures of experts"
     return ""
 
 
-def segments_model(described: Described, rope: ashlar.Rope, options: Options) -> ashlar.Model:
-    """The layout of segments: keys that turn, states as the processor's kernels have them."""
+def unsupported(described: Described) -> str:
+    """Returns why this layout does not support segments; empty if it does.
+
+    Only the worker can check whether it can run the engine's model, and whether keys rotate by fixed frequencies.
+    """
+    reasons = [each for each in described.segments if isinstance(each, str)]
+    if reasons:
+        return f"not for models with {reasons[0]}"
+    if not described.keys:
+        return "only for models with attention layers"
+    for layer in described.segments:
+        if isinstance(layer, ashlar.Attention) and layer.dtype not in KEY_TYPES:
+            return f"not for keys of {layer.dtype.name}"
+        if isinstance(layer, ashlar.Linear) and layer.family is ashlar.Family.MAMBA2 and not described.packed:
+            return "Mamba-2 only on CPUs"
+    return ""
+
+
+def segments_model(
+    described: Described,
+    ropes: Mapping[str, ashlar.Rope | None],
+    decays: Mapping[str, Sequence[float]],
+    options: Options,
+) -> ashlar.Model:
+    """Returns the layout of this rank's segments: with rotated keys, and states as the engine's kernels store them.
+
+    `ropes`: the rotation of each attention layer, by name. `decays`: A of each Mamba-2 layer. Each rank's segments have a
+    namespace of their own. A prompt jumps over an interior if all ranks have landed it.
+    """
+    names = {place.layer: place.name for place in described.linear} | {layer: name for layer, name, _ in described.keys}
     layers: list[ashlar.Attention | ashlar.Linear] = []
-    head = options.seam_head
-    for layer in described.model.layers:
+    head, whole = options.seam_head, described.model
+    for number, layer in enumerate(described.segments):
+        assert not isinstance(layer, str)
         if isinstance(layer, ashlar.Attention):
-            layers.append(dataclasses.replace(layer, rope=rope, stored=ashlar.StoredKeys.ZERO_BASED))
-        elif isinstance(layer, ashlar.Linear):
-            # Declared as [V, K]; the kernels of processors keep [K, V] there.
-            layers.append(dataclasses.replace(layer, order=ashlar.StateOrder.KEY_FIRST))
-            head = max(head, layer.conv_kernel - 1)
+            layers.append(dataclasses.replace(layer, rope=ropes[names[number]]))
+            continue
+        table = decays.get(names[number]) if layer.family is ashlar.Family.MAMBA2 else None
+        tuples = SEGMENT_TYPES[options.segment_dtype]
+        layers.append(dataclasses.replace(layer, state_dtype=tuples, decay_table=table))
+        head = max(head, layer.conv_kernel - 1)
+    rank = (
+        f" rank {whole.tensor_parallel_rank} of {whole.tensor_parallel_size}" if whole.tensor_parallel_size > 1 else ""
+    )
     return dataclasses.replace(
-        described.model, layers=layers, page_tokens=PAGE_TOKENS, head=head, tail=options.seam_tail,
-        dtype=f"{described.model.dtype}, norm {NORM_EPSILON}",  # tuples made with another one are other tuples
+        whole, model_id=whole.model_id + rank, layers=layers, page_tokens=PAGE_TOKENS, head=head, tail=options.seam_tail,
+        tensor_parallel_rank=0, tensor_parallel_size=1,
+        dtype=f"{whole.dtype}, norm {NORM_EPSILON if described.packed else GPU_NORM_EPSILON}",  # tuples depend on it
     )  # fmt: skip
 
 
-def declared(request: Any) -> list[int]:
-    """Lengths of the segments that a request declares, from position 0 on. ValueError says what is wrong.
+def declared(request: Any) -> list[int] | None:
+    """Returns the lengths of the segments that a request declares, from position 0 on; None: it declares none.
+    ValueError says what is wrong.
 
-    A prompt's last token is always computed: where nothing stands behind the last segment, that one is no segment.
+    A prompt's last token is always computed: if nothing follows the last segment, that one does not count as a segment.
     """
     given = (request.kv_transfer_params or {}).get(PARAMETER)
     if given is None:
-        return []
+        return None
     lengths = list(given) if isinstance(given, Sequence) and not isinstance(given, str) else None
     if lengths is None or any(isinstance(each, bool) or not isinstance(each, int) or each < 1 for each in lengths):
         raise ValueError(f"kv_transfer_params.{PARAMETER}: {given!r} was given; expected a list of positive lengths")
@@ -90,25 +118,57 @@ def declared(request: Any) -> list[int]:
 
 
 def salt_of(request: Any) -> str:
-    """The salt that the caller gave. To be asked before `name_apart`."""
+    """Returns the caller's salt. Call it before `name_alone`."""
     return request.cache_salt or ""
 
 
 def named_apart(request: Any) -> bool:
-    """Whether the salt is one of ours. Of a caller's prompt it would find what belongs to others."""
+    """Returns whether the salt is one of the connector's own. A caller must not use one, because it would find other
+    requests' blocks."""
     return salt_of(request).startswith((_OURS, ADAPTERS))
 
 
-def name_apart(request: Any, lengths: list[int]) -> None:
-    """Renames the request's blocks in the engine's own prefix cache, before it is asked for the first time.
+class Names:
+    """Block hashes of a request in the engine's own prefix cache. The hash of a block after jumps depends on these jumps."""
 
-    The name holds all segments and the caller's salt, so that a block is found again behind the same segments in the
-    same order alone: what stands there was composed from just these.
-    """
-    tokens = np.array(request.all_token_ids[: sum(lengths)], np.int32)
-    salt = salt_of(request)
-    named = repr((lengths, salt) if salt else lengths).encode()
-    _rename(request, hashlib.sha256(named + tokens.tobytes()).hexdigest())
+    def __init__(self, request: Any, tokens: int) -> None:
+        """`tokens`: tokens per hash."""
+        self._request, self._tokens = request, tokens
+        self._own = request._block_hasher
+        self._exact: list[bytes] = []
+        self._jumps: list[tuple[int, int]] = []
+
+    def set(self, jumps: list[tuple[int, int]]) -> None:
+        """Renames the blocks. `jumps`: begin and end of each jump."""
+        self._jumps = jumps
+        self._request._block_hasher = self._hash
+        self._request.block_hashes.clear()
+        self._request.update_block_hashes()
+
+    def reset(self) -> None:
+        """Restores the hashes of an exact prompt."""
+        if self._jumps:
+            self._jumps, self._request._block_hasher = [], self._own
+            self._request.block_hashes.clear()
+            self._request.update_block_hashes()
+
+    def _hash(self, request: Any) -> list[bytes]:
+        """The engine's hasher continues from the last hash. It gets the exact one, so that hashes do not depend on when
+        tokens were appended."""
+        named = request.block_hashes
+        if not named:
+            self._exact = []
+        request.block_hashes = self._exact
+        try:
+            new = self._own(request)
+        finally:
+            request.block_hashes = named
+        first, found = len(named), []
+        for number, name in enumerate(new, first):
+            before = [jump for jump in self._jumps if jump[0] < (number + 1) * self._tokens]
+            found.append(hashlib.sha256(name + repr(before).encode()).digest() if before else name)
+        self._exact += new
+        return found
 
 
 def name_alone(request: Any) -> None:

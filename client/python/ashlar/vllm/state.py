@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whether the engine uses the cache, and if not, why: one log line for each change, and a gauge."""
+"""Whether the engine uses the cache, and if not, why: one log line per change, and a gauge."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SERVING = "serving"  # prompts are looked up
 OPENING = "opening"  # the daemon or the weights' digest is awaited
 OFF = "off"  # this engine never uses the cache
 
-# reason: (state, what to do)
+# reason: (state, remedy)
 REASONS: dict[str, tuple[str, str]] = {
     "none": (SERVING, ""),
     "weights": (OPENING, "wait until the checkpoint's files are read, or set weights_digest"),
@@ -23,7 +23,7 @@ REASONS: dict[str, tuple[str, str]] = {
     "permission": (OPENING, "run the engine as a user that may open the daemon's sockets (group ashlar)"),
     "refused": (OPENING, "read the daemon's log; often versions or tenants differ"),
     "lost": (OPENING, "check the daemon; the connector reconnects by itself"),
-    "unsupported": (OFF, "remove what is not supported (docs/limitations.md)"),
+    "unsupported": (OFF, "remove the unsupported feature (docs/limitations.md)"),
     "disagreement": (OFF, "give the scheduler and the workers the same model configuration"),
     "error": (OFF, "report the exception in the engine's log with the engine's arguments"),
 }
@@ -43,7 +43,7 @@ def why_unreachable(path: str) -> str:
 
 
 class State:
-    """Of one connector. Thread-safe. `what`: the half that reports, for the log."""
+    """The state of one connector. Thread-safe. `what`: the half that reports, for the log."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -60,7 +60,7 @@ class State:
         return REASONS[self._reason][0] if self._reason else ""
 
     def set(self, reason: str, detail: str = "") -> None:
-        """Logs a change: a WARNING with the reason and the remedy where the cache is not used. What is off stays off."""
+        """Logs a change: a WARNING with the reason and the remedy if the cache is not used. The state "off" is final."""
         state, remedy = REASONS[reason]
         with self._lock:
             if self.name == OFF or (reason, detail) == self._said:

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import KVConnectorPromMetrics, KVConnectorStats
 
-# name: (labels, help). Counters all.
+# name: (labels, help). All are counters.
 COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "hits": (("tier", "kind"), "Requests that resumed from the cache."),
     "saved_tokens": (("tier", "kind"), "Prompt tokens that were not computed."),
@@ -18,11 +18,14 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
         ("outcome",),
         "Prompt lookups by outcome. no_gain: the hit is no longer than that of the engine's own cache. paused: skipped after a timeout. unnamed: an adapter or a medium was not hashed.",
     ),
+    "jumps": ((), "Parts of prompts that were composed from cached segments instead of computed."),
+    "segments_refused": ((), "Cached segments that were computed because taking them would save no time."),
     "published_segments": ((), "Segments that this engine computed alone and published."),
+    "handoffs": (("outcome",), "States sent to the node of a decode engine, by outcome."),
     "stores": (("outcome",), "Prompts offered to the cache by outcome. busy: too many stores were in progress."),
 }
 PREFIX = "vllm:ashlar_"
-STATE = "state"  # in `data`: "state|reason" of the scheduler, if it has changed
+STATE = "state"  # key in `data`: "state|reason" of the scheduler, if it has changed
 
 
 def key(name: str, *labels: str) -> str:
@@ -30,7 +33,7 @@ def key(name: str, *labels: str) -> str:
 
 
 class AshlarStats(KVConnectorStats):  # type: ignore[misc]
-    """`data`: the sum of each counter, by its name and labels; and the state."""
+    """`data`: the sum of each counter, by name and labels, and the state."""
 
     data: dict[str, Any]
 
@@ -57,7 +60,7 @@ class AshlarStats(KVConnectorStats):  # type: ignore[misc]
         return not self.data
 
     def take(self) -> AshlarStats | None:
-        """Returns what was counted since the last call; None: nothing."""
+        """Returns the counts since the last call, or None if there are none."""
         if self.is_empty():
             return None
         taken = AshlarStats(data=self.data)

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prefill steps of hybrids that end where the cache wants a state (option `checkpoint_tokens`).
+"""Ends prefill steps where the cache requests a state (option `checkpoint_tokens`) or where a jump follows (segments).
 
-vLLM's scheduler cuts such steps at the ends of blocks in one method, which may also end them inside a block. What it
-returns is made smaller here, never larger: as if the step had room for fewer tokens.
+In one method, vLLM's scheduler ends the prefill steps of hybrids at block ends; it may also end them inside a block.
+The wrapper here only makes the returned step shorter, as if fewer tokens fitted into it. A request at the start of a
+jump is moved to the jump's end there, before blocks are allocated for the step.
 """
 
 from __future__ import annotations
@@ -11,23 +12,53 @@ import functools
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.request import RequestStatus
 
 
 def install() -> None:
-    """For all schedulers of this process whose connector has `prefill_end`."""
+    """Wraps all schedulers of this process whose connector, or one that it contains, has `prefill_end` and `leap`."""
     own = Scheduler._mamba_block_aligned_split
-    if getattr(own, "stops_for_ashlar", False):  # a wrapper around this one has the mark, too
+    if getattr(own, "stops_for_ashlar", False):  # a wrapper around this one also has the mark
         return
 
     @functools.wraps(own)
     def split(self: Any, request: Any, tokens: int, local: int = 0, external: int = 0) -> int:
-        count: int = own(self, request, tokens, local, external)
-        prefill_end = getattr(self.connector, "prefill_end", None)
+        each = next((each for each in _connectors(self.connector) if hasattr(each, "prefill_end")), None)
+        if each is None or request.num_computed_tokens + local + external >= request.num_prompt_tokens:
+            return int(own(self, request, tokens, local, external)) if self.has_mamba_layers else tokens
+        running = request.status == RequestStatus.RUNNING
+        if running:
+            count = each.leap(request, tokens, self.kv_cache_manager.coordinator.single_type_managers)
+            if count is not None:
+                return int(count)
+            tokens = min(tokens, max(1, request.num_tokens - request.num_computed_tokens))
         start = request.num_computed_tokens + local + external
-        if prefill_end is None or count <= 0 or start >= request.num_prompt_tokens:
+        stop = None if running else each.next_stop(request, start)
+        if stop is not None and stop <= start + tokens:
+            block = self.cache_config.block_size
+            # A state inside a block only continues to the block's end.
+            return int(min(stop, (start // block + 1) * block if start % block else stop) - start)
+        if not self.has_mamba_layers:
+            return tokens
+        count = int(own(self, request, tokens, local, external))
+        if count <= 0 or start >= request.num_prompt_tokens:
             return count
-        end = prefill_end(request, start, start + count)
+        end = each.prefill_end(request, start, start + count)
         return end - start if start < end < start + count else count
 
     split.stops_for_ashlar = True  # type: ignore[attr-defined]
     Scheduler._mamba_block_aligned_split = split
+    own_schedule = Scheduler.schedule
+
+    @functools.wraps(own_schedule)
+    def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if any(getattr(each, "jumps", False) for each in _connectors(self.connector)):
+            self.need_mamba_block_aligned_split = True  # also for models without states, whose requests jump as well
+        return own_schedule(self, *args, **kwargs)
+
+    Scheduler.schedule = schedule
+
+
+def _connectors(connector: Any) -> list[Any]:
+    """Returns the engine's connector, or the connectors that it contains."""
+    return getattr(connector, "_connectors", [connector])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The versions of vLLM that the connector knows. Segments rely on its inside, which may change with any of them."""
+"""The supported versions of vLLM. Segments rely on its internals, which may change in any version."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ OLDEST, BELOW = (0, 32), (0, 34)  # tests run with 0.32 and 0.33
 
 
 def unknown_version() -> str | None:
-    """Says which version is there, and which are known; None: it is one of these."""
+    """Returns a message with the installed and the supported versions, or None if the installed one is supported."""
     found = re.match(r"(\d+)\.(\d+)", vllm.__version__)
     if found is not None and OLDEST <= (int(found[1]), int(found[2])) < BELOW:
         return None

@@ -7,7 +7,7 @@ import pytest
 
 import ashlar.daemon
 
-# Nothing is fetched from a model hub, and nothing is reported.
+# Tests fetch nothing from a model hub and report nothing.
 os.environ.update(HF_HUB_OFFLINE="1", TRANSFORMERS_OFFLINE="1", VLLM_NO_USAGE_STATS="1", VLLM_DO_NOT_TRACK="1")
 
 

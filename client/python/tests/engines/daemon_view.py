@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon's own account of itself, and a daemon of another version: for tests of all engines."""
+"""Reads a daemon's own metrics, and emulates a daemon of another version. For the tests of all engines."""
 
 import http.client
 import re
@@ -50,8 +50,8 @@ def _field(number, value):
 
 FAILED_PRECONDITION = 9
 REFUSAL = b"hello.protocol_max: no common version; the daemon speaks 98 to 99; the client speaks 2 to 4"
-# SessionReply of proto/ashlar/v1/session.proto: as a newer daemon refuses a client that it knows to be older, and as one
-# that takes it for its own kind would welcome it.
+# SessionReply of proto/ashlar/v1/session.proto: the refusal of an older client by a newer daemon, and the welcome of a
+# daemon that does not compare versions.
 REFUSES = _field(1, FAILED_PRECONDITION) + _field(2, REFUSAL)
 WELCOMES = _field(3, _field(1, 99) + _field(2, bytes(16)) + _field(4, 256 << 10) + _field(5, bytes(16))) + _field(6, 1)
 
@@ -82,7 +82,7 @@ class OtherVersion:
                 try:
                     self.heard.append(session.recv(1 << 16))
                     session.send(self.reply)
-                    session.recv(1)  # until the client has read it, and gone
+                    session.recv(1)  # until the client has read it and disconnected
                 except OSError:
                     continue
 

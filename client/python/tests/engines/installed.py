@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The package as users install it: its wheel, in a virtual environment of its own above the engines'."""
+"""The package as users install it: from its wheel, into a separate virtual environment on top of the engines'
+environment."""
 
 import os
 import pathlib
@@ -13,7 +14,7 @@ SOURCE = pathlib.Path(os.environ["ASHLAR_SOURCE"])
 
 
 def install(folder):
-    """Packs the wheel from what the build has made, and installs it. Returns the environment for commands that use it."""
+    """Packs the wheel from the build and installs it. Returns the environment for commands that use it."""
     tools = SOURCE / "build" / "python-env" / "bin" / "python"
     subprocess.run(
         [tools, "-m", "pip", "wheel", "-q", "--no-deps", "-w", folder, "-C", f"build-dir={folder}/build",
@@ -24,7 +25,7 @@ def install(folder):
         sysconfig.get_path("purelib", vars={"base": str(folder / "env"), "platbase": str(folder / "env")})
     )
     (packages / "engines.pth").write_text(sysconfig.get_path("purelib") + "\n")
-    # The engines' environment satisfies the extra, or pip says what is missing.
+    # The engines' environment satisfies the extra. Otherwise pip names what is missing.
     wheel = next(folder.glob("ashlar-*.whl"))
     environment = {
         name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "ASHLARD", "ASHLAR_BUILD")

@@ -9,7 +9,7 @@
 
 namespace ashlar::daemon {
 
-// Not a test: what a NodeProcess runs.
+// Not a test: the program of a NodeProcess.
 TEST(NodeProcess, RunsUntilItIsKilled) {
   const char* const endpoint = std::getenv("ASHLAR_NODE_ENDPOINT");
   if (endpoint == nullptr) GTEST_SKIP() << "other tests start it";

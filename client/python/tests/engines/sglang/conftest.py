@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SGLang stands in a folder of its own beside the other engines (tools/engines-environment)."""
+"""SGLang is in a separate folder beside the other engines (tools/engines-environment)."""
 
 import pathlib
 import sys

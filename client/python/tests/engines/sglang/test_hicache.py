@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The storage backend behind SGLang's own classes: its factory, host pools, and the HiCache controller's storage calls.
+"""The storage backend under SGLang's own classes: its factory, host pools, and the HiCache controller's storage calls.
 
-SGLang's copies between GPU and host memory need a GPU: host pools are filled by hand.
+SGLang's copies between GPU and host memory need a GPU, so the tests fill host pools themselves.
 """
 
 import contextlib
@@ -132,7 +132,7 @@ def pools():
 
 
 def store(backend, pools, hashes, seed=0, states=()):
-    """Writes pages 0… of the host pools under these hashes; states: indices of hashes whose Mamba state is kept."""
+    """Writes pages 0… of the host pools under these hashes. `states`: indices of hashes whose Mamba state is stored."""
     kv, mamba = pools[0][1], pools[1][1]
     kept = {("kv", h): fill(kv, i * PAGE, seed + i) for i, h in enumerate(hashes)}
     for slot, i in enumerate(states):
@@ -178,7 +178,7 @@ def test_the_dynamic_backend_stores_pages_and_states_byte_for_byte(daemon, pools
     assert torch.equal(held(others[1][1], 3), kept["mamba", hashes[5]])
 
 
-def test_its_answers_are_those_of_sglangs_own_file_backend(daemon, pools, tmp_path, monkeypatch):
+def test_answers_match_sglangs_file_backend(daemon, pools, tmp_path, monkeypatch):
     backend = make(daemon, pools)
     monkeypatch.setenv("SGLANG_HICACHE_FILE_BACKEND_STORAGE_DIR", str(tmp_path))
     files = hicache.HiCacheFile(backend._config, str(tmp_path))
@@ -253,7 +253,7 @@ def test_the_hybrid_controller_finds_the_deepest_state(daemon, pools):
     assert operation.query_pool_hit_pages == {PoolName.KV: 6, PoolName.MAMBA: 4}
 
 
-def test_ranks_models_and_layouts_share_nothing_but_latents(daemon, pools):
+def test_ranks_models_and_layouts_share_only_latents(daemon, pools):
     hashes = chain(range(PAGE * 2))
     store(make(daemon, pools, tp_size=2), pools, hashes, states=[1])
     found = lambda **changed: make(daemon, pools, **changed).batch_exists_v2(hashes, [trailing()]).kv_hit_pages
@@ -273,8 +273,8 @@ def test_ranks_models_and_layouts_share_nothing_but_latents(daemon, pools):
     assert other.batch_exists_v2(hashes, [trailing()]).kv_hit_pages == 0, "but states of their own"
 
 
-def test_behind_a_clear_nothing_of_former_weights_is_found(daemon, pools):
-    """As at a change of weights: SGLang's controller hands the operator's request to the backend."""
+def test_pages_of_earlier_weights_are_misses_after_a_clear(daemon, pools):
+    """The operator calls `clear` after a change of weights. SGLang's controller passes the request to the backend."""
     hashes = chain(range(PAGE * 3))
     backend, other = make(daemon, pools), make(daemon, pools)
     before = store(backend, pools, hashes, states=[2])
@@ -302,7 +302,7 @@ def test_behind_a_clear_nothing_of_former_weights_is_found(daemon, pools):
 
 
 class Ranks:
-    """Their group, where one process is all of them: rank 0 calls first."""
+    """The group of the ranks, which are all in one process: rank 0 calls first."""
 
     name = None
 
@@ -317,7 +317,7 @@ class Parted:
         raise ConnectionError("as a test wants it")
 
 
-def test_ranks_that_share_latents_find_behind_a_clear_what_rank_0_stores(daemon, pools):
+def test_ranks_that_share_latents_find_pages_of_rank_0_after_a_clear(daemon, pools):
     hashes = chain(range(PAGE * 2))
     make_rank = lambda rank: make(daemon, pools, tp_size=2, tp_rank=rank, is_mla_model=True)
     ranks, other = [make_rank(0), make_rank(1)], make_rank(1)
@@ -334,7 +334,7 @@ def test_ranks_that_share_latents_find_behind_a_clear_what_rank_0_stores(daemon,
     assert ranks[0].batch_exists(hashes) == 2
 
 
-def test_without_a_daemon_all_is_a_miss_until_there_is_one(tmp_path, pools):
+def test_everything_is_a_miss_until_a_daemon_starts(tmp_path, pools):
     absent = SimpleNamespace(rpc_socket=f"{tmp_path}/rpc.sock", session_socket=f"{tmp_path}/session.sock")
     backend = make(absent, pools)
     hashes = chain(range(PAGE * 2))
@@ -359,7 +359,7 @@ def test_metrics_have_sglangs_form(daemon, pools):
     assert backend.get_stats().backup_pgs == []
 
 
-def test_wrong_settings_name_the_key(daemon):
+def test_wrong_settings_are_refused_by_key(daemon):
     for key, value in (("staging_bytes", "64MiB"), ("timeout_ms", -1), ("rpc_socket", 3)):
         with pytest.raises(ValueError, match=key):
             make(daemon, extra={key: value})
@@ -400,20 +400,20 @@ CHANGES = {
 
 @pytest.fixture
 def unseen(monkeypatch):
-    """Other tests' backends begin with the checkpoint's name."""
+    """Backends of other tests have names that begin with the checkpoint's name."""
     monkeypatch.setattr(weight_changes, "_seen", weight_changes._seen)
     assert weight_changes.INSTALLED
 
 
 @pytest.mark.parametrize("way", CHANGES)
-def test_a_change_of_weights_in_place_is_seen_without_the_operator(daemon, pools, unseen, way):
-    """Neither the former pages are found afterwards, nor pages of the new weights by engines that have the former ones."""
+def test_a_change_of_weights_in_place_is_detected(daemon, pools, unseen, way):
+    """Afterwards the engine finds no old page, and engines with the old weights find no page of the new ones."""
     hashes = chain(range(PAGE * 3))
     backend = make(daemon, pools)
     before = store(backend, pools, hashes[:2], states=[1])
     model = torch.nn.Linear(4, 4)
     model.load_weights = loads(model)
-    with contextlib.suppress(Exception):  # some need a device, or SGLang's published configuration
+    with contextlib.suppress(Exception):  # some methods need a device, or SGLang's published configuration
         CHANGES[way](updater(model), [("weight", torch.ones(4, 4))])
     assert backend.batch_exists(hashes) == 0
     assert backend.batch_set_v1(hashes, pages_of(range(3))) == [False] * 3, "the former pages are still in host memory"
@@ -421,7 +421,7 @@ def test_a_change_of_weights_in_place_is_seen_without_the_operator(daemon, pools
     flush(backend)
     assert backend.batch_exists(hashes) == 0
     behind = store(backend, pools, hashes, seed=90, states=[2])
-    engine = make(daemon, pools)  # that has the former weights, as its digest says
+    engine = make(daemon, pools)  # an engine with the old weights, by their digest
     for each, kept, pages in ((backend, behind, 3), (engine, before, 2)):
         assert each.batch_exists(hashes) == pages
         assert each.batch_get_v1(hashes[:2], pages_of(range(10, 12))) == [True, True]
@@ -430,7 +430,7 @@ def test_a_change_of_weights_in_place_is_seen_without_the_operator(daemon, pools
     assert backend.batch_exists(hashes) == 3, "a flush without a change begins nothing"
 
 
-def test_a_backend_that_is_attached_again_after_a_change_begins_a_generation(daemon, pools, unseen, tmp_path):
+def test_attaching_again_after_a_weight_change_starts_a_generation(daemon, pools, unseen, tmp_path):
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     hashes = chain(range(PAGE * 2))
     named = dict(model=str(tmp_path), extra={"weights_digest": ""})
@@ -444,7 +444,7 @@ def test_a_backend_that_is_attached_again_after_a_change_begins_a_generation(dae
     assert make(daemon, pools, **named).batch_exists(hashes) == 0
 
 
-def test_weights_that_changed_before_the_first_attach_have_no_checkpoints_name(daemon, pools, monkeypatch, tmp_path):
+def test_weights_changed_before_the_first_attach_do_not_use_the_checkpoints_name(daemon, pools, monkeypatch, tmp_path):
     """The module is imported by the attach, after the change."""
     (tmp_path / "model.safetensors").write_bytes(b"weights")
     hashes = chain(range(PAGE * 2))
@@ -463,7 +463,7 @@ def test_weights_that_changed_before_the_first_attach_have_no_checkpoints_name(d
     assert make(daemon, pools).batch_exists(hashes) == 2, "the operator names the weights"
 
 
-def test_an_attach_at_the_start_is_told_from_a_later_one():
+def test_an_attach_at_the_start_differs_from_a_later_one():
     class Starting(HiCacheController):
         def __init__(self):
             self.attach_storage_backend()

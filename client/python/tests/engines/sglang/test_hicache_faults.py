@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons that die, hang, are full or speak another version: each costs misses, and none a wrong page or an error."""
+"""Daemons that die, hang, are full or speak another version: each costs misses, but no wrong page and no error."""
 
 import os
 import pathlib
@@ -23,7 +23,7 @@ WAITS = {"timeout_ms": 500, "land_ms": 500}
 
 
 class Pages:
-    """Pages of one text in a host pool from page `first` on; they are read into those COUNT pages behind."""
+    """Pages of one text in a host pool, from page `first`. They are read into the COUNT pages after them."""
 
     def __init__(self, backend, host, first=0, seed=0):
         self.backend, self.host, self.first, self.seed = backend, host, first, seed
@@ -34,7 +34,7 @@ class Pages:
         return sum(self.backend.batch_set_v1(self.hashes, pages_of(range(self.first, self.first + COUNT))))
 
     def fetch(self):
-        """How many come. What comes is what was stored."""
+        """Returns how many pages arrive, and checks that they are equal to the stored ones."""
         behind = self.first + COUNT
         for i in range(COUNT):
             fill(self.host, (behind + i) * PAGE, 99999)
@@ -54,7 +54,7 @@ def serves_again(pages):
     raise AssertionError("it is of no use any more")
 
 
-def test_a_daemon_killed_at_random_moments_costs_misses(daemon):
+def test_killing_the_daemon_at_random_moments_only_causes_misses(daemon):
     seed = random.randrange(1 << 30)
     print("seed", seed)
     draw, host = random.Random(seed), kv_host()
@@ -85,7 +85,7 @@ def test_a_daemon_killed_at_random_moments_costs_misses(daemon):
         serves_again(pages)
 
 
-def test_a_frozen_daemon_delays_and_nothing_else(daemon):
+def test_a_frozen_daemon_only_delays(daemon):
     host = kv_host()
     pages = Pages(make(daemon, [(PoolName.KV, host)], extra=WAITS), host)
     assert pages.store() == COUNT and pages.fetch() == COUNT
@@ -100,7 +100,7 @@ def test_a_frozen_daemon_delays_and_nothing_else(daemon):
     serves_again(pages)
 
 
-def test_a_full_daemon_keeps_what_it_can(tmp_path):
+def test_a_full_daemon_evicts_old_pages(tmp_path):
     host = kv_host()
     with ashlar.daemon.start(dram="8MiB", arena="2MiB", folder=str(tmp_path)) as daemon:
         backend = make(daemon, [(PoolName.KV, host)])
@@ -118,7 +118,7 @@ def test_a_full_daemon_keeps_what_it_can(tmp_path):
 
 
 @pytest.mark.parametrize("reply", [REFUSES, WELCOMES], ids=["refuses", "welcomes"])
-def test_a_daemon_of_another_version_costs_misses_and_a_right_one_is_used_later(tmp_path, reply):
+def test_a_daemon_of_another_version_causes_misses_until_it_is_replaced(tmp_path, reply):
     sockets = SimpleNamespace(rpc_socket=f"{tmp_path}/rpc.sock", session_socket=f"{tmp_path}/session.sock")
     host = kv_host()
     with OtherVersion(sockets.rpc_socket, sockets.session_socket, reply) as other:

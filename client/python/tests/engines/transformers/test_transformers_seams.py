@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The cost of segments in exactness: the logits' divergence from a full recompute, by seam width, next to naive addition.
-Random weights: figures of a trained model are in docs/benchmarks/quality.md."""
+"""The accuracy of segments: the logits' divergence from a full recompute, by seam width, compared with naive addition.
+Weights are random; figures of a trained model are in docs/benchmarks/quality.md."""
 
 import json
 import os
@@ -20,7 +20,7 @@ SOURCE = pathlib.Path(os.environ["ASHLAR_SOURCE"])
 
 
 class Naive(Setter):
-    """Adds a segment's state where it should compose: the transition is left out."""
+    """Adds a segment's state instead of composing it: the transition is omitted."""
 
     def compose(self, request, place, step, state):
         alone = torch.zeros_like(state)
@@ -34,7 +34,7 @@ def divergence(real, other):
 
 
 def ask(model, daemon, width, prompts, setter=Setter):
-    # A layout's head is never narrower than the convolutions: 3 tokens.
+    # A layout's head is at least as wide as the convolutions: 3 tokens.
     with ashlar.cache_for(model, daemon, tokens=1024, head=max(3, width), tail=width) as cache:
         with ashlar.attach(model, cache, setter=setter) as reuse, torch.no_grad():
             logits = [model(prompt).logits for prompt in prompts]
@@ -43,7 +43,7 @@ def ask(model, daemon, width, prompts, setter=Setter):
 
 
 @pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "falcon_h1"])
-def test_divergence_by_seam_width_is_below_that_of_naive_addition(family, daemon):
+def test_divergence_is_below_that_of_naive_addition_at_every_seam_width(family, daemon):
     model = tiny.build(family)
     prompts = [ashlar.Prompt([tiny.tokens(100, 10 * n + i) for i in range(5)], tiny.tokens(16, n)) for n in range(4)]
     with torch.no_grad():
@@ -59,8 +59,8 @@ def test_divergence_by_seam_width_is_below_that_of_naive_addition(family, daemon
     assert found["composed", 32] < found["composed", 4], "wider seams compute more with all that stands before"
 
 
-def test_a_doubled_or_omitted_interior_would_show(daemon):
-    """The first layer is exact to 1e-5 only if every token is applied once and each transition is."""
+def test_a_doubled_or_omitted_interior_is_detected(daemon):
+    """The first layer is exact to 1e-5 only if every token and every transition is applied once."""
 
     class Twice(Setter):
         def compose(self, request, place, step, state):

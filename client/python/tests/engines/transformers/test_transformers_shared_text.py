@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts over one text: how much of it the second one finds, and prompts that are shorter than one before."""
+"""Prompts with a common text: how much of it the second prompt finds, also if it is shorter than the first."""
 
 import pytest
 import tiny_transformers as tiny
@@ -52,7 +52,7 @@ def test_the_second_prompt_of_a_hybrid_finds_most_of_a_text(family, daemon):
 
 @pytest.mark.parametrize("family", ["qwen3", "qwen3_next", "falcon_h1"])
 @pytest.mark.parametrize("length", [200, 300, 700])
-def test_a_prompt_that_is_one_token_shorter_finds_something(family, length, daemon):
+def test_a_prompt_one_token_shorter_has_a_hit(family, length, daemon):
     model, ids = tiny.build(family), torch.tensor([tiny.tokens(length, 9)])
     shorter = model.generate(ids[:, :-1], **GREEDY)
     with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
@@ -61,8 +61,8 @@ def test_a_prompt_that_is_one_token_shorter_finds_something(family, length, daem
         assert reuse.last.cached_tokens >= length // 2
 
 
-def test_the_last_messages_begin_is_kept_where_tokens_end_messages(daemon):
-    """As a chat template sets a system prompt with a document, a question, and the beginning of the answer."""
+def test_the_last_messages_beginning_is_kept_if_tokens_end_messages(daemon):
+    """A chat template produces a system prompt with a document, a question, and the beginning of the answer."""
     model = tiny.build("qwen3_next")
     model.generation_config.eos_token_id = [253, 254]
     model.generation_config.pad_token_id = 254
@@ -73,16 +73,32 @@ def test_the_last_messages_begin_is_kept_where_tokens_end_messages(daemon):
             assert reuse.last.cached_tokens == cached and reuse.last.left is None
 
 
-def test_a_turn_of_a_conversation_keeps_no_depth_more(daemon):
-    """Behind a prefix that was found little is computed: one more state would be written for it in every turn."""
+def test_a_turn_of_a_conversation_keeps_no_additional_depth(daemon):
+    """Little is computed after a hit, so writing one more state in every turn would not pay."""
     model = tiny.build("qwen3_next")
     text = tiny.tokens(400, 3)
     with ashlar.cache_for(model, daemon, tokens=2048) as cache, ashlar.attach(model, cache) as reuse:
-        model.generate(torch.tensor([text]), **GREEDY)
-        assert len(reuse.last.commits) == 3, "the end, the last token but one, and where the next may part"
-        for turn in range(3):
+        for turn in range(4):
             text = [*model.generate(torch.tensor([text]), **GREEDY)[0].tolist(), *tiny.tokens(60, turn)]
-            assert len(reuse.last.commits) <= 2
+            # The end, the depth before the prompt's last tokens, and the depth where the next prompt may diverge.
+            most = 2 if turn else 3
+            assert len(reuse.last.commits) == most
+
+
+@pytest.mark.parametrize("family", ["qwen3", "qwen3_5"])
+def test_a_turn_with_rewritten_last_tokens_is_resumed_before_them(family, daemon):
+    """Chat templates drop the reasoning of earlier turns, and with it the `<think>` at the prompt's end."""
+    model = tiny.build(family)
+    text, opening, shared = tiny.tokens(379, 3), [251, 252], 0
+    with ashlar.cache_for(model, daemon, tokens=2048) as cache, ashlar.attach(model, cache) as reuse:
+        for turn in range(4):
+            prompt = torch.tensor([[*text, *opening]])
+            wanted = reuse.setter.model.generate.__wrapped__(prompt, **GREEDY)
+            assert torch.equal(model.generate(prompt, **GREEDY), wanted)
+            if turn:
+                assert reuse.last.cached_tokens == shared - 6, "eight tokens before the earlier prompt's end"
+            shared = len(text)
+            text = [*text, *tiny.tokens(90, turn)]
 
 
 def test_depths_are_bounded_and_fit_one_commit():

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oldest and the newest version of Transformers that the package accepts, each in a process of its own: vLLM holds
-the environment to one between them. tools/engines-environment keeps them in folders of their own."""
+"""The oldest and the newest supported version of Transformers, each in a separate process, because vLLM requires a
+version between them. tools/engines-environment keeps them in separate folders."""
 
 import os
 import pathlib
@@ -16,14 +16,14 @@ HERE = pathlib.Path(__file__).parent
 VERSIONS = sorted((path.name for path in KEPT.glob("[0-9]*")), key=lambda name: tuple(map(int, name.split("."))))
 
 
-def test_they_are_the_ends_of_the_range():
+def test_the_tested_versions_are_the_ends_of_the_range():
     assert [version.rsplit(".", 1)[0] for version in VERSIONS] == [
         f"{OLDEST[0]}.{OLDEST[1]}",
         f"{BELOW[0]}.{BELOW[1] - 1}",
     ]
 
 
-# A family of each recurrence, and one of attention alone; and how `generate` prepares its options.
+# One family per type of recurrence, and one with only attention; also how `generate` prepares its options.
 CHOSEN = "qwen3_next or kimi_linear or bamba or llama or left_to_the_model"
 
 

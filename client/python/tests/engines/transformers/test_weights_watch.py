@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A change of a model's weights in memory is seen, in whatever way it is made."""
+"""Every kind of change of a model's weights in memory is detected."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ def through_data(model):
         lambda model: model.float(),
     ],
 )
-def test_a_change_is_seen_until_it_is_accepted(change):
+def test_a_change_is_reported_until_it_is_accepted(change):
     model = Tiny()
     watch = WeightsWatch(model)
     assert not watch.changed()
@@ -68,7 +68,7 @@ def test_a_change_is_seen_until_it_is_accepted(change):
     assert watch.changed(), "also of parameters that have been replaced"
 
 
-def test_what_the_model_computes_is_no_change():
+def test_computing_does_not_count_as_a_change():
     model = Tiny()
     watch = WeightsWatch(model)
     model.layers[0](torch.randn(3, 64, dtype=torch.bfloat16)).sum().backward()
@@ -76,7 +76,7 @@ def test_what_the_model_computes_is_no_change():
     assert not watch.changed()
 
 
-def test_an_engine_that_moves_its_weights_about_is_watched_by_what_it_loads():
+def test_an_engine_that_moves_its_weights_is_watched_by_its_loads():
     model = Tiny()
     watch = WeightsWatch(model, sampled=False)
     merge(model)

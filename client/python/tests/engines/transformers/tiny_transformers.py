@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny random models in fp32, one for each family, whose heads remember 20 to 1,000 tokens."""
+"""Tiny random models in fp32, one per family. Their heads remember 20 to 1,000 tokens."""
 
 import torch
 import transformers
@@ -87,14 +87,14 @@ def build(family, seed=0):
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "conv1d" in name:
-                weight.normal_(0, 0.5)  # the usual 0.02 leaves states that no norm brings back
+                weight.normal_(0, 0.5)  # the usual 0.02 gives states too small for norms to restore
             elif weight.ndim >= 2:
                 weight.mul_(2.5)  # outputs that differ from token to token
-            # A step of about 1, so that tokens write, and decays that halve a state in 20 to 1,000 of them.
+            # Steps of about 1, so that tokens write to the state, and decays that halve a state in 20 to 1,000 tokens.
             if name.endswith("A_log"):
                 weight.copy_(-torch.logspace(1.3, 3.0, weight.numel()).log().view(weight.shape))
             if name.endswith(".D"):
-                weight.zero_()  # what Mamba-2 gives is then its state's alone
+                weight.zero_()  # the output of Mamba-2 then depends only on its state
             if name.endswith("dt_bias"):
                 weight.copy_(0.54 + 0.3 * torch.randn_like(weight))
     return model

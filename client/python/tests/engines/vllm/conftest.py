@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines are forked children of pytest's own process, which has imported vLLM: a start takes seconds, not half a minute."""
+"""Engines are forked children of the pytest process, which has imported vLLM. So a start takes seconds instead of half
+a minute."""
 
 import os
 import pathlib
@@ -19,7 +20,7 @@ segments = pytest.importorskip("segmented_engines")
 
 @pytest.fixture(autouse=True)
 def environment():
-    """Programs of examples set variables as they are imported, which later engines would inherit."""
+    """Importing the examples' programs sets environment variables, which later engines would inherit."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -28,7 +29,7 @@ def environment():
 
 @pytest.fixture(scope="session")
 def shared_daemon(tmp_path_factory):
-    """For tests that do no harm to it."""
+    """For tests that do not harm the daemon."""
     folder = tmp_path_factory.mktemp("daemon")
     with ashlar.daemon.start(dram="512MiB", arena="8MiB", folder=str(folder)) as running:
         yield running
@@ -36,7 +37,7 @@ def shared_daemon(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def expected():
-    """Answers of engines without a cache, by model: computed once for each prompt."""
+    """Answers of engines without a cache, by model. Each prompt is computed once."""
     children, answers = {}, {}
 
     def answer(model, prompts, tokens=6):
@@ -45,7 +46,7 @@ def expected():
         if missing:
             if model not in children:
                 children[model] = engines.Child(model, enable_prefix_caching=True)
-            for key, prompt in missing.items():  # one by one: a batch of another shape may round in another way
+            for key, prompt in missing.items():  # one by one: a batch of another shape may round differently
                 children[model].call("erase")
                 answers[key] = children[model].generate([prompt], tokens)[0][:2]
         return [answers[key] for key in keys]
@@ -57,7 +58,7 @@ def expected():
 
 @pytest.fixture(scope="session")
 def engine(shared_daemon):
-    """One engine with the cache a model, for tests that do not end it."""
+    """One engine with the cache per model, for tests that do not end it."""
     children = {}
 
     def get(model):

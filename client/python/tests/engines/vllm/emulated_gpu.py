@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A GPU's driver and streams, emulated for the connector: the driver's allocations are memfds, as the emulated daemon's
-(kernels/cuda/emulator) are, mapped as the processor's memory, so that the engine's own kernels run in it."""
+"""A GPU's driver and streams, emulated for the connector: the driver's allocations are memfds, like those of the
+emulated daemon (kernels/cuda/emulator), mapped into CPU memory, so that the engine's own kernels run on them."""
 
 import contextlib
 import ctypes
@@ -11,7 +11,7 @@ import types
 
 import torch
 
-from ashlar.vllm.order import ProcessorTimer
+from ashlar.vllm.order import Copies, ProcessorTimer
 
 GRAIN = 2 << 20
 ASHLARD = str(pathlib.Path(os.environ.get("ASHLARD", "ashlard")).with_name("ashlard_emulated"))
@@ -43,14 +43,14 @@ _NAMES = (
 
 
 class _Names:
-    """An enumeration whose numbers are its names."""
+    """An enumeration whose values are its names."""
 
     def __getattr__(self, name):
         return name
 
 
 class Driver:
-    """As `cuda.bindings.driver`. `fails`: the call that is refused; `lacks`: what the device cannot do."""
+    """Emulates `cuda.bindings.driver`. `fails`: the call to refuse; `lacks`: an attribute that the device lacks."""
 
     CUresult = types.SimpleNamespace(CUDA_SUCCESS=0)
 
@@ -101,7 +101,7 @@ class Driver:
         assert size % GRAIN == 0 and properties.requestedHandleTypes == "CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR"
         memfd = os.memfd_create("emulated-device-0", os.MFD_CLOEXEC)
         for at in range(0, size, GRAIN):
-            os.pwrite(memfd, b"\xa5" * GRAIN, at)  # a driver's memory may hold older data
+            os.pwrite(memfd, b"\xa5" * GRAIN, at)  # a driver's memory may contain older data
         self.handles[len(self.calls)] = memfd
         return len(self.calls)
 
@@ -132,22 +132,22 @@ class Driver:
 
     def cuMemExportToShareableHandle(self, handle, kind, flags):
         descriptor = os.dup(self.handles[handle])
-        os.set_inheritable(descriptor, True)  # as the driver may
+        os.set_inheritable(descriptor, True)  # the driver may do so
         return descriptor
 
 
 def tensor_of(mapped, device):
-    """In the place of torch's reading of the interface, which asks a GPU for the memory."""
+    """Replaces torch's reading of the interface, which asks a GPU for the memory."""
     interface = mapped.__cuda_array_interface__
     (address, read_only), (size,) = interface["data"], interface["shape"]
     assert interface["typestr"] == "|i1" and not read_only
     buffer = (ctypes.c_int8 * size).from_address(address)
-    buffer.mapped = mapped  # torch keeps the buffer, and so this
+    buffer.mapped = mapped  # torch keeps the buffer alive, and the buffer keeps this
     return torch.frombuffer(buffer, dtype=torch.int8)
 
 
 class Order:
-    """Notes what happens, and keeps the engine's work from ending at once: as a GPU's streams."""
+    """Records events, and delays the end of the engine's work like a GPU's streams."""
 
     def __init__(self, queries=3):
         self.seen, self._queries, self._marks, self.copying = [], queries, 0, False
@@ -164,10 +164,10 @@ class Order:
         return Mark(self, self._marks, self._queries)
 
     @contextlib.contextmanager
-    def copies(self):
+    def copies(self, wait=True):
         self.copying = True
         self.note("copies")
-        yield
+        yield Copies()
         self.note("copied")
         self.copying = False
 
@@ -188,14 +188,14 @@ class Mark:
 
 
 def emulate(monkeypatch, driver, order=None):
-    """vLLM's caches come from `driver`, though the engine computes on the processor."""
+    """Allocates vLLM's caches from `driver`, while the engine computes on the CPU."""
     import ashlar.vllm.cuda as cuda
     import ashlar.vllm.memory as memory
 
     monkeypatch.setattr(cuda, "load_driver", lambda: driver)
     monkeypatch.setattr(cuda, "tensor_of", tensor_of)
     if order is not None:
-        monkeypatch.setattr(cuda, "GpuOrder", lambda device: order)
+        monkeypatch.setattr(cuda, "DeviceOrder", lambda device: order)
     for name in ("empty_cache", "synchronize"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
     make = lambda size, device: cuda.CudaMemory(size, torch.device("cuda", 0))

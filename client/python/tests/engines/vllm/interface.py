@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Describes what the connector uses of the installed vLLM: signatures, fields and members.
+"""Describes which signatures, fields and members of the installed vLLM the connector uses.
 
 interfaces/VERSION.json holds the description of each supported version; test_vllm_interface.py compares the installed
 vLLM with it. For a new version, run this file in its environment: it writes the file and prints the differences from
@@ -19,7 +19,7 @@ import textwrap
 
 FOLDER = pathlib.Path(__file__).parent / "interfaces"
 
-# Classes whose public members are all described: a version that adds one may call it.
+# Classes whose public members are all described, because a new version may call an added member.
 WHOLE = [
     "vllm.distributed.kv_transfer.kv_connector.v1.base:KVConnectorBase_V1",
     "vllm.distributed.kv_transfer.kv_connector.v1.base:SupportsHMA",
@@ -39,7 +39,7 @@ WHOLE = [
     "vllm.v1.metrics.cache_hit_source:CacheHitSource",
     "vllm.v1.outputs:KVConnectorOutput",
 ]
-# Classes of which the connector uses these members alone.
+# Classes of which the connector only uses these members.
 PARTS = {
     "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory": "_registry register_connector",
     "vllm.lora.model_manager:LoRAModelManager": "list_adapters",
@@ -47,30 +47,42 @@ PARTS = {
     "vllm.multimodal.inputs:MultiModalFeatureSpec": "data modality identifier mm_position",
     "vllm.multimodal.inputs:PlaceholderRange": "offset length is_embed",
     "vllm.v1.attention.backend:CommonAttentionMetadata": """query_start_loc query_start_loc_cpu seq_lens num_reqs
-        num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping""",
-    "vllm.v1.attention.backends.gdn_attn:GDNAttentionMetadata": """num_prefills num_prefill_tokens num_decodes
-        num_decode_tokens num_spec_decodes num_spec_decode_tokens num_actual_tokens has_initial_state
-        non_spec_query_start_loc non_spec_state_indices_tensor""",
-    "vllm.v1.core.block_pool:BlockPool": "blocks touch free_blocks evict_blocks",
+        num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping seq_lens_cpu_upper_bound is_prefilling""",
+    "vllm.v1.attention.backend:AttentionBackend": "get_name get_builder_cls",
+    "vllm.v1.attention.backend:AttentionMetadataBuilder": "__init__ build",
+    "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:QwenGatedDeltaNetAttention": """chunk_gated_delta_rule
+        rearrange_mixed_qkv A_log dt_bias""",
+    "vllm.model_executor.layers.mamba.mamba_mixer2:MambaMixer2": """conv_ssm_forward split_hidden_states_B_C_fn A dt_bias
+        head_dim ssm_state_size tped_conv_size tped_dt_size tped_intermediate_size""",
+    "vllm.v1.attention.backends.mamba2_attn:Mamba2AttentionMetadata": """num_prefills num_prefill_tokens num_decodes
+        num_decode_tokens num_reqs has_initial_states_p query_start_loc_p state_indices_tensor_p state_indices_tensor_d
+        query_start_loc_d num_accepted_tokens seq_lens cu_chunk_seqlen_p last_chunk_indices_p prep_initial_states
+        chunk_size seq_idx_p""",
+    "vllm.v1.core.block_pool:BlockPool": """blocks touch free_blocks evict_blocks get_cached_block get_new_blocks
+        get_num_free_blocks null_block""",
+    "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": "single_type_managers",
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks": "get_block_ids",
-    "vllm.v1.core.kv_cache_utils:KVCacheBlock": "block_id block_hash",
+    "vllm.v1.core.kv_cache_utils:KVCacheBlock": "block_id block_hash is_null",
     "vllm.v1.core.sched.output:CachedRequestData": "req_ids num_computed_tokens",
     "vllm.v1.core.sched.output:NewRequestData": "req_id num_computed_tokens",
     "vllm.v1.core.sched.output:SchedulerOutput": """scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens
-        total_num_scheduled_tokens kv_connector_block_state""",
-    "vllm.v1.core.sched.scheduler:Scheduler": "connector _mamba_block_aligned_split",
+        scheduled_spec_decode_tokens total_num_scheduled_tokens kv_connector_block_state has_sync_kv_loads""",
+    "vllm.v1.core.sched.scheduler:Scheduler": "connector kv_cache_manager _mamba_block_aligned_split",
     "vllm.v1.core.single_type_kv_cache_manager:ChunkedLocalAttentionManager": "get_num_skipped_tokens",
     "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager": "get_num_skipped_tokens",
     "vllm.v1.core.single_type_kv_cache_manager:MambaManager": "get_num_skipped_tokens",
+    "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager": "req_to_blocks",
     "vllm.v1.core.single_type_kv_cache_manager:SlidingWindowManager": "get_num_skipped_tokens",
+    "vllm.v1.metrics.stats:PrefillStats": "num_prompt_tokens num_local_cached_tokens num_external_cached_tokens set",
     "vllm.v1.kv_cache_interface:ChunkedLocalAttentionSpec": "attention_chunk_size unpadded_page_size_bytes",
     "vllm.v1.kv_cache_interface:KVCacheSpec": "block_size page_size_bytes prefix_cacheable",
     "vllm.v1.kv_cache_interface:KVQuantMode": "NONE FP8_PER_TENSOR",
     "vllm.v1.kv_cache_spec_registry:KVCacheSpecRegistry": "get_manager_class",
     "vllm.v1.request:Request": """request_id all_token_ids num_tokens num_prompt_tokens num_computed_tokens cache_salt
         block_hashes update_block_hashes kv_transfer_params lora_request mm_features pooling_params prompt_embeds
-        skip_reading_prefix_cache status num_in_flight_tokens""",
-    "vllm.v1.request:RequestStatus": "FINISHED_STOPPED FINISHED_LENGTH_CAPPED FINISHED_ABORTED",
+        skip_reading_prefix_cache status num_in_flight_tokens _block_hasher num_preemptions prefill_stats
+        num_tokens_with_spec num_output_placeholders""",
+    "vllm.v1.request:RequestStatus": "RUNNING FINISHED_STOPPED FINISHED_LENGTH_CAPPED FINISHED_ABORTED",
 }
 FUNCTIONS = [
     "vllm.config:set_current_vllm_config",
@@ -80,6 +92,8 @@ FUNCTIONS = [
     "vllm.forward_context:set_forward_context",
     "vllm.logger:init_logger",
     "vllm.model_executor.layers.mamba.mamba_utils:is_conv_state_dim_first",
+    "vllm.tokenizers:cached_tokenizer_from_config",
+    "vllm.v1.attention.backends.mamba2_attn:compute_varlen_chunk_metadata",
     "vllm.transformers_utils.config:get_config",
     "vllm.utils.torch_utils:_encode_layer_name",
     "vllm.utils.torch_utils:_resolve_layer_name",
@@ -91,7 +105,7 @@ OBJECTS = ["vllm.platforms:current_platform"]
 
 
 def version() -> str:
-    """As the files are named: "0.32"."""
+    """The version in the form of the file names: "0.32"."""
     import vllm
 
     return ".".join(re.findall(r"\d+", vllm.__version__)[:2])
@@ -134,7 +148,7 @@ def _fields(kind) -> dict:
 
 
 def _attributes(kind) -> set:
-    """Those that the constructor sets."""
+    """Returns the attributes that the constructor sets."""
     tree = ast.parse(textwrap.dedent(inspect.getsource(kind.__init__)))
     return {
         node.attr
@@ -162,7 +176,7 @@ def _member(kind, name) -> str:
 
 
 def _names(kind) -> list:
-    """Public members, but for those of Python's own classes."""
+    """Returns public members, except members of Python's own classes."""
     if issubclass(kind, enum.Enum):
         return list(kind.__members__)
     found = dict.fromkeys(["__init__"] if inspect.isfunction(inspect.getattr_static(kind, "__init__")) else [])
@@ -170,7 +184,7 @@ def _names(kind) -> list:
         if each.__module__.startswith("vllm"):
             found.update(dict.fromkeys(name for name in vars(each) if not name.startswith("_")))
     if dataclasses.is_dataclass(kind):
-        found.pop("__init__", None)  # its fields say the same
+        found.pop("__init__", None)  # its fields contain the same information
     return [*dict.fromkeys([*_fields(kind), *found])]
 
 
@@ -193,7 +207,7 @@ def recorded(of: str) -> dict:
 
 
 def differences(before: dict, now: dict) -> list:
-    """One line per member that differs."""
+    """Returns one line per member that differs."""
     lines = []
     for name in sorted(before.keys() | now.keys()):
         if name not in now:

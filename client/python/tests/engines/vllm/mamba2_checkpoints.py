@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""States of Mamba-2 in the middle of a step, which vLLM 0.32 keeps with a GPU alone.
+"""States of Mamba-2 in the middle of a step, which vLLM 0.32 keeps only on a GPU.
 
-With prefix caching its Mamba-2 layers ask the scan for the states behind all chunks. The scan for processors gives the last
-one alone, whoever asks, and the layer then fails. And what writes a state to its block is a kernel for GPUs.
+With prefix caching, Mamba-2 layers ask the scan for the states after all chunks. The CPU scan returns only the last
+one, so the layer fails. The kernel that writes a state to its block also needs a GPU.
 """
 
 import torch
@@ -14,7 +14,7 @@ _scan = mixer.mamba_chunk_scan_combined_varlen
 def _scan_chunks(
     *rows, return_intermediate_states=False, cu_seqlens, cu_chunk_seqlens, initial_states, seq_idx, out, **rest
 ):
-    """The scan, chunk by chunk where the states behind all of them are asked for."""
+    """Runs the scan chunk by chunk if the states after all chunks are requested."""
     if not return_intermediate_states:
         return _scan(
             *rows, cu_seqlens=cu_seqlens, cu_chunk_seqlens=cu_chunk_seqlens, initial_states=initial_states, seq_idx=seq_idx,

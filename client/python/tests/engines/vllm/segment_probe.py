@@ -14,12 +14,14 @@ import vllm
 import vllm._custom_ops as engine_ops
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 
+import ashlar
 from ashlar.request import StepKind
-from ashlar.vllm import scheduler as scheduler_module
-from ashlar.vllm.composing import Composer
-from ashlar.vllm.forward import Core
-from ashlar.vllm.messages import Compose
-from ashlar.vllm.segments import NORM_EPSILON
+from ashlar.tensors import MATRIX, compose, delta_tuple
+from ashlar.vllm import composing
+from ashlar.vllm.composing import Composer, _state_shape, _transition_shape
+from ashlar.vllm.lookups import SegmentLookups
+from ashlar.vllm.messages import Fetched
+from ashlar.vllm.segments import NORM_EPSILON, Names
 
 
 def worker():
@@ -27,7 +29,8 @@ def worker():
 
 
 def ask(server, tokens, lengths, count=4, everything=False, salt=None):
-    """(tokens, log-probabilities, cached tokens); `everything`: of the first token, those of the whole vocabulary."""
+    """Returns (tokens, log-probabilities, cached tokens); `everything`: log-probabilities of the whole vocabulary for
+    the first token."""
     extra = {"kv_transfer_params": {"ashlar_segments": lengths}} if lengths is not None else None
     sampling = vllm.SamplingParams(
         temperature=0, ignore_eos=True, detokenize=False, logprobs=512 if everything else 1, max_tokens=count,
@@ -42,8 +45,8 @@ def ask(server, tokens, lengths, count=4, everything=False, salt=None):
     return list(best.token_ids), logs, output.num_cached_tokens
 
 
-def ask_together(server, prompts, count=4):
-    """As `ask`, of (tokens, lengths) that are served at once."""
+def ask_together(server, prompts, count=4, salt=None):
+    """Like `ask`, for several (tokens, lengths) that are served at once."""
     sampling = [
         vllm.SamplingParams(
             temperature=0, ignore_eos=True, detokenize=False, logprobs=1, max_tokens=count,
@@ -51,7 +54,9 @@ def ask_together(server, prompts, count=4):
         )
         for _, lengths in prompts
     ]  # fmt: skip
-    outputs = server.llm.generate([{"prompt_token_ids": tokens} for tokens, _ in prompts], sampling, use_tqdm=False)
+    salted = {} if salt is None else {"cache_salt": salt}
+    asked = [{"prompt_token_ids": tokens, **salted} for tokens, _ in prompts]
+    outputs = server.llm.generate(asked, sampling, use_tqdm=False)
     best = [output.outputs[0] for output in outputs]
     return [
         (
@@ -63,59 +68,84 @@ def ask_together(server, prompts, count=4):
     ]
 
 
-class Naive(Composer):
-    """Adds a segment's state where it should compose: the transition is left out."""
+def prompt_logs(server, tokens, lengths):
+    """Log-probabilities of a prompt's tokens; None: not computed."""
+    extra = {"kv_transfer_params": {"ashlar_segments": lengths}}
+    sampling = vllm.SamplingParams(
+        temperature=0, ignore_eos=True, detokenize=False, max_tokens=1, prompt_logprobs=0, extra_args=extra
+    )
+    (output,) = server.llm.generate([{"prompt_token_ids": tokens}], sampling, use_tqdm=False)
+    return [None if each is None else each[token].logprob for token, each in zip(tokens, output.prompt_logprobs)]
 
-    def _take_step(self, request, number, step, place, state):
-        alone = torch.zeros_like(state)
-        done = super()._take_step(request, number, step, place, alone)
-        if step.begin == 0:
-            state.copy_(alone)
-        else:
-            state += alone
-        return done
+
+class Naive(Composer):
+    """Adds a segment's state instead of composing it: the transition is omitted."""
+
+    def _take_tuple(self, request, number, step, place):
+        taken = super()._take_tuple(request, number, step, place)
+        if taken is not None and step.kind is not StepKind.CHECKPOINT:
+            taken.transition = torch.eye(taken.transition.shape[-1]).expand_as(taken.transition)
+        return taken
 
 
 def set_seams(server, head, tail, naive=False):
-    """Another composer: other widths are another layout, of which nothing is cached yet."""
+    """Replaces the composer: other seam widths are another layout, of which nothing is cached yet."""
     old = worker()._composer
     old.close()
     options = dataclasses.replace(old._options, seam_head=head, seam_tail=tail)
     kind = Naive if naive else Composer
     states = [held for _, held in old._states.values()]
-    worker()._composer = kind(old._engine, old._described, options, states, old._most, old._publishes)
-    return worker()._composer.model.head
+    composer = worker()._composer = kind(
+        old._engine, old._described, options, states, old._most, old._publishes, old._pace, old._order
+    )
+    jumps = server.connector()._scheduler._jumps
+    jumps.lookups.close()
+    jumps.lookups = SegmentLookups(old._described, options)
+    jumps.lookups.open(composer.model)
+    return composer.model.head
 
 
 def ask_without_names_apart(server, tokens, lengths):
-    """As if blocks of composed prompts were named like all others: this one, and then one without segments."""
-    own = scheduler_module.name_apart
-    scheduler_module.name_apart = lambda request, lengths: None
-    try:
+    """Asks with segments and then without, while blocks of composed prompts are named like all others."""
+    with mock.patch.object(Names, "set", lambda names, jumps: None):
         ask(server, tokens, lengths)
-        return ask(server, tokens, None)
-    finally:
-        scheduler_module.name_apart = own
-        server.erase()
+        answer = ask(server, tokens, None)
+    server.erase()
+    return answer
 
 
-# ---- states held to a reference
+# ---- states compared with a reference
 
 
 def _rows_of(core, composer, block, count):
-    rows = core.run_seen(0, count, block, fresh=True)
+    rows = core.run_seen(count, block)
     layer = composer.model.layers[composer._states[core.name][0].layer]
-    found = {name: row.double() for name, row in rows.items()}
+    found = {name: row.double().cpu() for name, row in rows.items()}
     k = found["k"]
-    k = k / (k.square().sum(-1, keepdim=True) + NORM_EPSILON).sqrt()
+    if layer.family in MATRIX:
+        found["transposed"] = layer.order is ashlar.StateOrder.VALUE_FIRST
+        if not core.normalized:
+            k = k / (k.square().sum(-1, keepdim=True) + NORM_EPSILON).sqrt()
+    else:
+        found["A"] = torch.tensor(list(layer.decay_table), dtype=torch.float64)
     found["k"] = k.repeat_interleave(layer.value_heads // layer.key_heads, 1)
     return rows, found
 
 
+def _zero(layer):
+    return torch.zeros(_state_shape(layer), dtype=torch.float64)
+
+
 def _recur(state, rows, begin, end):
-    """[heads, d_k, d_v] in fp64, token by token."""
+    """Returns the state after all tokens, one by one, in fp64, in the order of the engine's states."""
+    if rows.get("transposed"):
+        return _recur(state.transpose(1, 2), rows | {"transposed": False}, begin, end).transpose(1, 2)
     for t in range(begin, end):
         k, v = rows["k"][t], rows["v"][t]
+        if "A" in rows:
+            steps = rows["beta"][t][:, None, None]
+            state = state * (rows["A"][:, None, None] * steps).exp() + steps * v[:, :, None] * k[:, None, :]
+            continue
         state = state * rows["g"][t].exp()[:, None, None]
         write = rows["beta"][t][:, None] * (v - torch.einsum("hk,hkv->hv", k, state))
         state = state + k[:, :, None] * write[:, None, :]
@@ -123,15 +153,11 @@ def _recur(state, rows, begin, end):
 
 
 def _spare(composer, tokens):
-    """Blocks that no request has while the engine rests, as of a request."""
+    """Returns blocks that no request uses while the engine is idle: pages, and one per group of linear layers."""
     described = composer._described
-    count, blocks = -(-len(tokens) // described.block), []
-    for group in range(described.groups):
-        if group == described.attention_group:
-            blocks.append(list(range(200, 200 + count)))
-        else:
-            blocks.append([0] * (count - 1) + [230 + group])
-    return Compose("probe", np.array([*tokens, 0], np.int32), [], tuple(blocks))
+    count = -(-len(tokens) // described.block)
+    pages = {group: list(range(200, 200 + count)) for group in described.key_groups}
+    return pages, {place.group: 230 + place.group for place in described.linear}
 
 
 def _apart(state, other):
@@ -139,11 +165,11 @@ def _apart(state, other):
 
 
 def tuples_against_one_run(server, tokens, lengths):
-    """Relative errors by layer: the whole run's state composed from tuples cut out of it, by the kernels; and the
-    engine's own end state, whose kernel multiplies bf16."""
+    """Returns relative errors by layer: of the state that the kernels compose from tuples of parts of a run, and of the
+    engine's own end state, whose kernel multiplies in bf16."""
     composer = worker()._composer
-    cache, compose = composer._opening.cache, _spare(composer, tokens)
-    table = composer._take(cache, len(tokens) + 1)
+    cache, (pages, blocks) = composer._opening.cache, _spare(composer, tokens)
+    table = composer._pages.take(len(tokens) + 1, time.monotonic() + 1, lambda: True)
     request = cache.begin(np.array([*tokens, 0], np.int32), lengths, table, fill=True)
     runs = [(number, run) for number, run in enumerate(request.missing) if run.transition]
     assert len(runs) == len(lengths) - 1
@@ -151,126 +177,121 @@ def tuples_against_one_run(server, tokens, lengths):
 
     def at_linear(core):
         place, states = composer._states[core.name]
-        block = composer._state_block(compose, place)
+        block = blocks[place.group]
         given, rows = _rows_of(core, composer, block, len(tokens))
         layer = composer.model.layers[place.layer]
-        state = torch.zeros(layer.value_heads, layer.d_k, layer.d_v, dtype=torch.float64)
+        state = _zero(layer)
         at, errors = 0, []
         whole = _recur(state, rows, 0, len(tokens))
         for number, run in runs:
             start = sum(lengths[: run.segment])
             part = {name: row[start : start + len(run.tokens)].contiguous() for name, row in given.items()}
-            end = torch.empty(layer.value_heads, layer.d_k, layer.d_v)
-            transition = torch.empty(layer.value_heads, layer.d_k, layer.d_k)
-            cache.compute_alone(
-                request, number, place.layer, end, transition=transition, norm_epsilon=NORM_EPSILON,
-                q_scale=layer.d_k**-0.5, **part,
-            )  # fmt: skip
+            if core.normalized and layer.family in MATRIX:
+                inside = [part[name][run.capture_begin : run.capture_end] for name in ("k", "v", "g", "beta")]
+                end, transition, _ = (each.cpu() for each in delta_tuple(*inside, layer.order))
+            else:
+                end, transition = torch.empty(_state_shape(layer)), torch.empty(_transition_shape(layer))
+                scales = dict(norm_epsilon=NORM_EPSILON, q_scale=layer.d_k**-0.5) if layer.family in MATRIX else {}
+                cache.compute_alone(request, number, place.layer, end, transition=transition, **scales, **part)
             state = _recur(state, rows, at, start + run.capture_begin)
             before = state
             at = start + run.capture_end
-            state = transition.double() @ state + end.double()
+            composed = state.float()
+            compose(composed, transition, end, layer)
+            state = composed.double()
             errors.append(_apart(state, _recur(before, rows, start + run.capture_begin, at)))
         state = _recur(state, rows, at, len(tokens))
-        engines = composer._state(states, block, place)
+        engines = composer._state(states, block, place).cpu()
         found[core.name] = (max(errors), _apart(state, whole), _apart(engines, whole))
 
     try:
-        pages = compose.blocks[composer._described.attention_group]
-        composer._engine.run(np.array(tokens, np.int32), [(0, len(tokens))], pages, at_linear)
+        composer._engine.run(np.array(tokens, np.int32), pages, at_linear)
     finally:
         request.end()
-        composer._pages.free += table.tolist()
+        composer._pages.give(table.tolist())
     return list(found.values())
 
 
 def _remember(composer, seen):
-    """Keeps the steps of a request that is set, and every layer's state in fp64 before and behind each of them."""
-    own = composer._into_blocks
+    """Records, for each jump, its begin and end, and every layer's state in fp64 before and after it."""
+    own = composer.apply
 
-    def into_blocks(compose, request, plan, landed, table):
-        seen.update(steps=plan.steps, states={name: [] for name in composer._states})
-        take, run = composer._take_step, Core.run
+    def states(jump):
+        found = {}
+        for name, (place, states) in composer._states.items():
+            found[name] = composer._state(states, jump.blocks[place.group][jump.state_block], place).double().cpu()
+        return found
 
-        def taken(request, number, step, place, state):
-            before = state.double()
-            done = take(request, number, step, place, state)
-            seen["states"][place.name].append((before, state.double()))
-            return done
+    def apply(jump):
+        before = states(jump)
+        own(jump)
+        seen.append((jump.begin, jump.end, before, states(jump)))
 
-        def ran(core, begin, end, block, fresh):
-            place, states = composer._states[core.name]
-            state = composer._state(states, composer._state_block(compose, place), place)
-            before = state.double()
-            run(core, begin, end, block, fresh)
-            seen["states"][core.name].append((before, state.double()))
-
-        with mock.patch.object(composer, "_take_step", taken), mock.patch.object(Core, "run", ran):
-            return own(compose, request, plan, landed, table)
-
-    return mock.patch.object(composer, "_into_blocks", into_blocks)
+    return mock.patch.object(composer, "apply", apply)
 
 
 @dataclasses.dataclass
 class Apart:
-    """Relative errors of the states of one layer that a request left, by what one run of the whole prompt takes."""
+    """Relative errors of one layer's states after a request, compared with one run of the whole prompt."""
 
-    interior: float = 0.0  # of a composed step, against the recurrence in fp64 from the state that it had been given
-    computed: float = 0.0  # of any other, against the engine's kernel from that state
-    chain: float = 0.0  # of the last one, against all steps in turn, each from the one before
-    exact: float = 0.0  # against the recurrence in fp64 of the whole prompt
-    engine: float = 0.0  # of the engine's own run, against the same
+    interior: float = 0.0  # error of a composed step against the recurrence in fp64 from the state before it
+    computed: float = 0.0  # error of any other step against the engine's kernel from the state before it
+    chain: float = 0.0  # error of the last state against all steps in sequence, each from the previous one
+    exact: float = 0.0  # compared with the fp64 recurrence over the whole prompt
+    engine: float = 0.0  # error of the engine's own run against the same recurrence
 
 
 def composed_against_one_run(server, tokens, lengths):
-    """How far a request's states are apart from what one run of the whole prompt takes, by layer."""
-    composer, seen = worker()._composer, {}
+    """Returns the differences between a request's states and those of one run of the whole prompt, by layer."""
+    composer, seen = worker()._composer, []
     with _remember(composer, seen):
         *_, cached = ask(server, tokens, lengths, 1)
-    most = sum(lengths)
-    assert cached == most
-    compose, found = _spare(composer, tokens[:most]), []
+    assert cached == sum(end - begin for begin, end, *_ in seen) > 0
+    most = seen[-1][1]
+    (pages, blocks), found = _spare(composer, tokens[:most]), []
 
     def at_linear(core):
         place, states = composer._states[core.name]
-        block, layer = composer._state_block(compose, place), composer.model.layers[place.layer]
+        block, layer = blocks[place.group], composer.model.layers[place.layer]
         _, rows = _rows_of(core, composer, block, most)
+        inputs = core.inputs()
         engines = composer._state(states, block, place)
-        zero = torch.zeros(layer.value_heads, layer.d_k, layer.d_v, dtype=torch.float64)
-        exact, own_run = _recur(zero, rows, 0, most), engines.double()
+        zero = _zero(layer)
+        exact, own_run = _recur(zero, rows, 0, most), engines.double().cpu()
 
-        def take(step, end, state):
-            if step.kind is StepKind.INTERIOR:
-                return _recur(state, rows, step.begin, end)
+        def run(begin, end, state):
+            """Runs the engine's kernel."""
+            if begin == end:
+                return state
             engines.copy_(state)
-            states.tail(block).copy_(
-                core.inputs_before(step.begin, layer.conv_kernel - 1).reshape(states.tail(block).shape)
-            )
-            core.run(step.begin, end, block, fresh=step.begin == 0)
-            return engines.double()
+            taps = layer.conv_kernel - 1
+            if begin:
+                states.tail(block).copy_(inputs[begin - taps : begin].reshape(states.tail(block).shape))
+            core.run(begin, end, block)
+            return engines.double().cpu()
 
-        state, apart = zero, Apart(engine=_apart(own_run, exact))
-        for step, (before, after) in zip(seen["steps"], seen["states"][core.name]):
-            end = min(step.end, most)
-            error, kind = (
-                _apart(after, take(step, end, before)),
-                "interior" if step.kind is StepKind.INTERIOR else "computed",
-            )
-            setattr(apart, kind, max(getattr(apart, kind), error))
-            state = take(step, end, state)
-        assert end == most
-        apart.chain, apart.exact = _apart(after, state), _apart(after, exact)
+        last, state, chain, apart = 0, zero, zero, Apart(engine=_apart(own_run, exact))
+        for begin, end, before, after in seen:
+            if begin > last:
+                apart.computed = max(apart.computed, _apart(before[core.name], run(last, begin, state)))
+            chain = _recur(run(last, begin, chain), rows, begin, end) if begin else run(begin, end, chain)
+            state = after[core.name]
+            if begin:
+                apart.interior = max(apart.interior, _apart(state, _recur(before[core.name], rows, begin, end)))
+            else:  # the first segment's end state is the engine's own
+                apart.computed = max(apart.computed, _apart(state, run(begin, end, zero)))
+            last = end
+        apart.chain, apart.exact = _apart(state, chain), _apart(state, exact)
         found.append(apart)
-        core.run(0, most, block, fresh=True)  # what deeper layers see is the whole run's
+        core.run(0, most, block)  # so that deeper layers get the inputs of the whole run
 
-    pages = compose.blocks[composer._described.attention_group]
-    composer._engine.run(np.array(tokens, np.int32), [(0, most)], pages, at_linear)
+    composer._engine.run(np.array(tokens[:most], np.int32), pages, at_linear)
     return found
 
 
 def norm_epsilons(server):
-    """What the engine's two kernels, for prompts and for decoding, add to a key's squares: by the state that one token
-    leaves, of a key whose squares add up to 1e-5."""
+    """Returns what the engine's two kernels, for prompts and for decoding, add to the squares of a key. Measured by the
+    state after one token whose key has squares of 1e-5 in total."""
     key, value = torch.full((1, 1, 4, 64), (1e-5 / 64) ** 0.5).bfloat16(), torch.ones(1, 1, 4, 64).bfloat16()
     half, none = torch.full((1, 1, 4), 0.5).bfloat16(), torch.zeros(1, 4).bfloat16()
     one = dict(cu_seqlens=torch.tensor([0, 1], dtype=torch.int32), use_qk_l2norm_in_kernel=True)
@@ -284,7 +305,7 @@ def norm_epsilons(server):
         A_log=torch.full((4,), -30.0), dt_bias=none[0], q=key, k=key, v=value, a=none, b=none,
         initial_state_source=states[1], initial_state_indices=at, **one,
     )  # fmt: skip
-    # The state is half the key, divided by the root of its squares and of what is added, times a value of ones.
+    # The state is half the key, divided by the root of its squares plus the addend, times a value of ones.
     key, state = key.double(), states[:, 1].double()
     return ((key.mean() / (2 * state.mean((1, 2, 3)))).square() - key.square().sum(-1).mean()).tolist()
 
@@ -307,8 +328,23 @@ def ask_and_hear(server, tokens, lengths):
     return answer, seen
 
 
+def ask_and_count(server, tokens, lengths):
+    """Returns the answer, and the number of steps without tokens that it took."""
+    half, steps = worker(), []
+    with mock.patch.object(half, "begin_step", lambda step, own=half.begin_step: (steps.append(step), own(step))):
+        answer = ask(server, tokens, lengths, 1)
+    return answer, sum(step.scheduled_tokens == 0 for step in steps)
+
+
+def settle(server, seconds=60):
+    """Steps like an idle engine, until no segment remains to be computed separately."""
+    jumps, deadline = server.connector()._scheduler._jumps, time.monotonic() + seconds
+    while jumps.has_cold and time.monotonic() < deadline:
+        server.llm.llm_engine.step()
+
+
 def fail_the_next(server, what, after=0):
-    """One call of the composer goes wrong, once, behind so many that do not."""
+    """Makes one call of the composer fail, after some that succeed."""
     composer = worker()._composer
     own, left = getattr(composer, what), [after]
 
@@ -322,66 +358,88 @@ def fail_the_next(server, what, after=0):
     setattr(composer, what, once)
 
 
-def stall_the_next(server, seconds, compose_ms=200, prompts=1):
-    """Their segments are looked up, and then nothing happens for so long, each time."""
+def stall_the_next(server, seconds, prompts=1):
+    """Delays each of the next lookups by this time."""
     composer = worker()._composer
-    options, own, left = composer._options, composer._fill, [prompts]
-    composer._options = dataclasses.replace(options, compose_ms=compose_ms, call_ms=100)
+    own, left = composer._land, [prompts]
 
-    def late(*args):
+    def late(landing):
         time.sleep(seconds)
         left[0] -= 1
         if left[0] == 0:
-            composer._fill, composer._options = own, options
-        return own(*args)
+            composer._land = own
+        return own(landing)
 
-    composer._fill = late
+    composer._land = late
 
 
-def begin_to_set(server, name, tokens, lengths):
-    """A request whose segments are being set: none of them is computed before `go_on`."""
+def set_patience(server, lookup_ms):
+    jumps, composer = server.connector()._scheduler._jumps, worker()._composer
+    jumps._paused_until = 0.0
+    for each in (jumps, composer):
+        each._options = dataclasses.replace(each._options, lookup_ms=lookup_ms)
+
+
+def take_pages(server):
+    pages = worker()._composer._pages
+    return pages.take(pages.free * composing.PAGE_TOKENS, time.monotonic(), lambda: True).tolist()
+
+
+def give_pages(server, taken):
+    worker()._composer._pages.give(taken)
+
+
+def settle_landings(server):
+    """Waits until the composer's thread has no more work."""
+    deadline = time.monotonic() + 60
+    while worker()._composer.busy and time.monotonic() < deadline:
+        worker()._hear_composer()
+        time.sleep(0.01)
+    server.erase()
+
+
+def begin_to_land(server, name, tokens, lengths):
+    """Begins a request whose segments stay in flight: none of them has landed before `go_on`."""
     composer, engine = worker()._composer, server.llm.llm_engine
-    own, server.go = composer._fill, threading.Event()
+    own, server.go = composer._land, threading.Event()
 
-    def late(*args):
-        composer._fill = own
+    def late(landing):
+        composer._land = own
+        composer._fetched.put((landing.fetch.number, Fetched(ended=False)))  # the segments have been found
         server.go.wait(60)
-        return own(*args)
+        return own(landing)
 
-    composer._fill = late
+    composer._land = late
     extra = {"kv_transfer_params": {"ashlar_segments": lengths}}
     sampling = vllm.SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=2, extra_args=extra)
     engine.add_request(name, {"prompt_token_ids": tokens}, sampling)
     deadline = time.monotonic() + 60
-    while composer._serving is None and time.monotonic() < deadline:
+    while composer._land is late and time.monotonic() < deadline:
         engine.step()
-    assert len(composer._under_way) == 1
+    assert len(composer._landings) == 1
+
+
+def land_unseen(server):
+    """Finishes the landings in flight without a step that reports them."""
+    composer = worker()._composer
+    (landing,) = composer._landings.values()
+    server.go.set()
+    deadline = time.monotonic() + 60
+    while not landing.tuples and time.monotonic() < deadline:
+        time.sleep(0.001)
+    assert landing.tuples
 
 
 def go_on(server):
-    """Until no request is left, and the composer's thread has nothing more to do."""
+    """Steps until no request is left, and the composer's thread has no more work."""
     server.go.set()
     while server.llm.llm_engine.has_unfinished_requests():
         server.llm.llm_engine.step()
-    deadline = time.monotonic() + 60
-    while worker()._composer._serving is not None and time.monotonic() < deadline:
-        time.sleep(0.01)
-
-
-def end_unseen(server):
-    """Sets the prompt under way to its end, without a step that sees it."""
-    composer = worker()._composer
-    (work,) = composer._under_way
-    server.go.set()
-    deadline = time.monotonic() + 60
-    while work.result is None and time.monotonic() < deadline:
-        composer._advance(work)
-        time.sleep(0.001)
-    assert work.result.done
+    settle_landings(server)
 
 
 def abort(server, name):
-    """Steps as an engine without other requests does. Returns why the request has ended, as far as it is said."""
+    """Steps like an engine without other requests. Returns the reason for which the request has ended, if there is one."""
     engine, scheduler = server.llm.llm_engine, server.core().scheduler
     engine.abort_request([name])
     ended = [output.outputs[0].finish_reason for output in engine.step()]
@@ -393,45 +451,54 @@ def abort(server, name):
 
 
 def publish(server, publishes):
-    """As of an engine whose role is to load alone."""
-    worker()._composer._publishes = publishes
+    """Publishes as in an engine whose role is only to load."""
+    server.connector()._scheduler._jumps._publishes = publishes
 
 
 def state_of(server, patience=0):
-    """(free pages of the composer, its work under way). Pages of a setting that failed may be in doubt for a moment."""
+    """Returns (free pages of the composer, its landings). Pages of a failed landing may be unresolved for a moment."""
     composer = worker()._composer
     pages, until = composer._pages, time.monotonic() + patience
-    while len(pages.free) < pages.count and not composer._under_way and time.monotonic() < until:
-        pages.free += composer._opening.cache.take_quiesced_pages(pages.count, 100)
-    return len(composer._pages.free), len(composer._under_way)
+    while pages.free < pages.count and not composer._landings and time.monotonic() < until:
+        pages.give(composer._opening.cache.take_quiesced_pages(pages.count, 100))
+    return pages.free, len(composer._landings)
 
 
-def watch_settings(server):
-    """Keeps what each setting leaves in the engine's blocks: states, and keys and values of whole blocks."""
+def watch_jumps(server):
+    """Records what the jumps of each request leave in the engine's blocks: states, keys and values."""
     composer = worker()._composer
-    server.settings, own, block = {}, composer._into_blocks, composer._described.block
+    server.jumps, own, block = {}, composer.apply, composer._described.block
 
-    def into_blocks(compose, *args):
-        done = own(compose, *args)
-        pages = compose.blocks[composer._described.attention_group][: compose.tokens_loaded // block]
+    def apply(jump):
+        own(jump)
         left = [
-            composer._state(held, composer._state_block(compose, place), place)
+            composer._state(held, jump.blocks[place.group][jump.state_block], place)
             for place, held in composer._states.values()
         ]
-        left += [layer.kv_cache[pages] for layer in composer._engine._attention.values() if pages]
-        server.settings.setdefault(compose.request, []).append([each.double() for each in left])
-        return done
+        pages = jump.blocks[composer._described.key_groups[0]]
+        whole = pages[-(-jump.begin // block) : jump.end // block]
+        left += [layer.kv_cache[whole] for layer in composer._engine._attention.values() if whole]
+        tokens = composer._landings[jump.fetch].fetch.tokens
+        server.jumps.setdefault((tokens.tobytes(), jump.end), []).append([each.double() for each in left])
 
-    composer._into_blocks = into_blocks
+    composer.apply = apply
 
 
-def set_again(server):
-    """Of requests that were set more than once: how far what was left is apart, relatively. Erases all of them."""
-    kept, server.settings = server.settings, {}
+def jumped_again(server):
+    """Returns the relative differences between repeated jumps of a request, and erases all records."""
+    kept, server.jumps = server.jumps, {}
     several = [each for each in kept.values() if len(each) > 1]
     return [max(_apart(new, old) for old, new in zip(each[0], each[-1])) for each in several]
 
 
-def next_tokens(server, prompts):
-    """The likeliest token behind each (tokens, lengths): requests are served four at a time."""
-    return [tokens[0] for tokens, *_ in ask_together(server, prompts, 1)]
+def next_tokens(server, prompts, salt=None):
+    """Returns the most likely next token for each (tokens, lengths). Requests are served four at a time."""
+    return [tokens[0] for tokens, *_ in ask_together(server, prompts, 1, salt)]
+
+
+def break_even(server, seconds_a_step, seconds_a_token):
+    """Returns whether hits pay that save twice and half the time of a step, by measured rates."""
+    composer = worker()._composer
+    composer._options = dataclasses.replace(composer._options, min_segment_tokens=0)
+    composer._pace.seconds_a_step, composer._pace.seconds_a_token = seconds_a_step, seconds_a_token
+    return [composer._pays(round(each * seconds_a_step / seconds_a_token)) for each in (2, 0.5)]

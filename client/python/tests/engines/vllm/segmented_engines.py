@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny engines that set prompts from segments, for the tests."""
+"""Tiny engines that take segments of prompts from the cache, for the tests."""
 
 from tiny_engines import Child, prompt
 
 MODEL = "qwen3_5"
-PATIENT = dict(
-    call_ms=10000, land_ms=20000, compose_ms=60000
-)  # of a busy machine; waits end sooner in a test of faults
+# For a busy machine, with longer waits than in tests of faults. Segments of few tokens are taken although they save no
+# time. Tuples in float32 compose to its precision.
+PATIENT = dict(call_ms=10000, lookup_ms=10000, land_ms=20000, min_segment_tokens=1, segment_dtype="float32")
 
 
 class Segmented(Child):
@@ -14,8 +14,23 @@ class Segmented(Child):
         given = ", ".join([*map(repr, args), *(f"{key}={value!r}" for key, value in kwargs.items())])
         return self.call("evaluate", f"__import__('segment_probe').{name}(server, {given})")
 
+    def publish(self, texts, salt=None):
+        """Lets the engine compute these texts separately, as a prompt's first segment and as a later one, so that it
+        publishes them. Returns the number of published segments."""
+        self.probe("settle")
+        before = self.metrics().get(("published_segments", ()), 0)
+        lead, query = texts[-1][:20][::-1], texts[0][:5][::-1]
+        self.ask([lead, *texts], query, 1, salt=salt)
+        self.ask(texts[:1], query, 1, salt=salt)
+        self.probe("settle")
+        self.call("erase")
+        return self.metrics().get(("published_segments", ()), 0) - before
+
+    def metrics(self):
+        return self.call("metrics")
+
     def ask(self, texts, query, tokens=4, **options):
-        """(tokens, log-probabilities, cached tokens) of a prompt of these segments."""
+        """Returns (tokens, log-probabilities, cached tokens) of a prompt with these segments."""
         return self.probe("ask", sum(texts, []) + query, [len(text) for text in texts], tokens, **options)
 
 

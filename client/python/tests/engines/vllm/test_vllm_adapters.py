@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""LoRA adapters: each finds what was computed with its own content, and nothing else does."""
+"""LoRA adapters: only an adapter with the same content finds what was computed with it."""
 
 import json
 import shutil
@@ -34,7 +34,7 @@ server.load = lambda *adapter, **options: llm.llm_engine.add_lora(LoRARequest(*a
 
 
 def adapter(folder, seed):
-    """An adapter's files, in place of those that were there."""
+    """Replaces an adapter's files."""
     source, tensors = torch.Generator().manual_seed(seed), {}
     for layer in range(2):
         for name, (outputs, inputs) in PARTS.items():
@@ -78,9 +78,7 @@ def wanted(adapters):
         yield ask
 
 
-def test_each_adapter_finds_its_own_and_no_prompt_finds_anothers(
-    shared_daemon, adapters, wanted, engine, expected, tmp_path
-):
+def test_adapters_share_no_cached_prompts(shared_daemon, adapters, wanted, engine, expected, tmp_path):
     text = prompt("adapters", 600)
     first, second = ("first", 1, adapters[0]), ("second", 2, adapters[1])
     engine("qwen3").generate([text])
@@ -103,7 +101,7 @@ def test_each_adapter_finds_its_own_and_no_prompt_finds_anothers(
              [*wanted(text, 0), *wanted(text, 1)], 1e-3)  # fmt: skip
     moved = shutil.copytree(adapters[0], tmp_path / "moved")
     with Engine(connector(shared_daemon)) as child:
-        child.load("first", 7, str(moved))  # as a server loads it, before there are requests
+        child.load("first", 7, str(moved))  # like a server that loads it before there are requests
         same(child.ask(text, ("first", 7, str(moved))), wanted(text, 0))
         assert saved(child) == FOUND, "the same content under its name is found by another engine, wherever it lies"
         child.load("other", 8, str(moved))
@@ -111,7 +109,18 @@ def test_each_adapter_finds_its_own_and_no_prompt_finds_anothers(
         assert saved(child) == FOUND, "its name counts, too"
 
 
-def test_content_that_changes_under_one_name_is_other_content(shared_daemon, adapters, wanted, tmp_path):
+def finds(child, text, given, answer):
+    """A first prompt may come before the workers have reported the adapter; it is computed then."""
+    before = saved(child)
+    for _ in range(4):
+        child.call("erase")
+        same(child.ask(text, given), answer)
+        if saved(child) > before:
+            break
+    assert saved(child) == before + FOUND
+
+
+def test_changed_content_under_the_same_name_is_not_reused(shared_daemon, adapters, wanted, tmp_path):
     text, folder = prompt("changes", 600), tmp_path / "changing"
     given = ("changing", 1, adapter(folder, 0))
     with Engine(connector(shared_daemon)) as child:
@@ -121,22 +130,19 @@ def test_content_that_changes_under_one_name_is_other_content(shared_daemon, ada
         assert kept == 1
         adapter(folder, 1)
         child.load(*given, load_inplace=True)
-        # vLLM's own blocks are those of the former content: an answer of two contents, of which nothing is kept.
+        # Until the workers report the change, vLLM's own blocks have the old content: such an answer mixes two contents, and
+        # is not saved. The next one is right.
         child.ask(text, given)
-        assert count(child, "stores", "kept") == kept and saved(child) == 0
         same(child.ask(text, given), wanted(text, 1))
         assert count(child, "stores", "kept") == kept + 1 and saved(child) == 0
         adapter(folder, 0)
         child.load(*given, load_inplace=True)
-        child.call("erase")
-        same(child.ask(text, given), wanted(text, 0))
-        assert saved(child) == FOUND
+        finds(child, text, given, wanted(text, 0))
     with Engine(connector(shared_daemon)) as child:
         changed = ("changing", 1, adapter(folder, 1))
         child.load(*changed)
-        same(child.ask(text, changed), wanted(text, 1))
-        assert saved(child) == FOUND
-        # Another adapter takes the name: vLLM's own blocks by it are the former one's.
+        finds(child, text, changed, wanted(text, 1))
+        # Another adapter takes the name: vLLM's own blocks under the name belong to the old adapter.
         taken = ("changing", 2, adapters[2])
         child.load(*taken)
         same(child.ask(text, taken), wanted(text, 2))
@@ -160,7 +166,7 @@ def known(*told, ranks=1, names=(("name", 1),)):
     return adapters, changed
 
 
-def test_a_load_is_known_once_all_ranks_tell_one_digest():
+def test_a_load_is_known_once_all_ranks_report_the_same_digest():
     adapters, _ = known({(1, 3, LOADED): 2}, {(1, 3, "aa"): 1}, ranks=2)
     assert adapters.find(1) is None and adapters.take_asked() == {1} and adapters.may_come(1)
     adapters.hear(Counter({(1, 3, "aa"): 1}))
@@ -172,7 +178,7 @@ def test_a_load_is_known_once_all_ranks_tell_one_digest():
     assert known({(1, 3, ABSENT): 1})[0].may_come(1) is False
 
 
-def test_the_engines_blocks_are_outdated_by_other_content_or_a_load_that_was_not_hashed():
+def test_other_content_or_an_unhashed_load_outdates_the_engines_blocks():
     first = [{(1, 3, LOADED): 1}, {(1, 3, "aa"): 1}]
     assert known(*first)[1] == [set(), set()]
     assert known({(1, 3, "aa"): 1, (1, 3, LOADED): 1})[0].find(1) is not None, "in one report"
@@ -188,7 +194,7 @@ def test_the_engines_blocks_are_outdated_by_other_content_or_a_load_that_was_not
     assert late.arrive(LoRARequest("name", 2, "/path")) and not late.arrive(LoRARequest("name", 2, "/path"))
 
 
-def test_workers_tell_of_each_load_once():
+def test_workers_report_each_load_once():
     class Model:
         def __init__(self, value):
             self.id, self.loras = 1, {"layer": SimpleNamespace(lora_a=torch.full((2, 3), value), scaling=1)}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the connector tells the engine, the daemon and the log."""
+"""What the connector reports to the engine, the daemon and the log."""
 
 import time
 
@@ -37,7 +37,7 @@ def test_a_failed_load_is_computed_within_multi_connector(shared_daemon, expecte
 
 
 def test_engines_of_other_lengths_share_nothing_under_longrope(shared_daemon):
-    """Phi-3: below and above the length of its training it has other frequencies."""
+    """Phi-3 uses different frequencies below and above its training length."""
     text = prompt("longrope", 600)
     with Child("phi3", connector(shared_daemon), max_model_len=1024) as child:
         short = child.generate([text])
@@ -50,7 +50,7 @@ def test_engines_of_other_lengths_share_nothing_under_longrope(shared_daemon):
 
 
 def test_a_model_that_writes_into_its_configuration_is_found_across_processes(shared_daemon, monkeypatch):
-    """As MiniMax-M2 and Llama-4 do while they are loaded, which the scheduler's process does not see."""
+    """MiniMax-M2 and Llama-4 do this while they are loaded, and the scheduler's process does not see it."""
     from vllm.model_executor.models.qwen3 import Qwen3ForCausalLM
 
     own = Qwen3ForCausalLM.__init__
@@ -68,7 +68,7 @@ def test_a_model_that_writes_into_its_configuration_is_found_across_processes(sh
         assert saved(child) == 592
 
 
-def test_halves_that_name_different_models_say_so(shared_daemon, expected, monkeypatch):
+def test_halves_with_different_model_names_are_reported(shared_daemon, expected, monkeypatch):
     own, names = ashlar.vllm.model.identify, iter(["one", "two", "three"])
     monkeypatch.setattr(ashlar.vllm.model, "identify", lambda *args: own(*args[:2], {**args[2], "form": next(names)}))
     text = prompt("different names", 600)
@@ -99,7 +99,7 @@ def test_lookups_after_a_late_one_are_counted(shared_daemon):
         assert len([text for text in said if "a lookup took longer than lookup_ms (50 ms)" in text]) == 1
 
 
-def test_the_daemon_hears_how_fast_the_engine_computes(shared_daemon):
+def test_the_daemon_receives_the_engines_prefill_rate(shared_daemon):
     with Child("qwen3", connector(shared_daemon, tokens_per_second=0.0)) as child:
         half = "server.connector()._scheduler"
         deadline = time.monotonic() + 20
@@ -126,7 +126,7 @@ ashlar.Cache.commit = commit
 """
 
 
-def test_the_end_of_a_step_is_told_from_a_prompts_end(shared_daemon):
+def test_a_steps_end_is_distinguished_from_a_prompts_end(shared_daemon):
     block = BLOCK["qwen3_5"]
     with Child("qwen3_5", connector(shared_daemon), max_num_batched_tokens=block, max_model_len=2048) as child:
         child.call("execute", COMMITS)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves as engines in production make them: behind the step, while the next ones run. Elsewhere a step waits for its saves."""
+"""Saves as in production: after the step, while the next steps run. In other tests a step waits for its saves."""
 
 import os
 import random
@@ -40,7 +40,8 @@ def test_prompts_are_resumed_with_the_same_answer_while_others_are_saved(model, 
         free = child.call("free_blocks")
         for text, answer in zip(texts, wanted):  # each is saved while the next one is computed over freed blocks
             same(child.generate([text]), [answer])
-        # Resumed inside a block, a gated delta net rounds in another way, as the engine itself in steps of other lengths.
+        # A gated delta net that resumes inside a block rounds differently, as the engine does with steps of other
+        # lengths.
         same(child.generate(longer), wanted_longer, CLOSE if model == "qwen3" else 6e-2)
         settle(child, free)
         assert count(child, "stores", "kept") >= len(texts)
@@ -50,13 +51,14 @@ def test_prompts_are_resumed_with_the_same_answer_while_others_are_saved(model, 
         least, most = sum(repeated(model, len(text)) for text in texts), sum(len(text) - 1 for text in texts)
         assert least <= saved(child) - before <= most, "at least their ends; depths where prompts part may lie deeper"
         settle(child, free)
-        same(child.generate(texts[:4]), wanted[:4], CLOSE)  # together
+        same(child.generate(texts[:4]), wanted[:4], CLOSE)  # all in one call
         assert count(child, "load_failures") == 0
 
 
 @pytest.mark.parametrize("model", PAIR)
-def test_blocks_are_held_until_their_save_has_ended(model, shared_daemon, expected):
-    """The engine has room for little more than one prompt: it would compute the next one over what is being saved."""
+def test_blocks_are_held_until_their_save_ends(model, shared_daemon, expected):
+    """The engine has capacity for little more than one prompt: without a hold it would compute the next prompt over
+    blocks being saved."""
     block = BLOCK[model]
     blocks = {"qwen3": 6, "qwen3_5": 16}[model]
     texts = [prompt(f"tight {model} {i}", 2 * block + 30) for i in range(4)]
@@ -65,8 +67,8 @@ def test_blocks_are_held_until_their_save_has_ended(model, shared_daemon, expect
     with Child(model, by_default(shared_daemon), **room) as child:
         child.call(
             "execute",
-            "import time\nfrom vllm.distributed.kv_transfer import get_kv_transfer_group\nhalf = get_kv_transfer_group()._worker\nserver.real = half._commit\n"
-            "def slow(cache, save):\n    time.sleep(0.3)\n    return server.real(cache, save)\nhalf._commit = slow",
+            "import time\nfrom vllm.distributed.kv_transfer import get_kv_transfer_group\nhalf = get_kv_transfer_group()._worker\nserver.real = half._saves.commit\n"
+            "def slow(cache, save):\n    time.sleep(0.3)\n    return server.real(cache, save)\nhalf._saves.commit = slow",
         )
         for text, answer in zip(texts, wanted):
             same(child.generate([text]), [answer])
@@ -103,7 +105,7 @@ def test_a_daemon_killed_while_it_saves_changes_no_answer(model, daemon, expecte
 def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, expected):
     block = BLOCK[model]
     texts = [prompt(f"default preempt {model} {i}", 2 * block - 8) for i in range(3)]
-    blocks = {"qwen3": 8, "qwen3_5": 22}[model]  # prompts fit together, and what they decode does not
+    blocks = {"qwen3": 8, "qwen3_5": 22}[model]  # prompts fit together, but not with their decoded tokens
     room = dict(
         num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=8 * block, max_model_len=3 * block
     )
@@ -111,8 +113,8 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
     with Child(model, by_default(shared_daemon), **room) as child:
         for _ in range(2):
             for (tokens, logs, _), (other, others) in zip(child.generate(texts, 24), wanted):
-                # Tokens decoded before are computed as a prompt, which rounds in another way: a token may then be
-                # another one, but not one before the preemption.
+                # After a preemption, decoded tokens are recomputed as part of the prompt, which rounds differently. A
+                # token may then differ, but no token before the preemption.
                 parting = next((i for i, pair in enumerate(zip(tokens, other)) if pair[0] != pair[1]), len(tokens))
                 assert parting >= (24 if model == "qwen3" else 8), (tokens, other)
                 assert max(abs(a - b) for a, b in zip(logs[:parting], others)) < (CLOSE if model == "qwen3" else 0.06)

@@ -1,17 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts that end inside vLLM's blocks: they are kept at their exact end, and resumed there."""
+"""Prompts that end inside vLLM's blocks: they are saved at their exact end, and resumed there."""
 
 import functools
 from types import SimpleNamespace
 
+import jinja2
 import pytest
+import tiny_checkpoint
 from test_vllm_states import UNDO, WATCH
 from tiny_engines import BLOCK, Child, connector, count, prompt, same, saved
 from vllm.v1.core.sched.scheduler import Scheduler
 
 from ashlar.vllm import stops
+from ashlar.vllm.options import Options
+from ashlar.vllm.template import rewritten_tokens, template_of
 
-# Attention alone, windows, a gated delta net, Mamba-2, short convolutions.
+# Only attention, windows, a gated delta net, Mamba-2, short convolutions.
 FAMILIES = ["qwen3", "ministral", "qwen3_5", "granite", "lfm2"]
 STATES = ["qwen3_5", "granite", "lfm2"]
 # Saves of running states wait until later steps have overwritten these.
@@ -19,21 +23,21 @@ SLOW = """
 import time
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 half = get_kv_transfer_group()._worker
-server.real, server.steps = (half._commit, half.begin_step), 0
-def begin_step():
+server.real, server.steps = (half._saves.commit, half.begin_step), 0
+def begin_step(step):
     server.steps += 1
-    server.real[1]()
+    server.real[1](step)
 def commit(cache, saving):
     until, deadline = server.steps + 6, time.monotonic() + 60
     while saving.save.running and server.steps < until and time.monotonic() < deadline:
         time.sleep(0.005)
     return server.real[0](cache, saving)
-half._commit, half.begin_step = commit, begin_step
+half._saves.commit, half.begin_step = commit, begin_step
 """
 
 
 def alike(model, answers, expected):
-    """The engine rounds in another way where it computes a prompt in other steps, without the cache as well."""
+    """The engine rounds differently if it splits a prompt into other steps, also without the cache."""
     if model != "qwen3_5":
         same(answers, expected, 1e-3 if model == "lfm2" else 1e-4)
         return
@@ -43,7 +47,7 @@ def alike(model, answers, expected):
 
 
 def kept_end(model, tokens):
-    """Of a prompt that was computed in one step: where a longer one is resumed."""
+    """Returns where a longer prompt resumes after this prompt was computed in one step."""
     if model in ("qwen3", "ministral"):
         return max(tokens - 8, tokens // 256 * 256)
     whole = tokens // BLOCK[model] * BLOCK[model]
@@ -90,7 +94,8 @@ def test_a_gated_delta_net_answers_as_an_engine_that_takes_the_same_steps(engine
 
 @pytest.mark.parametrize("model", FAMILIES)
 def test_a_conversation_is_resumed_from_its_last_computed_token(model, shared_daemon, expected):
-    """Its states are saved while later steps run: one at the prompt's end, which decoding overwrites, and one at its own."""
+    """Two states of the prompt are saved while later steps run: the one at the prompt's end, which decoding overwrites,
+    and the one at the last whole block."""
     block, new = BLOCK[model], 40
     with Child(model, without_saves_in_steps(shared_daemon)) as child:
         child.call("execute", SLOW)
@@ -99,7 +104,7 @@ def test_a_conversation_is_resumed_from_its_last_computed_token(model, shared_da
             text = prompt(f"talk {model} {tokens}", tokens)
             ((answer, logs),) = expected(model, [text], new)
             same(child.generate([text], new), [(answer, logs)])
-            # The last one may also find the depth where it parts from the one before.
+            # The last prompt may also find the depth where it diverges from the one before.
             for begin, least, most in (
                 (text + answer, tokens + new - 1, tokens + new - 1),
                 (text + prompt("another answer", new), kept_end(model, tokens), tokens),
@@ -115,11 +120,11 @@ def test_a_conversation_is_resumed_from_its_last_computed_token(model, shared_da
 
 
 def test_a_running_state_is_copied_before_it_is_overwritten(shared_daemon, expected, model="granite"):
-    """Without the copy a slow save would read the state of a later token: the answers would differ."""
+    """Without the copy, a slow save would read the state of a later token, and the answers would differ."""
     text = prompt("overwritten", BLOCK[model] + 50)
     longer = text + prompt("more", 30)
     with Child(model, without_saves_in_steps(shared_daemon)) as child:
-        child.call("execute", SLOW + "half._copy_running = lambda saving: None")
+        child.call("execute", SLOW + "half._saves._copy_running = lambda saving: None")
         child.generate([text], 40)
         child.call("erase")
         ((wrong, others, _),) = child.generate([longer])
@@ -136,7 +141,7 @@ def test_states_that_cannot_be_copied_are_not_saved(shared_daemon, expected, mod
         child.call(
             "execute",
             "from vllm.distributed.kv_transfer import get_kv_transfer_group\n"
-            "half = get_kv_transfer_group()._worker\nwhile half._running.acquire(blocking=False): pass",
+            "half = get_kv_transfer_group()._worker\nwhile half._saves._running.acquire(blocking=False): pass",
         )
         same(child.generate([text]), expected(model, [text]))
         child.call("erase")
@@ -148,13 +153,13 @@ def test_states_that_cannot_be_copied_are_not_saved(shared_daemon, expected, mod
         assert count(child, "stores", "busy") == 2 and child.call("free_blocks") == free
 
 
-# Another number in each block that the engine has: what is shared with running requests stays as it is.
+# Writes a different number into each block of the engine. Blocks shared with running requests must not change.
 MARKED = """
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 half = get_kv_transfer_group()._worker
 pool = server.core().scheduler.kv_cache_manager.block_pool
 server.marked = [block.block_id for block in pool.blocks if block.block_hash is not None]
-tensors = [keys._blocks for keys in half._keys.values()]
+tensors = [keys._blocks for keys in half._caches.keys.values()]
 for tensor in tensors:
     for block in server.marked:
         tensor[block, 0, 0, 0] = 5.0
@@ -168,7 +173,7 @@ def test_blocks_that_the_engine_shares_are_not_written(model, engine):
     longer = prompt(f"shared {model}", 3 * block + 60)
     child.generate([longer + prompt("end", 20)])
     child.call("erase")
-    child.generate([longer[: block + 20]])  # loaded or computed: one whole block is the engine's
+    child.generate([longer[: block + 20]])  # loaded or computed: the engine has one whole block
     child.call("execute", MARKED)
     before = saved(child)
     child.generate([longer + prompt("end", 20) + prompt("more", 30)])
@@ -179,7 +184,7 @@ def test_blocks_that_the_engine_shares_are_not_written(model, engine):
 
 @pytest.mark.parametrize("model", ["granite", "qwen3_5"])
 def test_prefill_stops_before_a_prompts_last_tokens(model, shared_daemon, expected):
-    """As a chat template writes them in another way in the next turn, or the same prompt comes again."""
+    """A chat template rewrites these tokens in the next turn, or the same prompt comes again."""
     text = prompt(f"stops {model}", BLOCK[model] + 77)
     with Child(model, connector(shared_daemon, checkpoint_tokens=8)) as child:
         alike(model, child.generate([text]), expected(model, [text]))
@@ -194,8 +199,53 @@ def test_prefill_stops_before_a_prompts_last_tokens(model, shared_daemon, expect
         assert count(child, "load_failures") == 0
 
 
+TURNS = "{% for each in messages %}[{{ each.role }}] {{ each.content }}\n{% endfor %}[assistant] "
+TEMPLATES = {TURNS: 0, TURNS + "<think> ": 8, "{{ messages | length }} turns: " + TURNS: 0}  # numbers of letters
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+def test_rewritten_tokens_of_a_template_are_counted(template):
+    render = jinja2.Template(template).render
+    assert (
+        rewritten_tokens(lambda messages: [ord(letter) for letter in render(messages=messages)]) == TEMPLATES[template]
+    )
+
+
+def test_a_chat_template_that_is_not_there_is_named():
+    with pytest.raises(ValueError, match=r"kv_connector_extra_config.chat_template: .*/none/of/these.*--chat-template"):
+        template_of(Options(chat_template="/none/of/these"))
+
+
+@pytest.mark.parametrize("given", ["by the model", "as a file", "as text"])
+def test_prefill_stops_where_the_chat_template_rewrites(given, shared_daemon, expected, tmp_path, model="granite"):
+    _, tokenizer = tiny_checkpoint.parts()
+    server = TURNS + "<think> "
+    if given == "by the model":
+        tokenizer.chat_template, options = server, {}
+    else:  # the server's --chat-template replaces the model's
+        (tmp_path / "server.jinja").write_text(server)
+        tokenizer.chat_template = TURNS
+        options = dict(chat_template=server if given == "as text" else str(tmp_path / "server.jinja"))
+    tokenizer.save_pretrained(tmp_path)
+    tokenizer.chat_template = server
+    messages = [{"role": "user", "content": "Why?"}]
+    texts = [tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)]
+    messages += [{"role": "assistant", "content": "So."}, {"role": "user", "content": "Go on."}]
+    texts.append(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+    kept = next(i for i, (a, b) in enumerate(zip(*texts)) if a != b)
+    assert kept < len(texts[0])
+    system = prompt(f"system prompt of a template {given}", 90)
+    settings = dict(tokenizer=str(tmp_path), skip_tokenizer_init=False)
+    with Child(model, connector(shared_daemon, **options), **settings) as child:
+        for text, reused in zip(texts, (0, len(system) + kept)):
+            child.call("erase")
+            before = saved(child)
+            same(child.generate([system + text]), expected(model, [system + text]))
+            assert saved(child) - before == reused
+
+
 @pytest.mark.parametrize("model, options", [("granite", dict(checkpoint_tokens=8)), ("qwen3", {})])
-def test_the_third_prompt_is_resumed_where_the_second_has_parted(model, options, daemon, expected):
+def test_the_third_prompt_is_resumed_where_the_second_diverged(model, options, daemon, expected):
     beginning = prompt(f"parts {model}", 345)
     with Child(model, connector(daemon, **options)) as child:
         for number, found in enumerate((0, 256 if model == "qwen3" else 0, 336)):
@@ -218,5 +268,9 @@ def test_prefill_stops_where_another_plugin_wraps_the_scheduler_too(monkeypatch)
     ours = Scheduler._mamba_block_aligned_split
     stops.install()
     assert Scheduler._mamba_block_aligned_split is ours, "once"
-    scheduler = SimpleNamespace(connector=SimpleNamespace(prefill_end=lambda request, start, end: 40))
-    assert ours(scheduler, SimpleNamespace(num_computed_tokens=0, num_prompt_tokens=90), 64) == 40
+    connector = SimpleNamespace(prefill_end=lambda request, start, end: 40, next_stop=lambda request, start: None)
+    scheduler = SimpleNamespace(connector=connector, has_mamba_layers=True)
+    request = SimpleNamespace(num_computed_tokens=0, num_prompt_tokens=90, status="waiting")
+    assert ours(scheduler, request, 64) == 40
+    scheduler.connector = SimpleNamespace(_connectors=[SimpleNamespace(), connector])
+    assert ours(scheduler, request, 64) == 40, "also inside another connector"

@@ -33,7 +33,7 @@ def short_waits(daemon):
 
 @pytest.fixture(scope="module", params=PAIR)
 def harmed(request, tmp_path_factory):
-    """(model, a daemon that tests do harm to, an engine that waits for it briefly)"""
+    """(model, a daemon that tests kill or stop, an engine that waits for it only briefly)"""
     with ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path_factory.mktemp("harmed"))) as daemon:
         with Child(request.param, short_waits(daemon)) as child:
             yield request.param, daemon, child
@@ -62,7 +62,7 @@ def test_a_daemon_killed_and_restarted_at_random_moments(harmed, expected):
     assert child.call("files") <= files + 2, "nor a file"
 
 
-def test_a_frozen_daemon_delays_and_nothing_else(harmed, expected):
+def test_a_frozen_daemon_only_delays(harmed, expected):
     model, daemon, child = harmed
     seed = random.randrange(1 << 30)
     print("seed", seed)
@@ -90,7 +90,7 @@ def test_a_frozen_daemon_delays_and_nothing_else(harmed, expected):
     assert child.call("free_blocks") == free, "blocks in doubt came back"
 
 
-def test_a_daemon_that_comes_later_is_used(tmp_path, expected):
+def test_a_daemon_that_starts_later_is_used(tmp_path, expected):
     text = prompt("later", 600)
     sockets = dict(rpc_socket=str(tmp_path / "rpc.sock"), session_socket=str(tmp_path / "session.sock"))
     with Child("qwen3", dict(sockets, reopen_ms=100, wait_for_saves=True)) as child:
@@ -104,8 +104,8 @@ def test_a_daemon_that_comes_later_is_used(tmp_path, expected):
             assert saved(child) > 0
 
 
-def test_sockets_of_something_else_are_no_cache(tmp_path, expected):
-    """As of a daemon of another version: it is refused, and the engine runs without."""
+def test_sockets_of_other_programs_are_not_a_cache(tmp_path, expected):
+    """Like a daemon of another version: the connector refuses it, and the engine runs without a cache."""
     paths = [str(tmp_path / name) for name in ("rpc.sock", "session.sock")]
     listeners = []
     for path in paths:
@@ -149,9 +149,9 @@ IN_DOUBT = """
 import ashlar
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 half, scheduler = get_kv_transfer_group()._worker, server.connector()._scheduler
-server.real = half._advance, ashlar.Request.poll_quiet, scheduler.step
+server.real = half._loads._advance, ashlar.Request.poll_quiet, scheduler.step
 server.used = []
-half._advance = half._leave
+half._loads._advance = half._loads._leave
 ashlar.Request.poll_quiet = lambda self: ashlar.Verdict.PENDING
 def step(output):
     for data in output.scheduled_new_reqs:
@@ -162,7 +162,8 @@ scheduler.step = step
 
 
 def test_blocks_that_the_daemon_may_still_write_to_are_not_computed_into(engine, expected):
-    """Also where the engine itself has the beginning: it then keeps a request's blocks, but for failures by request."""
+    """Also if the engine itself has the beginning: it would then keep a request's blocks, unless failures are reported
+    by request."""
     child, block = engine("qwen3"), BLOCK["qwen3"]
     text = prompt("in doubt", 3 * block + 40)
     same(child.generate([text]), expected("qwen3", [text]))
@@ -179,13 +180,13 @@ def test_blocks_that_the_daemon_may_still_write_to_are_not_computed_into(engine,
     child.call(
         "execute",
         "import ashlar\nfrom vllm.distributed.kv_transfer import get_kv_transfer_group\nhalf = get_kv_transfer_group()._worker\n"
-        "half._advance, ashlar.Request.poll_quiet, server.connector()._scheduler.step = server.real",
+        "half._loads._advance, ashlar.Request.poll_quiet, server.connector()._scheduler.step = server.real",
     )
     settle(child, free)
 
 
 @pytest.mark.parametrize("model", PAIR)
-def test_a_full_cache_keeps_what_it_can(model, tmp_path, expected):
+def test_a_full_cache_evicts_old_objects(model, tmp_path, expected):
     texts = [prompt(f"full {model} {i}", 3 * BLOCK[model] + 1) for i in range(8)]
     with (
         ashlar.daemon.start(dram="8MiB", arena="2MiB", folder=str(tmp_path)) as daemon,
@@ -212,7 +213,7 @@ half.{name} = server.kept
 """
 
 
-def test_what_the_connector_raises_fails_no_request(engine, expected):
+def test_connector_exceptions_fail_no_request(engine, expected):
     child = engine("qwen3_5")
     text = prompt("raises", 900)
     same(child.generate([text]), expected("qwen3_5", [text]))
@@ -234,16 +235,15 @@ def test_what_the_connector_raises_fails_no_request(engine, expected):
 
 
 @pytest.mark.parametrize("half", ["scheduler.Scheduler", "worker.Worker"])
-def test_a_half_that_cannot_begin_leaves_the_engine_without_the_cache(
-    half, shared_daemon, engine, expected, monkeypatch
-):
+def test_a_half_that_cannot_start_turns_the_cache_off(half, shared_daemon, engine, expected, monkeypatch):
     text = prompt("a half", 600)
     same(engine("qwen3").generate([text]), expected("qwen3", [text]))
 
     def broken(*args, **options):
         raise RuntimeError("broken on purpose")
 
-    monkeypatch.setattr(f"ashlar.vllm.connector.{half.partition('.')[2]}", broken)  # engines are forked from here
+    # Engines are forked from this process.
+    monkeypatch.setattr(f"ashlar.vllm.connector.{half.partition('.')[2]}", broken)
     with Child("qwen3", connector(shared_daemon)) as child:
         for each in (text, prompt(f"{half} of its own", 600)):
             same(child.generate([each], timeout=20), expected("qwen3", [each]))
@@ -251,7 +251,7 @@ def test_a_half_that_cannot_begin_leaves_the_engine_without_the_cache(
         assert saved(child) == 0
 
 
-def test_an_engine_killed_leaves_nothing(shared_daemon, engine, expected):
+def test_a_killed_engine_holds_nothing_in_the_daemon(shared_daemon, engine, expected):
     text, other = prompt("engine killed", 700), engine("qwen3")
     child = Child("qwen3", connector(shared_daemon))
     child.generate([text])

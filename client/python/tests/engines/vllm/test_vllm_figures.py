@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The program of docs/benchmarks/vllm.md, in little."""
+"""A short run of the program of docs/benchmarks/vllm.md."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(os.environ["ASHLAR_SOURCE"]) / "examples" / "python"))
 
 
-def test_the_figures_program_writes_its_fields(tmp_path, monkeypatch):
+def test_the_benchmark_program_writes_its_fields(tmp_path, monkeypatch):
     import vllm_ttft
 
     out = tmp_path / "ttft.json"
@@ -30,7 +30,7 @@ def test_the_figures_program_writes_its_fields(tmp_path, monkeypatch):
     assert all(row["requests"] > 0 and row["ttft_p50_ms"] > 0 for row in results["rates"])
 
 
-def test_the_interval_holds_the_median_as_often_as_it_says():
+def test_the_interval_covers_the_median_at_its_stated_rate():
     import random
 
     import vllm_ttft

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Caches on a GPU, as far as that goes without one: the driver, its streams and the daemon's GPU are emulated, and the
-engine computes on the processor. No part of this has run on a real GPU."""
+"""Caches on an emulated GPU: the driver, its streams and the daemon's GPU are emulated, and the engine computes on the
+CPU. No part of this has run on a real GPU."""
 
 import gc
 import multiprocessing
@@ -30,6 +30,7 @@ import ashlar.daemon
 import ashlar.vllm.memory as memory
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.model import Described
+from ashlar.vllm.options import Options
 
 SIZE = 3 << 20
 
@@ -53,7 +54,7 @@ def gpu_daemon(tmp_path_factory):
             yield running
 
 
-def test_an_allocation_is_shared_zeroed_and_given_back(monkeypatch):
+def test_an_allocation_is_shared_zeroed_and_returned(monkeypatch):
     driver = emulated_gpu.Driver()
     emulated_gpu.emulate(monkeypatch, driver)
     before = len(os.listdir("/proc/self/fd"))
@@ -75,7 +76,7 @@ def test_an_allocation_is_shared_zeroed_and_given_back(monkeypatch):
 
 
 @pytest.mark.parametrize("fails", [*emulated_gpu.CALLS, "VIRTUAL_MEMORY", "FILE_DESCRIPTOR", "tensor", "bindings"])
-def test_what_fails_leaks_nothing_and_leaves_the_engine_its_memory(fails, monkeypatch):
+def test_failures_leak_nothing_and_keep_the_engines_memory(fails, monkeypatch):
     driver = emulated_gpu.Driver(fails, fails if fails in ("VIRTUAL_MEMORY", "FILE_DESCRIPTOR") else "")
     emulated_gpu.emulate(monkeypatch, driver)
 
@@ -97,7 +98,7 @@ def test_what_fails_leaks_nothing_and_leaves_the_engine_its_memory(fails, monkey
         assert f"{fails}: CUDA_ERROR_OF_A_TEST" == str(allocator.error)
 
 
-def test_memory_is_given_back_for_a_sleep_and_is_there_again_at_the_same_addresses(monkeypatch):
+def test_memory_is_returned_for_a_sleep_and_restored_at_the_same_addresses(monkeypatch):
     driver = emulated_gpu.Driver()
     emulated_gpu.emulate(monkeypatch, driver)
     before = len(os.listdir("/proc/self/fd"))
@@ -130,13 +131,13 @@ def test_memory_is_given_back_for_a_sleep_and_is_there_again_at_the_same_address
     assert driver.alive == 0 and len(os.listdir("/proc/self/fd")) == before
 
 
-# ---- what vLLM registers
+# ---- memory that vLLM registers
 
 HEADS, TOKENS, KEY, BLOCKS, LAYERS = 2, 32, 8, 24, 3
 
 
 def registered(layout, kernel_block=TOKENS, key=KEY, value=KEY):
-    """Caches as vLLM's own code makes them: layers, allocated in the memory of an allocator, by name."""
+    """Returns caches that vLLM's own code allocates from an allocator, by layer name."""
     spec = FullAttentionSpec(
         block_size=TOKENS, num_kv_heads=HEADS, head_size=key, head_size_v=value, dtype=torch.float32
     )
@@ -161,7 +162,7 @@ def described(value=KEY):
 
 
 def rows(cache, blocks, kernel_block):
-    """[tokens, heads, numbers] of some blocks, however kernels cut them."""
+    """Returns the rows of some blocks, [tokens, heads, numbers], for any split of blocks by kernels."""
     parts = TOKENS // kernel_block
     cut = [block * parts + part for block in blocks for part in range(parts)]
     return cache[cut].permute(0, 2, 1, 3).reshape(-1, HEADS, cache.shape[3])
@@ -177,7 +178,7 @@ def test_blocks_land_byte_for_byte_in_every_layout(layout, kernel_block, value, 
 
 
 def in_child(work, *arguments):
-    """A process that has connected has no children that may: engines of other tests are forked from this one."""
+    """Processes that have connected must not fork; this one forks the engines of other tests."""
     context = multiprocessing.get_context("fork")
     ours, theirs = context.Pipe()
 
@@ -243,7 +244,7 @@ def land_in_layout(layout, kernel_block, value, gpu_daemon):
     ],
     ids=["heads", "order", "strided", "flat", "elsewhere", "two dimensions more"],
 )
-def test_what_is_registered_otherwise_is_refused_by_name(spoil, monkeypatch):
+def test_other_registrations_are_refused_by_name(spoil, monkeypatch):
     emulated_gpu.emulate(monkeypatch, emulated_gpu.Driver())
     caches, ours = registered(KVCacheLayout.LBNHC)
     caches["layers.1.attn"] = spoil(caches["layers.1.attn"])
@@ -251,8 +252,8 @@ def test_what_is_registered_otherwise_is_refused_by_name(spoil, monkeypatch):
         memory.places(described(), caches, ours)
 
 
-def test_blocks_that_kernels_cut_where_heads_come_first_are_refused(monkeypatch):
-    """A block's tokens then have no stride of their own: each part has all of its heads before the next part's."""
+def test_kernel_blocks_with_heads_first_are_refused(monkeypatch):
+    """A block's tokens then have no common stride: each part has all of its heads before those of the next part."""
     emulated_gpu.emulate(monkeypatch, emulated_gpu.Driver())
     caches, ours = registered(KVCacheLayout.LBHNC, 16)
     with pytest.raises(Unsupported, match="layers.0.attn: unsupported shape"):
@@ -263,7 +264,7 @@ def test_blocks_that_kernels_cut_where_heads_come_first_are_refused(monkeypatch)
 
 OBSERVE = """
 import ashlar, ashlar.vllm.memory as memory
-order = server.connector_of_worker()._order
+order = server.connector_of_worker()._caches.order
 def watch(kind, name, before):
     real = getattr(kind, name)
     def watched(*arguments, **options):
@@ -276,26 +277,26 @@ watch(memory.States, "load", lambda *_: order.note("state", order.copying))
 watch(memory.States, "tensors", lambda *_: order.note("state", order.copying))
 watch(memory.Window, "tensors", lambda *_: order.note("state", order.copying))
 watch(memory.Window, "fill", lambda *_: order.note("state", order.copying))
-worker = server.connector_of_worker()
-real = worker._poll
+loads = server.connector_of_worker()._loads
+real = loads._poll
 def poll(landing):
     done = real(landing)
     if done is not None:
         order.note("reported", done)
     return done
-worker._poll = poll
+loads._poll = poll
 server.order = order
 """
 
 
 @pytest.fixture
 def far_engine(gpu_daemon, monkeypatch):
-    """An engine whose caches are the emulated GPU's."""
+    """An engine whose caches are in emulated GPU memory."""
     import tiny_engines
     from vllm.distributed.kv_transfer import get_kv_transfer_group
 
     monkeypatch.setattr(
-        tiny_engines._Server, "connector_of_worker", lambda self: get_kv_transfer_group()._worker, raising=False
+        tiny_engines.Server, "connector_of_worker", lambda self: get_kv_transfer_group()._worker, raising=False
     )
     emulated_gpu.emulate(monkeypatch, emulated_gpu.Driver(), emulated_gpu.Order())
     children = []
@@ -321,7 +322,8 @@ def test_prompts_are_resumed_from_a_gpus_memory_with_the_same_answer(model, far_
     child.call("execute", OBSERVE)
     for text, answer in zip(texts, wanted):
         same(child.generate([text]), [answer])
-        for reader in (child, other):  # its own blocks once more, and those of an engine that has only the daemon
+        # The engine again, with its own blocks, and an engine that can only use the daemon.
+        for reader in (child, other):
             before = saved(reader)
             reader.call("erase")
             same(reader.generate([text]), [answer])
@@ -354,14 +356,14 @@ KV = "__import__('vllm.distributed.kv_transfer', fromlist=['']).get_kv_transfer_
 DRIVER = "__import__('ashlar.vllm.cuda', fromlist=['']).load_driver()"
 
 
-def test_an_engine_that_sleeps_gives_its_memory_back_and_uses_the_cache_afterwards(far_engine, expected, gpu_daemon):
+def test_an_engine_returns_its_memory_for_a_sleep_and_uses_the_cache_afterwards(far_engine, expected, gpu_daemon):
     model, text = "qwen3_5", prompt("asleep", 2 * BLOCK["qwen3_5"] + 40)
     wanted, others = expected(model, [text]), held(gpu_daemon.metrics_socket)["region_bytes"]
     child = far_engine(model)
     same(child.generate([text]), wanted)
     for _ in range(2):
         before = saved(child)
-        for _ in range(2):  # vLLM may call each again
+        for _ in range(2):  # vLLM may call each one again
             child.call("evaluate", f"{KV}.unregister_kv_caches()")
         assert child.call("evaluate", f"len({DRIVER}.mapped)") == 0
         deadline = time.monotonic() + 10
@@ -377,7 +379,7 @@ def test_an_engine_that_sleeps_gives_its_memory_back_and_uses_the_cache_afterwar
     assert count(child, "load_failures") == 0
 
 
-def test_an_engine_whose_daemon_goes_while_it_sleeps_computes(far_engine, expected, gpu_daemon, monkeypatch):
+def test_an_engine_whose_daemon_ends_while_it_sleeps_computes(far_engine, expected, gpu_daemon, monkeypatch):
     model, text = "qwen3", prompt("asleep without a daemon", 600)
     child = far_engine(model)
     same(child.generate([text]), expected(model, [text]))
@@ -412,8 +414,8 @@ def test_a_daemon_without_that_gpu_leaves_an_engine_without_the_cache(shared_dae
         assert saved(child) == 0 and count(child, "stores", "kept") == 0
 
 
-def test_segments_are_refused_on_a_gpu_and_said_so(monkeypatch):
-    """By the configuration alone: no engine with such a device runs here."""
+def test_segments_are_refused_on_a_gpu_with_a_warning(monkeypatch):
+    """Checked by the configuration only: no engine with such a device runs here."""
     import ashlar.vllm.connector as module
 
     said = []
@@ -422,13 +424,23 @@ def test_segments_are_refused_on_a_gpu_and_said_so(monkeypatch):
         module.KVConnectorBase_V1, "__init__", lambda self, *_: setattr(self, "_kv_transfer_config", transfer)
     )
     monkeypatch.setattr(module, "describe", refuse_to_describe)
+    monkeypatch.setattr(module, "find_boundaries", lambda options, model_config: None)
     transfer = types.SimpleNamespace(kv_connector_extra_config={"segments": True})
     for device, segments in (("cuda", False), ("cpu", True)):
-        config = types.SimpleNamespace(device_config=types.SimpleNamespace(device_type=device), lora_config=None)
+        config = types.SimpleNamespace(
+            device_config=types.SimpleNamespace(device_type=device),
+            lora_config=None,
+            model_config=None,
+            parallel_config=types.SimpleNamespace(data_parallel_size=1),
+            use_v2_model_runner=False,
+        )
         caches = types.SimpleNamespace(kv_cache_groups=[1])
         made = module.AshlarConnector(config, module.KVConnectorRole.SCHEDULER, caches)
         assert made._options.segments is segments
-    assert said[0] == "Ashlar: segments are not supported on a GPU; prompts with segments are computed"
+    assert said[0] == (
+        "Ashlar: segments are off: they have never run on cuda; run tools/gpu-check, then set segments_on_gpu; prompts "
+        "with segments are computed"
+    )
     assert len([text for text in said if "segments" in text]) == 1
 
 
@@ -439,13 +451,13 @@ def refuse_to_describe(*_, **__):
 @pytest.mark.parametrize(
     "device, hip, sleep, reason",
     [
-        ("xpu", None, False, "device xpu is not supported"),
-        ("cuda", "6.4", False, "device ROCm is not supported"),
+        ("xpu", None, False, "kv_memory: the daemon cannot map the memory of xpu; set kv_memory to staged"),
+        ("cuda", "6.4", False, "kv_memory: the daemon cannot map the memory of ROCm; set kv_memory to staged"),
         ("cuda", None, True, "sleep mode is not supported by this version of vLLM; expected 0.33 or later"),
     ],
 )
-def test_devices_that_it_cannot_serve_are_named(device, hip, sleep, reason, monkeypatch):
-    from ashlar.vllm.model import _check
+def test_unsupported_devices_are_named(device, hip, sleep, reason, monkeypatch):
+    from ashlar.vllm.model import _check, is_staged
 
     monkeypatch.setattr(torch.version, "hip", hip)
     monkeypatch.delattr(KVConnectorBase_V1, "unregister_kv_caches", raising=False)  # as in 0.32
@@ -454,7 +466,12 @@ def test_devices_that_it_cannot_serve_are_named(device, hip, sleep, reason, monk
         model_config=types.SimpleNamespace(enable_sleep_mode=sleep),
     )
     with pytest.raises(Unsupported, match=reason):
-        _check(config)
+        _check(config, Options(kv_memory="mapped"))
+    assert is_staged(config, Options()) and not is_staged(config, Options(kv_memory="mapped"))
+    config.parallel_config = types.SimpleNamespace(pipeline_parallel_size=2)
+    if not sleep:
+        with pytest.raises(Unsupported, match="pipeline parallelism"):  # refused by a later check
+            _check(config, Options())
 
 
 @pytest.mark.skipif(not hasattr(KVConnectorBase_V1, "supports_sleep_mode"), reason="vLLM 0.33 asks for it")
@@ -470,4 +487,4 @@ def test_sleep_mode_is_served_on_a_gpu(monkeypatch):
         parallel_config=types.SimpleNamespace(pipeline_parallel_size=2),
     )
     with pytest.raises(Unsupported, match="pipeline parallelism"):  # the next check
-        _check(config)
+        _check(config, Options())

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the connector names a model: one name for one checkpoint, wherever it lies, and another one for any other."""
+"""A checkpoint has one name, wherever it is stored, and different checkpoints have different names."""
 
 import dataclasses
 import hashlib
@@ -81,8 +81,8 @@ def hub(revision, given=""):
     return identity._weights(config, given).digest()
 
 
-def test_a_hubs_model_is_named_by_the_commit_that_vllm_resolved(tmp_path, monkeypatch):
-    """As `vllm serve org/name` has it: a text "main", and its commit beside it."""
+def test_a_hub_model_is_named_by_the_resolved_commit(tmp_path, monkeypatch):
+    """As from `vllm serve org/name`: the string "main", together with its commit."""
     folders = tmp_path / "models--org--name"
     (folders / "refs").mkdir(parents=True)
     found = []
@@ -136,8 +136,8 @@ def test_a_vllm_without_the_connectors_interface_is_refused_with_the_range(monke
         ashlar.vllm._imported(missing)
 
 
-# Digests of all that the models' names in the cache are made of, by the minor version of vLLM: its configuration has other
-# fields.
+# Digests of everything that determines the models' names in the cache, by minor version of vLLM, because its
+# configurations have different fields.
 NAMES = {
     "qwen3": {"0.32": "049b3712156d81a3", "0.33": "5046b1b2a265fc39"},
     "qwen3_5": {"0.32": "2695a6be3b616e8a", "0.33": "c203c9e3b02784a8"},
@@ -159,13 +159,14 @@ with mock.patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "of any
      mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False), mock.patch.object(vllm, "__version__", "0.32.0"), \\
      mock.patch.object(identity, "variables", dict):
     described = describe(llm.llm_engine.vllm_config, server.core().scheduler.kv_cache_config, Options(), 0)
-server.name = repr(described.named(described.model)) + described.identity.text
+model = dataclasses.replace(described.model, flops_per_token_squared=0.0)  # a price, and no part of the name
+server.name = repr(described.named(model)) + described.identity.text
 """
 
 
 @pytest.mark.parametrize("model", NAMES)
-def test_what_is_cached_of_a_model_keeps_its_name(model, engine):
-    """Another name, and a release would find nothing of what the one before it had cached."""
+def test_names_of_cached_models_stay_the_same(model, engine):
+    """With another name, a release would not find what the previous one has cached."""
     child = engine(model)
     child.call("execute", DESCRIBE)
     text = child.call("evaluate", "server.name")
@@ -194,7 +195,7 @@ def scale(config):
     ],
     ids=str,
 )
-def test_what_decides_the_numbers_is_part_of_the_name(arguments):
+def test_settings_that_change_numbers_are_part_of_the_name(arguments):
     assert named(**arguments) != named()
 
 
@@ -214,11 +215,11 @@ def test_what_decides_the_numbers_is_part_of_the_name(arguments):
     ],
     ids=str,
 )
-def test_what_does_not_is_not(arguments):
+def test_settings_that_change_no_numbers_are_not_part_of_the_name(arguments):
     assert named(**arguments) == named()
 
 
-def test_the_engines_length_counts_where_rotations_depend_on_it():
+def test_max_model_len_is_part_of_the_name_if_rotations_depend_on_it():
     short, long = (named("phi3", max_model_len=length) for length in (1024, 4096))
     assert short != long
     yarn = dict(rope_scaling={"rope_type": "yarn", "factor": 2.0, "original_max_position_embeddings": 32768})
@@ -228,7 +229,7 @@ def test_the_engines_length_counts_where_rotations_depend_on_it():
         max_model_len=5), {}) == 5  # fmt: skip
 
 
-def test_variables_of_the_environment_that_round_are_part_of_the_name(monkeypatch):
+def test_environment_variables_that_change_rounding_are_part_of_the_name(monkeypatch):
     before = named()
     monkeypatch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
     monkeypatch.setenv("VLLM_PORT", "1234")
@@ -249,7 +250,7 @@ def test_variables_of_the_environment_that_round_are_part_of_the_name(monkeypatc
         ("format_of_a_plugin", {}),
     ],
 )
-def test_weights_that_are_read_from_elsewhere_have_to_be_named(tmp_path, format, extra):
+def test_weights_from_elsewhere_need_weights_digest(tmp_path, format, extra):
     place = folder(tmp_path / "m")
 
     def digest(given):
@@ -264,7 +265,7 @@ def test_weights_that_are_read_from_elsewhere_have_to_be_named(tmp_path, format,
     assert digest("1") != digest("2")
 
 
-def test_every_format_of_vllm_is_judged():
+def test_every_load_format_of_vllm_is_classified():
     elsewhere = {"dummy", "ipc_cache", "modelexpress", "tensorizer"}
     assert identity.FROM_FOLDER | elsewhere == set(model_loader._LOAD_FORMAT_TO_MODEL_LOADER)
 
@@ -277,7 +278,7 @@ def test_a_model_that_writes_into_its_configuration_keeps_its_name():
     assert identify(config, Options(), {}).text == before
 
 
-def test_where_identities_differ_is_said():
+def test_differences_of_identities_are_reported():
     one = identify(engine_config(model_folder("qwen3"), load_format="dummy"), Options(), {})
     two = identify(
         engine_config(model_folder("qwen3"), load_format="dummy", dtype="float16"), Options(model_id="m"), {}
@@ -286,8 +287,8 @@ def test_where_identities_differ_is_said():
     assert identity.differences(one.text, two.text) == ["arguments.model.dtype", "model_id"]
 
 
-# Fields and variables that are part of the name. A version of vLLM with others fails here: put each into this list or,
-# with its reason, into those of identity.py.
+# Fields and variables that are part of the name. A version of vLLM with other fields fails here: add each to this list
+# or, with its reason, to the lists of identity.py.
 NAMED_FIELDS = {
     "model": """dtype code_revision quantization quantization_config disable_sliding_window model_class_overrides
         model_impl""",
@@ -303,7 +304,7 @@ NAMED_FIELDS = {
     "mamba": "backend enable_stochastic_rounding stochastic_rounding_philox_rounds ssu_algorithm",
     "compilation": "mode backend custom_ops pass_config",
 }
-# Of these a request's own name has a part: of its media, or its adapter.
+# The media or the adapter of a request's own name cover parts of these.
 NAMED_WITH_A_REQUEST = {
     MultiModalConfig: (
         """mm_device_do_normalize mm_encoder_only mm_encoder_tp_mode mm_encoder_attn_backend mm_encoder_attn_dtype
@@ -326,7 +327,7 @@ LATER = SINCE_0_33 if VERSION == "0.32" else set()
 OTHERS = {"additional_config", "instance_id", "optimization_level", "performance_mode", "shutdown_timeout"}
 
 
-def test_every_field_of_vllms_configuration_is_judged():
+def test_every_field_of_vllms_configuration_is_classified():
     fields = {field.name for field in dataclasses.fields(VllmConfig)}
     assert fields == ({f"{name}_config" for name in (*identity.READ, *identity.UNREAD)} | OTHERS) - LATER
     config = engine_config(model_folder("qwen3"), load_format="dummy")
@@ -340,8 +341,8 @@ def test_every_field_of_vllms_configuration_is_judged():
         assert {field.name for field in dataclasses.fields(kind)} == {*named_ones.split(), *left_out.split()}
 
 
-def test_models_that_look_at_the_engines_length_are_judged():
-    """`max_model_len` in a model's source; most use it for buffers, or for prompts with media."""
+def test_models_that_depend_on_max_model_len_are_classified():
+    """Finds `max_model_len` in the models' sources. Most models use it for buffers, or for prompts with media."""
     package = pathlib.Path(vllm.__file__).parent
     found = {
         str(path.relative_to(models).with_suffix(""))

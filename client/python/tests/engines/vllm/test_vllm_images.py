@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts with images through the connector: text before them is shared, text after them behind the same images alone."""
+"""Prompts with images: text before an image is shared, and text after it only after the same image."""
 
 import itertools
 
@@ -9,8 +9,8 @@ from tiny_images import IMAGE_MODELS, WORDS, Seeing, image_model
 
 BLOCK = {"qwen3_vl": 128, "qwen3_5": 384}
 IMAGE = 2 + 48  # tokens of an image and its marks
-# Type and tolerance. A gated delta net in bf16 rounds by where steps begin, more than two of its images differ by: counts
-# of tokens alone show there that no image stands for another.
+# Type and tolerance. The rounding of a gated delta net in bf16 depends on where steps begin, and exceeds the difference
+# between two images. For that model only the counts of tokens show that no image is taken for another.
 DTYPE = {"qwen3_vl": ("float32", 2e-5), "qwen3_5": ("bfloat16", 6e-2)}
 
 
@@ -18,13 +18,13 @@ def text(name, tokens):
     return [token % WORDS for token in prompt(name, tokens)]
 
 
-# What follows the text that all of them begin with: images by their seeds, and a second text.
+# What follows the common text: images by their seeds, and a second text.
 SUFFIXES = {"first": (1, "after"), "second": (2, "after"), "later": ("after", 1), "both": (1, 2, "after"),
             "swapped": (2, 1, "after"), "none": ("after",)}  # fmt: skip
 
 
 @pytest.mark.parametrize("model", IMAGE_MODELS)
-def test_prompts_find_what_was_computed_behind_the_same_images(model, shared_daemon, tmp_path):
+def test_prompts_with_the_same_images_are_resumed(model, shared_daemon, tmp_path):
     (dtype, close), block, folder = DTYPE[model], BLOCK[model], image_model(model, tmp_path)
     before, after = text(f"before {model}", 2 * block + 20), text(f"after {model}", 2 * block)
     prompts = {
@@ -37,11 +37,11 @@ def test_prompts_find_what_was_computed_behind_the_same_images(model, shared_dae
         apart = max(abs(a - b) for a, b in zip(logs, other_logs))
         assert tokens != others or apart > (2 * close if dtype == "float32" else 0), "each image shows"
     with Seeing(folder, connector(shared_daemon), dtype=dtype) as child:
-        child.see(before)  # as a hybrid keeps the ends of steps alone
+        child.see(before)  # because a hybrid keeps only the ends of steps
         for name, parts in prompts.items():
             count = saved(child)
             same(child.see(*parts), wanted[name], close)
-            text_alone = len(before) + (len(after) if name == "none" else 0)  # "later" begins with all of it
+            text_alone = len(before) + (len(after) if name == "none" else 0)  # "later" begins with the whole text
             assert text_alone - block < saved(child) - count <= text_alone, (name, "the text before the first image")
         for name, parts in prompts.items():
             count = saved(child)

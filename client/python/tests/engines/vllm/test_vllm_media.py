@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Images and sounds in prompts: named by what the model gets, whatever the caller calls them."""
+"""Images and sounds in prompts: named by the model's inputs, whatever identifier the caller gives."""
 
 import threading
 from types import SimpleNamespace
@@ -54,7 +54,7 @@ def test_a_medium_is_named_by_its_content_and_place():
     assert len(digests) == len(others) + 2
 
 
-def test_media_that_begin_at_one_token_are_one():
+def test_media_at_the_same_token_are_combined():
     media = MediaNames("encoders")
     both = names(media, image(1), image(2, modality="audio"))
     swapped = names(media, image(2, modality="audio"), image(1))
@@ -62,8 +62,8 @@ def test_media_that_begin_at_one_token_are_one():
     assert both[0][1] not in (names(media, image(1))[0][1], names(media, image(2, modality="audio"))[0][1])
 
 
-def test_an_identifier_of_several_contents_names_none():
-    """A `multi_modal_uuid` of the caller: vLLM takes the first content's outputs for the second's."""
+def test_an_identifier_with_several_contents_is_not_used():
+    """With the caller's `multi_modal_uuid`, vLLM uses the first content's outputs for the second."""
     media = MediaNames("encoders")
     first = image(1, identifier="same")
     names(media, first)
@@ -81,7 +81,7 @@ def test_media_that_are_still_hashed_may_share_an_identifier():
     digests[0].result()
     free = threading.Event()
     media._hasher.submit(free.wait)
-    media.begin(SimpleNamespace(mm_features=[image(2, identifier="same")]), [])  # of a request that is not served
+    media.begin(SimpleNamespace(mm_features=[image(2, identifier="same")]), [])  # for a request that is not served
     assert media.names(request, digests) is None
     free.set()
     media._hasher.submit(int).result()
@@ -89,7 +89,7 @@ def test_media_that_are_still_hashed_may_share_an_identifier():
         media.names(request, digests)
 
 
-def test_an_identifier_of_unknown_content_names_none():
+def test_an_identifier_of_unknown_content_is_not_used():
     media, unknown = MediaNames("encoders"), image(1, identifier="same")
     unknown.data = None
     with pytest.raises(Unnamed):
@@ -124,7 +124,7 @@ def test_a_sessions_later_media_are_named_too():
     assert [offset for offset, _ in media.names(request, digests)] == [3, 20]
 
 
-def test_other_values_have_other_digests():
+def test_different_values_have_different_digests():
     ones = torch.ones(2, 2)
     values = [
         None, 0, False, 0.0, "0", [], {}, [1, 2], [[1], 2], ["12"], ["1", "2"], {"a": 1}, {"a": [1]}, ones, ones.view(4),

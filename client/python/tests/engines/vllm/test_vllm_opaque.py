@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opaque layers: any spec of vLLM's is served for exact prefixes, with its own block tensors and without its engine."""
+"""Opaque layers: prefixes of any vLLM spec are served, tested with its own block tensors and without an engine."""
 
 import dataclasses
 import types
@@ -47,7 +47,7 @@ def states(backend, *shapes, dtypes=(BF16, F32), **rest):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class InventedSpec(KVCacheSpec):
-    """Of a layer that vLLM and the connector know nothing of: three bytes and a sum of squares a token."""
+    """A layer unknown to vLLM and the connector: three bytes and a sum of squares per token."""
 
     sums: int = 4
 
@@ -63,7 +63,7 @@ class InventedSpec(KVCacheSpec):
         return 3 + 8 * self.sums
 
 
-register_all_kvcache_specs(None)  # as vLLM does first, for its own
+register_all_kvcache_specs(None)  # vLLM first does this for its own specs
 KVCacheSpecRegistry.register(InventedSpec, FullAttentionManager)
 
 MODELS = {
@@ -104,22 +104,22 @@ MODELS = {
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("tokens", [128, 384, 640])
-def test_blocks_come_back_to_the_byte(model, tokens, shared_daemon):
+def test_blocks_are_restored_byte_for_byte(model, tokens, shared_daemon):
     assert drive(MODELS[model], shared_daemon, name=f"bytes {model} {tokens}", tokens=tokens) == (True, True)
 
 
 @pytest.mark.parametrize("layout", ["LBHNC", "BLHNC", "BLNHC"])
-def test_blocks_come_back_in_every_order_of_pages(layout, shared_daemon):
+def test_blocks_are_restored_in_every_page_order(layout, shared_daemon):
     assert drive(MODELS["latent"], shared_daemon, name=f"order {layout}", layout=layout) == (True, True)
     assert drive(MODELS["quantised"], shared_daemon, name=f"quantised {layout}", layout=layout) == (True, True)
 
 
-def test_blocks_of_several_kernel_blocks_come_back(shared_daemon):
+def test_blocks_of_several_kernel_blocks_are_restored(shared_daemon):
     for model in ("latent", "windows", "chunks"):
         assert drive(MODELS[model], shared_daemon, name=f"split {model}", kernel_blocks=4) == (True, True)
 
 
-def test_delta_nets_come_back_through_their_own_kind(shared_daemon):
+def test_delta_nets_are_restored_as_their_own_kind(shared_daemon):
     gdn = states(Backend.GDN_ATTN, (3, 192), (4, 16, 16))
     specs = {"model.layers.0.gdn": gdn, "model.layers.1.attn": FULL}
     text = types.SimpleNamespace(linear_num_key_heads=4)
@@ -140,7 +140,7 @@ def test_delta_nets_and_attention_keep_their_kinds():
     assert not unsupported(described)
 
 
-def test_kda_is_opaque_though_vllm_gives_it_the_type_of_gated_delta_nets():
+def test_kda_is_opaque_although_vllm_types_it_as_a_gated_delta_net():
     kda = states(Backend.GDN_ATTN, (3, 192), (4, 16, 16))
     described = describe(config_of({"model.layers.0.kda": kda, "model.layers.1.attn": FULL}))
     assert described.model.layers[0] == ashlar.Opaque(state_bytes=2 * 3 * 192 + 4 * 4 * 16 * 16)
@@ -155,11 +155,22 @@ def test_opaque_layers_have_no_segments():
     assert unsupported(described)
 
 
+def test_only_layers_with_bytes_per_token_cost_the_square_of_a_prompt():
+    kda = states(Backend.GDN_ATTN, (3, 192), (4, 16, 16))
+    described = describe(
+        config_of({"model.layers.0.kda": kda, "model.layers.1.kda": kda, "model.layers.2.mla": LATENT})
+    )
+    width = (described.model.flops_per_token / (24 * 3)) ** 0.5
+    assert described.model.flops_per_token_squared == 2 * width
+    plain = describe(config_of({"model.layers.0.attn": FULL})).model
+    assert (plain.flops_per_token, plain.flops_per_token_squared) == (0, 0), "the daemon derives them from the layout"
+
+
 @pytest.mark.parametrize(
     "change", [dict(alignment=64), dict(non_causal_multi_token_decode=True), dict(cache_dtype_str="fp8_ds_mla")]
 )
 def test_specs_that_differ_in_any_field_share_nothing(change, shared_daemon):
-    """Their layouts are equal: the name of the model's cache says all fields."""
+    """Their layouts are equal, so the model's name in the cache must contain all fields."""
     other = {name: dataclasses.replace(spec, **change) for name, spec in MODELS["latent"].items()}
     one, two = (describe(config_of(specs)) for specs in (MODELS["latent"], other))
     assert one.model.layers == two.model.layers
@@ -179,10 +190,14 @@ def test_specs_that_differ_in_any_field_share_nothing(change, shared_daemon):
             "vLLM takes no prefixes of SlidingWindowMLASpec",
         ),
         (FullAttentionSpec(non_causal=True, **HEADS), "keys of non-causal attention"),
-        (states(Backend.MAMBA1, (3, 128), (128, 16), num_speculative_blocks=2), "several states per block"),
+        (states(Backend.MAMBA1, (3, 128), (128, 16), num_speculative_blocks=2), "2 tensors of MAMBA1 .* after drafts"),
+        (
+            states(Backend.MAMBA2, (5, 192), (8, 16, 32), (8, 16, 16), dtypes=3 * (F32,), num_speculative_blocks=2),
+            "3 tensors of MAMBA2 are not supported after drafts",
+        ),
     ],
 )
-def test_what_is_unsafe_is_refused_by_name_with_a_remedy(spec, reason):
+def test_unsafe_layers_are_refused_by_name_with_a_remedy(spec, reason):
     with pytest.raises(Unsupported, match=f"model.layers.0.attn: .*{reason}|model.layers.0.attn: {reason}") as refused:
         describe(config_of({"model.layers.0.attn": spec, "model.layers.1.attn": FULL}))
     assert "; " in str(refused.value), "with a remedy"

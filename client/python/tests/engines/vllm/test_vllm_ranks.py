@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tensor parallelism: each rank saves and loads its own shard, and a prefix is there when it is there for all."""
+"""Tensor parallelism: each rank saves and loads its own shard, and a prefix hits if it hits on all ranks."""
 
 import os
 import signal
@@ -18,7 +18,7 @@ def texts():
 
 @pytest.fixture(scope="module")
 def wanted(texts):
-    """The answers of an engine of two ranks without a cache. One of one rank adds in another order."""
+    """The answers of an engine of two ranks without a cache. A single rank adds in a different order."""
     with Child(MODEL, tensor_parallel_size=RANKS) as child:
         answers = []
         for text in texts:
@@ -50,7 +50,7 @@ def test_every_rank_loads_its_own_shard(daemon, texts, wanted):
         assert [each["rank"] for each in ranks] == [0, 1]
         assert [each["loads"] for each in ranks] == [1, 1] and [each["saves"] for each in ranks] == [2, 2]
         assert all(each["states"] for each in ranks) and ranks[0]["states"] != ranks[1]["states"], "shards differ"
-    with two_ranks(daemon) as child:  # restarted: everything it knows is in the daemon
+    with two_ranks(daemon) as child:  # restarted: everything that it finds is in the daemon
         by_rank(child, "watch")
         same(child.generate(texts[:1]), wanted[:1])
         assert saved(child) == depth
@@ -69,14 +69,14 @@ def test_a_load_that_fails_on_one_rank_is_computed_on_all(daemon, texts, wanted)
             by_rank(child, "spoil", rank)
             failures, before = count(child, "load_failures"), saved(child)
             same(child.generate(texts[:1]), wanted[:1])
-            if rank == 0:  # counts are the first rank's
+            if rank == 0:  # only the first rank's counts are kept
                 assert count(child, "load_failures") == failures + 1 and saved(child) == before
             child.call("erase")
         by_rank(child, "spoil", None)
         before = saved(child)
         same(child.generate(texts[:1]), wanted[:1])
         assert saved(child) - before == depth
-        # Without a daemon, and with one that comes back.
+        # Without a daemon, and after the daemon returns.
         os.kill(daemon.pid, signal.SIGSTOP)
         same(child.generate(texts[1:2]), wanted[1:2])
         os.kill(daemon.pid, signal.SIGCONT)

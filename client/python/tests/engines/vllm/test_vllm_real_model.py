@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""examples/python/real_model.py with a tiny checkpoint in place of the one that it downloads."""
+"""examples/python/real_model.py with a tiny checkpoint instead of the downloaded one."""
 
 import json
 import sys
@@ -15,7 +15,7 @@ import real_model
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
-    """As the program writes it. The embeddings are tied, as SmolLM2's are."""
+    """The model as the program writes it. The embeddings are tied, like SmolLM2's."""
     folder = tmp_path_factory.mktemp("real") / "tiny"
     model, tokenizer = tiny_checkpoint.parts(tie_word_embeddings=True)
     model.config.quantization_config = {"quant_method": "gguf"}
@@ -40,7 +40,7 @@ def test_a_server_answers_by_http(model, daemon, tmp_path):
         answer, tokens, reused, seconds = ask(messages)
         assert tokens > 600 and reused == 0 and seconds > 0
         assert ask(messages)[:2] == (answer, tokens) and ask(messages)[2] > 0
-        with pytest.raises(OSError, match="400"):  # longer than the model
+        with pytest.raises(OSError, match="400"):  # longer than the model's maximum length
             ask([{"role": "user", "content": text * 20}])
 
 
@@ -59,7 +59,7 @@ def test_a_conversation_survives_restarts(model, tmp_path, monkeypatch, capsys):
     assert "answers with and without the cache are equal" in capsys.readouterr().out
 
 
-def test_answers_that_differ_are_reported():
+def test_different_answers_are_reported():
     run = dict(engine="vllm", turn=1, way="full prefill", ttft_ms=9.0, answer="a")
     runs = [run | dict(turn=turn, way=way, ttft_ms=6.0 / turn) for turn in (1, 2) for way in real_model.WAYS]
     assert real_model.summary(runs) == {"equal": True, "second_to_first_ttft": {"vllm": 0.5}}

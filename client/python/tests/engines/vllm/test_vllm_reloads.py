@@ -1,27 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Weights that change in a running engine without a reset of the connector: no stale hit, and nothing kept by their name."""
+"""Weights that change in a running engine without a reset of the connector: no stale hits, and nothing is saved under
+the old name."""
 
 import pytest
-from test_vllm_resets import OTHER_WEIGHTS, of_segments, probe
-from tiny_engines import Child, connector, prompt, same, saved
+from segmented_engines import Segmented
+from test_vllm_resets import OTHER_WEIGHTS, of_segments
+from tiny_engines import Child, connector, count, prompt, same, saved
 
-import ashlar.vllm.worker
+import ashlar.vllm.reloads
 
-BACK = OTHER_WEIGHTS  # a flip of a flip
+BACK = OTHER_WEIGHTS  # flipping twice gives the first weights
 IN_PLACE = "llm.apply_model(lambda model: [each.data.mul_(1.01) for each in model.parameters()])"
 LOADED = "llm.apply_model(lambda model: model.load_weights([]))"
 KEPT = "server.connector()._scheduler._generation"
 
 
 def changed(child, text, change=OTHER_WEIGHTS):
-    """The answer of other weights; vLLM's own cache is emptied, without a word to the connector."""
+    """Answers with other weights. vLLM's own cache is emptied without notifying the connector."""
     child.call("execute", change)
     assert child.call("evaluate", "llm.reset_prefix_cache()")
     return child.generate([text])
 
 
 @pytest.mark.parametrize("model", ["qwen3", "qwen3_5"])
-def test_a_change_without_a_reset_is_seen(model, shared_daemon, engine, expected):
+def test_a_change_without_a_reset_is_detected(model, shared_daemon, engine, expected):
     text, later = prompt(f"reload {model}", 900), prompt(f"reload later {model}", 900)
     with Child(model, connector(shared_daemon)) as child:
         same(child.generate([text]), expected(model, [text]))
@@ -48,13 +50,13 @@ def test_a_change_without_a_reset_is_seen(model, shared_daemon, engine, expected
     assert saved(other) == count, "nothing of other weights is found by the checkpoint's name"
 
 
-def test_what_was_computed_before_is_not_resumed_in_the_engines_own_cache(shared_daemon, expected):
+def test_earlier_blocks_of_the_engines_own_cache_are_not_resumed(shared_daemon, expected):
     text = prompt("reload and nothing", 600)
     longer = text + prompt("reload and nothing more", 300)
     with Child("qwen3", connector(shared_daemon)) as child:
         child.generate([text])
         child.call("execute", OTHER_WEIGHTS)
-        child.generate([prompt("seen by this one", 300)])  # vLLM is told nothing, and no reset comes
+        child.generate([prompt("seen by this one", 300)])  # vLLM is not told, and there is no reset
         answer = child.generate([longer])
         assert answer[0][2] == 0, "neither vLLM's blocks of former weights nor Ashlar's"
         child.call("erase")
@@ -62,7 +64,7 @@ def test_what_was_computed_before_is_not_resumed_in_the_engines_own_cache(shared
 
 
 @pytest.mark.parametrize("change", [IN_PLACE, LOADED])
-def test_each_way_of_changing_them_begins_another_generation_once(change, shared_daemon):
+def test_each_kind_of_change_begins_one_generation(change, shared_daemon):
     with Child("qwen3", connector(shared_daemon)) as child:
         child.generate([prompt("ways 0", 300)])
         assert child.call("evaluate", KEPT) == ""
@@ -74,7 +76,7 @@ def test_each_way_of_changing_them_begins_another_generation_once(change, shared
         assert child.call("evaluate", KEPT) == first
 
 
-def test_a_reset_that_is_told_is_no_second_one(shared_daemon):
+def test_an_announced_reset_begins_only_one_generation(shared_daemon):
     with Child("qwen3", connector(shared_daemon)) as child:
         child.generate([prompt("told 0", 300)])
         child.call("execute", OTHER_WEIGHTS)
@@ -95,29 +97,28 @@ def test_all_ranks_change_together(shared_daemon):
         assert before > 0
         answer = changed(child, text, "llm.collective_rpc('flip_weights')")
         assert saved(child) == before
-        for _ in range(2):  # the first one's load failed, and it was not kept
+        for _ in range(2):  # the first load failed, and the text was not saved
             child.call("erase")
             same(child.generate([text]), [each[:2] for each in answer])
         assert saved(child) > before
 
 
-def test_segments_are_left_when_weights_change(shared_daemon):
+def test_segments_are_dropped_when_weights_change(shared_daemon):
     parts, query = [prompt(f"reload segments {i}", 100) for i in range(3)], prompt("reload query", 20)
-    with Child("qwen3_5", of_segments(shared_daemon)) as child:
-        probe(child, "begin_to_set", "over", sum(parts, []) + query, [100] * 3)
+    with Segmented("qwen3_5", of_segments(shared_daemon)) as child:
+        child.publish(parts)
+        child.probe("begin_to_land", "over", sum(parts, []) + query, [100] * 3)
         child.call("execute", OTHER_WEIGHTS)
-        probe(child, "go_on")
+        child.probe("go_on")
         assert child.call("evaluate", KEPT)
-    with Child("qwen3_5", of_segments(shared_daemon)) as child:
-        probe(child, "ask", sum(parts, []) + query, [100] * 3)
-        assert child.call("metrics").get(("published_segments", ())) == 3, "nothing was kept by the former name"
+        assert count(child, "jumps") == 0
 
 
 def test_a_model_that_cannot_be_watched_is_not_cached(shared_daemon, expected, monkeypatch):
     def broken(*_):
         raise RuntimeError("as a test wants it")
 
-    monkeypatch.setattr(ashlar.vllm.worker, "EngineWeights", broken)
+    monkeypatch.setattr(ashlar.vllm.reloads, "EngineWeights", broken)
     text = prompt("unwatched", 300)
     with Child("qwen3", connector(shared_daemon)) as child:
         for _ in range(2):

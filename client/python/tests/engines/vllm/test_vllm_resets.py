@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Engines that operators change while they run: other weights in place, pauses, an end with requests under way."""
+"""Engines that operators change while they run: other weights in place, pauses, an end with requests in progress."""
 
 import time
 
+from segmented_engines import PATIENT, Segmented
 from tiny_engines import Child, connector, count, prompt, same, saved
 
 OTHER_WEIGHTS = """
@@ -12,7 +13,7 @@ def other(model):
             each.data.copy_(each.data.flip(0))
 llm.apply_model(other)
 """
-# A request of these tokens, as far as some of its answer.
+# Begins a request of these tokens, up to a part of its answer.
 BEGIN = """
 import vllm
 sampling = vllm.SamplingParams(max_tokens={tokens}, temperature=0, ignore_eos=True, detokenize=False)
@@ -22,7 +23,7 @@ for _ in range({steps}):
 """
 
 
-def test_behind_a_reset_nothing_of_former_weights_is_found(shared_daemon, engine, expected):
+def test_nothing_of_earlier_weights_is_found_after_a_reset(shared_daemon, engine, expected):
     text = prompt("reset", 600)
     with Child("qwen3", connector(shared_daemon)) as child:
         same(child.generate([text]), expected("qwen3", [text]))
@@ -39,10 +40,10 @@ def test_behind_a_reset_nothing_of_former_weights_is_found(shared_daemon, engine
         assert saved(child) == before + 592, "what was stored behind it is found"
     other = engine("qwen3")
     other.call("erase")
-    same(other.generate([text]), expected("qwen3", [text]))  # and by nobody else
+    same(other.generate([text]), expected("qwen3", [text]))  # and no other engine does
 
 
-def test_a_request_that_goes_on_over_a_reset_is_not_saved(shared_daemon):
+def test_a_request_that_continues_over_a_reset_is_not_saved(shared_daemon):
     with Child("qwen3", connector(shared_daemon)) as child:
         text = prompt("reset within", 100)
         child.call("execute", BEGIN.format(name="long", text=text, tokens=200, steps=3))
@@ -55,60 +56,77 @@ def test_a_request_that_goes_on_over_a_reset_is_not_saved(shared_daemon):
         assert child.call("evaluate", "server.connector().reset_cache()")
 
 
-def probe(child, name, *args):
-    return child.call("evaluate", f"__import__('segment_probe').{name}(server, *{args!r})")
-
-
 def of_segments(daemon):
-    return connector(daemon, segments=True, call_ms=10000, land_ms=20000, compose_ms=60000)
+    return connector(daemon, segments=True, **PATIENT)
 
 
-def test_segments_that_are_set_over_a_reset_are_left(shared_daemon):
+def test_segments_that_land_during_a_reset_are_dropped(shared_daemon):
     parts, query = [prompt(f"reset segments {i}", 100) for i in range(3)], prompt("reset query", 20)
     options = of_segments(shared_daemon)
-    with Child("qwen3_5", options) as child:
-        probe(child, "begin_to_set", "over", sum(parts, []) + query, [100] * 3)
-        assert not child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)"), (
-            "its blocks are being written"
-        )
-        child.call("execute", OTHER_WEIGHTS)
-        probe(child, "go_on")
-        assert count(child, "published_segments") == 0 and count(child, "load_failures") == 1
-        child.call("erase")
-        probe(child, "ask", sum(parts, []) + query, [100] * 3)
-        assert count(child, "published_segments") == 3, "later ones are of the new weights, by their own name"
-    with Child("qwen3_5", options) as child:
-        probe(child, "ask", sum(parts, []) + query, [100] * 3)
-        assert count(child, "published_segments") == 3, "nothing was kept by the name of the former weights"
-
-
-def test_segments_that_were_set_when_the_reset_came_are_left(shared_daemon):
-    parts, query = [prompt(f"set before a reset {i}", 100) for i in range(3)], prompt("reset query", 20)
-    with Child("qwen3_5", of_segments(shared_daemon)) as child:
-        probe(child, "begin_to_set", "over", sum(parts, []) + query, [100] * 3)
-        probe(child, "end_unseen")
-        assert not child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)"), "its blocks are in use"
-        child.call("execute", OTHER_WEIGHTS)
-        probe(child, "go_on")
-        assert count(child, "load_failures") == 1 and count(child, "hits", "dram", "composed") == 0
-
-
-def test_a_step_that_goes_wrong_is_no_reset(shared_daemon):
-    parts, query = [prompt(f"no reset {i}", 100) for i in range(3)], prompt("reset query", 20)
-    with Child("qwen3_5", of_segments(shared_daemon)) as child:
+    with Segmented("qwen3_5", options) as child:
+        assert child.publish(parts) == 5
+        child.probe("begin_to_land", "over", sum(parts, []) + query, [100] * 3)
         assert child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)")
-        probe(child, "begin_to_set", "over", sum(parts, []) + query, [100] * 3)
+        child.call("execute", OTHER_WEIGHTS)
+        child.probe("go_on")
+        assert count(child, "jumps") == 0
+        assert child.publish(parts) == 5, "later ones are of the new weights, by their own name"
+        assert child.ask(parts, query)[2] > 0
+    with Segmented("qwen3_5", options) as child:
+        assert child.publish(parts) == 0, "nothing was kept in place of what the former weights had published"
+
+
+def test_segments_that_landed_before_a_reset_are_dropped(shared_daemon):
+    parts, query = [prompt(f"landed before a reset {i}", 100) for i in range(3)], prompt("reset query", 20)
+    with Segmented("qwen3_5", of_segments(shared_daemon)) as child:
+        child.publish(parts)
+        child.probe("begin_to_land", "over", sum(parts, []) + query, [100] * 3)
+        child.probe("land_unseen")
+        assert child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)")
+        child.call("execute", OTHER_WEIGHTS)
+        child.probe("go_on")
+        assert count(child, "jumps") == 0
+
+
+def test_a_jump_is_made_although_a_step_fails(shared_daemon):
+    """The scheduler has already moved the request: without the jump its answer would be wrong."""
+    parts, query = [prompt(f"wrong step {i}", 100) for i in range(3)], prompt("wrong step query", 20)
+    with Segmented("qwen3_5", of_segments(shared_daemon)) as child:
+        child.publish(parts)
+        wanted = child.ask(parts, query, 1)
+        child.call("erase")
+        child.call(
+            "execute",
+            "half = server.connector()._scheduler\nown = half.step\n"
+            "def step(output):\n"
+            "    if any(prompt.jumping for prompt in half._jumps._prompts.values()):\n"
+            "        server.failed = True\n"
+            "        raise RuntimeError('as a test wants it')\n"
+            "    return own(output)\n"
+            "half.step = step",
+        )
+        assert child.ask(parts, query, 1)[:2] == wanted[:2]
+        assert child.call("evaluate", "server.failed")
+
+
+def test_a_failed_step_is_not_a_reset(shared_daemon):
+    parts, query = [prompt(f"no reset {i}", 100) for i in range(3)], prompt("reset query", 20)
+    with Segmented("qwen3_5", of_segments(shared_daemon)) as child:
+        child.publish(parts)
+        assert child.call("evaluate", "llm.reset_prefix_cache(reset_connector=True)")
+        child.publish(parts)
+        child.probe("begin_to_land", "over", sum(parts, []) + query, [100] * 3)
         child.call(
             "execute",
             "from unittest import mock\nhalf = server.connector()._scheduler\n"
             "with mock.patch.object(half, 'step', side_effect=RuntimeError('as a test wants it')) as step:\n"
             "    llm.llm_engine.step()\nassert step.called",
         )
-        probe(child, "go_on")
-        assert count(child, "load_failures") == 0 and count(child, "hits", "dram", "composed") == 1
+        child.probe("go_on")
+        assert count(child, "load_failures") == 0 and count(child, "jumps") == 3
 
 
-def test_an_engine_ends_with_requests_under_way(shared_daemon):
+def test_an_engine_ends_with_requests_in_progress(shared_daemon):
     with Child("qwen3", connector(shared_daemon)) as child:
         for i in range(3):
             text = prompt(f"shutdown {i}", 300)
@@ -121,11 +139,11 @@ def test_an_engine_ends_with_requests_under_way(shared_daemon):
 
 
 def slowly(child, seconds):
-    """Saves take so long, and steps do not wait for them."""
+    """Makes saves take this long, while steps do not wait for them."""
     child.call(
         "execute",
         "import time\nfrom vllm.distributed.kv_transfer import get_kv_transfer_group\nhalf = get_kv_transfer_group()._worker\n"
-        f"real = half._commit\nhalf._commit = lambda *given: (time.sleep({seconds}), real(*given))[1]",
+        f"real = half._saves.commit\nhalf._saves.commit = lambda *given: (time.sleep({seconds}), real(*given))[1]",
     )
 
 
@@ -136,14 +154,12 @@ def test_an_idle_engine_steps_on_until_its_saves_have_ended(shared_daemon):
         assert not child.call("evaluate", "llm.reset_prefix_cache()"), "its blocks are being saved"
         assert child.call("evaluate", "server.core().scheduler.has_requests()")
         child.call("execute", "while server.core().scheduler.has_requests():\n    llm.llm_engine.step()")
-        child.call(
-            "execute", "server.core().pause_scheduler('abort', clear_cache=True)"
-        )  # raises where blocks are held
+        child.call("execute", "server.core().pause_scheduler('abort', clear_cache=True)")  # raises if blocks are held
         assert child.call("free_blocks") == 255
 
 
-def test_an_idle_engine_waits_for_no_daemon_that_hangs(daemon):
-    """Its blocks come back when the daemon does."""
+def test_an_idle_engine_does_not_wait_for_a_hung_daemon(daemon):
+    """The engine's blocks are released when the daemon returns."""
     options = connector(daemon, call_ms=200, land_ms=200, quiet_ms=100)
     with Child("qwen3", options) as child:
         text = prompt("hangs", 600)

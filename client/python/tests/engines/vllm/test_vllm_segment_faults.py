@@ -1,87 +1,113 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Prompts set from segments through the connector: what goes wrong, waits or is given up while they are set."""
+"""Segments through the connector: what fails, is late or is abandoned while a prompt waits for it."""
 
 import time
 
 from segmented_engines import MODEL, texts
 from tiny_engines import count, prompt, same
 
+TAKEN = 100 + 3 * 84  # for four texts of 100 tokens: the first one, and three interiors
 
-def test_what_goes_wrong_in_a_composer_is_computed(segmented, expected):
+
+def test_segments_are_computed_if_the_composer_fails(segmented, expected):
     child, query = segmented(MODEL), prompt("breaks", 20)
     parts = texts("breaks", 4)
-    child.ask(parts, query)
-    wanted = expected(MODEL, [sum(parts, []) + query], 4)
+    child.publish(parts)
     pages, _ = child.probe("state_of")
-    for what in ("_into_blocks", "_take_step", "_compose", "_fill", "_take"):
-        child.call("erase")
+    for number, what in enumerate(("_copy", "_take_tuple", "_land", "_pays")):
+        # An exact prefix of it would be loaded instead of segments.
+        whole = [sum(parts, []) + prompt(f"breaks {what}", 20)]
         child.probe("fail_the_next", what)
         failures = count(child, "load_failures")
-        answer = child.ask(parts, query)
-        same([answer], wanted)
-        assert count(child, "load_failures") == failures + 1
-        assert child.probe("state_of")[1] == 0
-    child.call("erase")
-    assert child.ask(parts, query)[2] == 400
-    assert child.probe("state_of") == (pages, 0), "pages in doubt came back"
-    child.call("erase")
-    child.probe("stall_the_next", 1.5)
-    same([child.ask(parts, query)], wanted)
-    deadline = time.monotonic() + 30
-    while child.ask(parts, query)[1] == wanted[0][1] and time.monotonic() < deadline:
+        answer = child.probe("ask", whole[0], [100] * 4, salt=None)
+        same([answer], expected(MODEL, whole, 4))
+        assert answer[2] == 0 and count(child, "load_failures") == failures + 1
+        assert child.probe("state_of", 20)[1] == 0
         child.call("erase")
-    child.call("erase")
-    assert child.ask(parts, query)[2] == 400, "behind the one that was given up"
-    assert child.probe("state_of") == (pages, 0)
-    long = prompt("long", 2100)  # more than one step of the engine
+        parts = texts(f"breaks {number}", 4)
+        child.publish(parts)
+    assert child.ask(parts, query)[2] == TAKEN
+    assert child.probe("state_of", 20) == (pages, 0), "unresolved pages came back"
+
+
+def test_a_segment_that_fails_to_run_alone_affects_no_request(segmented, expected):
+    child = segmented(MODEL)
+    for what in ("_publish", "_tensors", "_write"):
+        parts, free = texts(f"fails alone {what}", 3), child.call("free_blocks")
+        child.probe("settle")
+        published = count(child, "published_segments")
+        child.probe("fail_the_next", what)
+        query = prompt(f"fails alone {what}", 20)
+        same([child.ask(parts, query)], expected(MODEL, [sum(parts, []) + query], 4))
+        child.probe("settle")
+        child.call("erase")
+        assert child.call("free_blocks") == free
+        assert count(child, "published_segments") - published == 2
+    long = prompt("long", 2100)  # longer than one step of the engine
+    query = prompt("long query", 20)
     same([child.ask([long], query)], expected(MODEL, [long + query], 4))
-
-
-def settles(child, state):
-    """Sets a prompt of its own until nothing is held any more."""
-    deadline = time.monotonic() + 30
-    while child.probe("state_of") != state and time.monotonic() < deadline:
-        child.call("erase")
-        child.ask(texts("settles", 2), prompt("settles", 20))
-    assert child.probe("state_of") == state
+    child.probe("settle")
+    child.call("erase")
+    assert child.call("free_blocks") == free
 
 
 def test_a_prompt_that_waits_for_others_is_not_late(segmented):
     child, query = segmented(MODEL), prompt("turns", 20)
-    prompts = [(sum(texts(f"turns {i}", 2), []) + query, [100] * 2) for i in range(3)]
-    failures = count(child, "load_failures")
-    child.probe("stall_the_next", 3, compose_ms=5000, prompts=3)  # the last one's turn comes behind 6 s
-    assert [cached for *_, cached in child.probe("ask_together", prompts)] == [200] * 3
-    assert count(child, "load_failures") == failures
+    prompts = []
+    for number in range(3):
+        parts = texts(f"turns {number}", 2)
+        child.publish(parts)
+        prompts.append((sum(parts, []) + query, [100] * 2))
+    child.probe("stall_the_next", 0.5, prompts=3)
+    assert [cached for *_, cached in child.probe("ask_together", prompts)] == [184] * 3
 
 
-def test_prompts_behind_one_that_hangs_are_computed(segmented, expected):
+def test_prompts_whose_lookup_is_late_are_computed(segmented, expected):
     child, query = segmented(MODEL), prompt("hangs", 20)
-    child.call("erase")
-    state, failures = child.probe("state_of"), count(child, "load_failures")
-    prompts = [(sum(texts(f"hangs {i}", 2), []) + query, [100] * 2) for i in range(3)]
-    child.probe("stall_the_next", 5)
-    answers = child.probe("ask_together", prompts)
-    assert [cached for *_, cached in answers] == [0] * 3 and count(child, "load_failures") == failures + 3
+    prompts = []
+    for number in range(3):
+        parts = texts(f"hangs {number}", 2)
+        child.publish(parts)
+        prompts.append((sum(parts, []) + query, [100] * 2))
+    state = child.probe("state_of")
+    child.probe("set_patience", 200)
+    try:
+        child.probe("stall_the_next", 3)
+        began = time.monotonic()
+        answers = child.probe("ask_together", prompts)
+        assert time.monotonic() - began < 2.5
+    finally:
+        child.probe("set_patience", 10000)
+    assert [cached for *_, cached in answers] == [0] * 3
     same(answers, expected(MODEL, [tokens for tokens, _ in prompts], 4), 2e-2)
-    settles(child, state)
+    child.probe("settle_landings")
+    assert child.probe("state_of", 20) == state
 
 
-def test_a_request_that_is_given_up_leaves_nothing(segmented):
+def test_prompts_that_find_no_space_are_computed(segmented, expected):
+    child, query = segmented(MODEL), prompt("space", 20)
+    parts = texts("space", 4)
+    child.publish(parts)
+    child.probe("set_patience", 200)
+    try:
+        taken = child.probe("take_pages")
+        answer = child.ask(parts, query)
+        same([answer], expected(MODEL, [sum(parts, []) + query], 4))
+        assert answer[2] == 0
+    finally:
+        child.probe("set_patience", 10000)
+        child.probe("give_pages", taken)
+
+
+def test_an_aborted_request_leaves_nothing(segmented):
     child, query = segmented(MODEL), prompt("left", 20)
     parts = texts("left", 4)
-    child.ask(parts, query)
-    child.call("erase")
+    child.publish(parts)
     free, state = child.call("free_blocks"), child.probe("state_of")
-    counts = [count(child, name) for name in ("published_segments", "load_failures")]
-    child.probe("begin_to_set", "1000000", sum(parts[::-1], []) + query, [100] * 4)
+    child.probe("begin_to_land", "1000000", sum(parts, []) + query, [100] * 4)
     assert child.probe("abort", "1000000") in ([], ["abort"])
     child.call("erase")
     assert child.call("free_blocks") == free
     child.probe("go_on")
-    assert [count(child, name) for name in ("published_segments", "load_failures")] == counts, (
-        "nothing is computed for it"
-    )
-    settles(child, state)
     child.call("erase")
-    assert child.call("free_blocks") == free
+    assert (child.call("free_blocks"), child.probe("state_of", 20)) == (free, state)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vllm:ashlar_state and its log line: whether the engine uses the cache, and if not, why and what to do."""
+"""vllm:ashlar_state and its log line: whether the engine uses the cache, and if not, the reason and the remedy."""
 
 import importlib.metadata
 import json
@@ -34,7 +34,7 @@ def wait_for(child, wanted, text, seconds=20):
     raise AssertionError(f"{wanted} is not reached: {states}")
 
 
-def test_an_engine_without_a_daemon_says_so_and_serves_once_there_is_one(tmp_path, expected):
+def test_an_engine_without_a_daemon_reports_it_until_one_starts(tmp_path, expected):
     text = prompt("state", 600)
     sockets = dict(rpc_socket=f"{tmp_path}/rpc.sock", session_socket=f"{tmp_path}/session.sock")
     with Child("qwen3", dict(sockets, reopen_ms=100, wait_for_saves=True, tokens_per_second=1.0)) as child:
@@ -79,7 +79,7 @@ def test_ashlarctl_explains_the_state_of_an_engine(tmp_path):
             assert "hit 1" in found["lookups"][1] and "kept" in found["stores"][1]
 
 
-def test_an_engine_that_never_uses_the_cache_says_why(shared_daemon, model="qwen3_5"):
+def test_an_engine_that_never_uses_the_cache_reports_the_reason(shared_daemon, model="qwen3_5"):
     text = prompt("off", BLOCK[model] - 10)
     with Child(model, connector(shared_daemon), enable_prefix_caching=False) as child:
         assert wait_for(child, ("off", "unsupported"), text) == {("off", "unsupported"): 1}
@@ -93,7 +93,7 @@ def test_the_plugin_registers_the_connector_by_name():
     assert KVConnectorFactory.get_connector_class_by_name(plugin.NAME) is ashlar.vllm.AshlarConnector
 
 
-def test_the_name_alone_starts_an_engine_with_the_cache(shared_daemon, expected):
+def test_the_connectors_name_is_enough_to_use_the_cache(shared_daemon, expected):
     text = prompt("by name", 600)
     transfer = dict(
         kv_connector="AshlarConnector", kv_role="kv_both", kv_connector_extra_config=connector(shared_daemon)
@@ -127,7 +127,7 @@ def test_a_change_is_logged_once_with_its_remedy(monkeypatch):
     ]
 
 
-def test_unreachable_sockets_are_told_apart(tmp_path):
+def test_unreachable_sockets_are_distinguished(tmp_path):
     assert why_unreachable(str(tmp_path / "none.sock")) == "no_daemon"
     assert why_unreachable(str(tmp_path / ("long" * 60))) == "no_daemon"
     with ashlar.daemon.start(dram="64MiB", arena="8MiB", folder=str(tmp_path)) as daemon:

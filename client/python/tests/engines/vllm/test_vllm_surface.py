@@ -29,7 +29,7 @@ def test_other_weights_share_nothing(shared_daemon, engine):
 
 
 @pytest.mark.parametrize("model", ["qwen3", "qwen3_5"])
-def test_prompts_hit_what_was_stored_under_their_own_salt(model, engine, expected):
+def test_prompts_hit_only_under_their_own_salt(model, engine, expected):
     child, text = engine(model), prompt("salt", 2 * BLOCK[model] + 40)
     plain = expected(model, [text])
     salts = [None, "mine", "theirs"]
@@ -41,7 +41,7 @@ def test_prompts_hit_what_was_stored_under_their_own_salt(model, engine, expecte
             assert (answer[0][2] >= 2 * BLOCK[model]) == (i < stored), (each, "behind", salts[:stored])
 
 
-def test_statistics_are_in_the_engines_own(engine, expected):
+def test_statistics_are_part_of_the_engines(engine, expected):
     child, block = engine("qwen3_5"), BLOCK["qwen3_5"]
     text = prompt("statistics", 2 * block + 40)
     child.generate([text])
@@ -61,7 +61,7 @@ def test_statistics_are_in_the_engines_own(engine, expected):
     assert external[0] >= 2 * block, "vLLM's own count of external hits"
 
 
-def test_events_say_what_was_stored(shared_daemon, engine):
+def test_events_report_stored_blocks(shared_daemon, engine):
     with Child(
         "qwen3", connector(shared_daemon), kv_events_config=dict(enable_kv_cache_events=True, publisher="null")
     ) as child:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Models with several groups of attention layers: full attention, and windows whose older blocks the engine lets go of."""
+"""Models with several groups of attention layers: full attention, and windows whose older blocks the engine frees."""
 
 import os
 import random
@@ -24,7 +24,7 @@ from tiny_engines import (
 
 import ashlar.daemon
 
-PAIR = ["ministral", "gpt_oss"]  # windows that reach into two blocks, and into one
+PAIR = ["ministral", "gpt_oss"]  # windows that extend over two blocks, and over one
 
 
 @pytest.mark.parametrize("model", WINDOWED)
@@ -41,7 +41,7 @@ def test_prompts_of_every_length_are_resumed_with_the_same_answer(model, engine,
             child.call("erase")
             same(child.generate([text]), [answer])
             assert saved(child) - before == repeated(model, len(text))
-    with Child(model, connector(shared_daemon)) as other:  # all that it knows is in the daemon
+    with Child(model, connector(shared_daemon)) as other:  # a new engine finds only what is in the daemon
         for text, answer in zip(texts, wanted):
             before = saved(other)
             same(other.generate([text]), [answer])
@@ -51,8 +51,8 @@ def test_prompts_of_every_length_are_resumed_with_the_same_answer(model, engine,
 
 
 @pytest.mark.parametrize("model", PAIR)
-def test_a_window_that_is_not_loaded_shows(model, engine, expected):
-    """The other tests compare values that tell a window of zeros from the right one."""
+def test_a_window_that_is_not_loaded_is_detected(model, engine, expected):
+    """Shows that the values compared in the other tests distinguish a window of zeros from the right one."""
     child = engine(model)
     text = prompt(f"zeros {model}", 700)
     ((tokens, logs),) = expected(model, [text])
@@ -68,8 +68,8 @@ def test_a_window_that_is_not_loaded_shows(model, engine, expected):
 
 
 @pytest.mark.parametrize("model", PAIR)
-def test_blocks_that_the_engine_has_let_go_of_are_not_needed(model, engine, expected, shared_daemon):
-    """A prompt of many chunks: its windows have no first blocks by the end, and it is found at the end of each window."""
+def test_blocks_that_the_engine_freed_are_not_needed(model, engine, expected, shared_daemon):
+    """A prompt of many chunks: its windows have no first blocks at the end, and it is found at the end of each window."""
     text = prompt(f"let go {model}", 2000)
     with Child(model, connector(shared_daemon), max_num_batched_tokens=256, max_num_seqs=1) as child:
         child.call(
@@ -93,7 +93,7 @@ def test_blocks_that_the_engine_has_let_go_of_are_not_needed(model, engine, expe
 
 
 @pytest.mark.parametrize("model", WINDOWED)
-def test_a_longer_prefix_than_the_engines_own_is_loaded_behind_it(model, engine, expected):
+def test_a_longer_prefix_than_the_engines_own_is_loaded_after_it(model, engine, expected):
     child = engine(model)
     first = prompt(f"own {model}", 257)
     longer = first[:256] + prompt("behind", 300)
@@ -115,7 +115,7 @@ def test_chunked_prefill_of_several_requests_in_flight(model, shared_daemon, exp
         child.call("erase")
         before = saved(child)
         same(child.generate(texts), wanted, CLOSE)
-        assert saved(child) - before >= sum(lengths) - 8 * len(lengths) - 256  # a busy machine's look-ups may be late
+        assert saved(child) - before >= sum(lengths) - 8 * len(lengths) - 256  # on a busy machine a lookup may be late
         assert count(child, "load_failures") == 0
         child.call("erase")
         assert child.call("free_blocks") == 255, "all but the null block"
@@ -123,7 +123,7 @@ def test_chunked_prefill_of_several_requests_in_flight(model, shared_daemon, exp
 
 @pytest.mark.parametrize("model, blocks", [("ministral", 39), ("ministral_whole", 42)])
 def test_preempted_requests_resume_with_the_same_answer(model, blocks, shared_daemon, expected):
-    """Prompts fit together, by 12 blocks each, and what they decode does not: 13 and 16 blocks each."""
+    """The prompts fit together, with 12 blocks each, but not with their decoded tokens: 13 and 16 blocks each."""
     texts = [prompt(f"preempt {model} {i}", 376) for i in range(3)]
     room = dict(num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=2048, max_model_len=512)
     with Child(model, connector(shared_daemon), **room) as child:
@@ -188,7 +188,7 @@ def test_every_rank_has_its_own_windows(shared_daemon):
     for number, options in enumerate((None, connector(shared_daemon), connector(shared_daemon))):
         with Child("ministral", options, tensor_parallel_size=2) as child:
             answers = child.generate([text])
-            wanted = wanted or [each[:2] for each in answers]  # one rank adds in another order
+            wanted = wanted or [each[:2] for each in answers]  # a single rank adds in a different order
             same(answers, wanted)
             child.call("erase")
             same(child.generate([text]), wanted)
@@ -213,7 +213,7 @@ def test_a_plan_of_another_version_is_computed_instead(engine, expected):
     assert count(child, "load_failures") == failures + 1 and saved(child) == before
 
 
-def test_a_model_of_windows_alone_is_served(shared_daemon, expected):
+def test_a_model_with_only_windows_is_served(shared_daemon, expected):
     text = prompt("windows alone", 600)
     with Child("ministral_windows", connector(shared_daemon)) as child:
         same(child.generate([text]), expected("ministral_windows", [text]))
@@ -223,7 +223,7 @@ def test_a_model_of_windows_alone_is_served(shared_daemon, expected):
 
 
 def test_an_engine_that_keeps_all_blocks_of_windows_is_served(shared_daemon, engine, expected):
-    """Without vLLM's hybrid allocator windows are groups of full attention, and share nothing with windows."""
+    """Without vLLM's hybrid allocator, windows are groups of full attention, and share nothing with real windows."""
     text = prompt("no hybrid allocator", 800)
     engine("ministral").generate([text])
     with Child("ministral", connector(shared_daemon), disable_hybrid_kv_cache_manager=True) as child:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A tiny checkpoint with random weights and a tokenizer of its own: for tests that start a server by HTTP."""
+"""A tiny checkpoint with random weights and its own tokenizer, for tests that start an HTTP server."""
 
 import installed
 import tokenizers
@@ -11,7 +11,7 @@ TEMPLATE = "{% for each in messages %}{{ each['role'] }}: {{ each['content'] }}\
 
 
 def parts(**settings):
-    """A model of `qwen3`, and a tokenizer that is trained on the licence."""
+    """A model of `qwen3`, and a tokenizer trained on the text of the licence."""
     own = {name: value for name, value in CONFIGS["qwen3"].items() if name not in ("architectures", "torch_dtype")}
     config = transformers.AutoConfig.for_model(**own | {"max_position_embeddings": 8192} | settings)
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)

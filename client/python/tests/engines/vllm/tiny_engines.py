@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models and engines for the tests: each engine is a forked child of this process, which has imported vLLM once."""
+"""Tiny models and engines for the tests. Each engine is a forked child of this process, which has imported vLLM once."""
 
 import contextlib
 import gc
@@ -27,6 +27,7 @@ os.environ.update(
     VLLM_LOGGING_LEVEL=os.environ.get("VLLM_LOGGING_LEVEL", "WARNING"),
 )
 
+import draft_states
 import mamba2_checkpoints
 import prometheus_client
 import torch
@@ -40,23 +41,25 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.parallel_state import model_parallel_is_initialized
 from vllm.model_executor.models import ModelRegistry
 
+from ashlar.vllm.messages import Fetched
+
 
 def wide_weights(param, **_):
-    """Dummy weights that mean something: vLLM's own give the same token to every prompt."""
+    """Dummy weights that give different tokens for different prompts: vLLM's own give every prompt the same token."""
     if not torch.is_floating_point(param):
         return
     name = f"{tuple(param.shape)}:{wide_weights.count}"
     if param.dim() > 1 and model_parallel_is_initialized() and get_tensor_model_parallel_world_size() > 1:
-        name += f":{get_tensor_model_parallel_rank()}"  # ranks whose weights are alike would make like shards
+        name += f":{get_tensor_model_parallel_rank()}"  # ranks with equal weights would make equal shards
     wide_weights.count += 1
     generator = torch.Generator().manual_seed(int.from_bytes(hashlib.sha256(name.encode()).digest()[:4], "big"))
     values = torch.rand(param.shape, generator=generator) * 0.4 - 0.2
     if tuple(param.shape) == (LINEAR["linear_num_value_heads"],):
         values -= 2  # A_log and dt_bias: heads remember tens of tokens, so that a wrong state shows
     if tuple(param.shape) == (MAMBA["mamba_n_heads"],) and param.dtype == torch.float32:
-        values = -0.01 - values.abs() / 10  # A of Mamba-2, likewise. It decays: above 0 states grow without a limit
+        values = -0.01 - values.abs() / 10  # A of Mamba-2, likewise. It must decay: above 0 states grow without limit
     if param.dim() == 3 and param.shape[-1] == CONFIGS["lfm2"]["conv_L_cache"]:
-        values *= 30  # short convolutions: what they add is a product of three small numbers, and would be rounded away
+        values *= 30  # short convolutions: their output is a product of three small numbers, and would be rounded away
     param.data.copy_(values.to(param.dtype))
 
 
@@ -64,11 +67,12 @@ wide_weights.count = 0
 
 
 class Wide:
-    """For engines in processes that import anew (`worker_extension_cls`): this module's import makes their weights wide."""
+    """For engines in spawned processes (`worker_extension_cls`): importing this module widens their weights."""
 
 
 class Watched:
-    """A worker's own methods (`worker_extension_cls`), for what a rank alone can say of its half of the connector."""
+    """Additional methods of a worker (`worker_extension_cls`), for information that only a rank's half of the connector
+    has."""
 
     def _half(self):
         return get_kv_transfer_group()._worker
@@ -76,14 +80,14 @@ class Watched:
     def watch(self):
         half, seen = self._half(), {"loads": 0, "saves": 0, "states": []}
         self._seen, self._spoiled = seen, False
-        fill, commit = half._fill_states, half._commit
+        fill, commit = half._caches.copy_states, half._saves.commit
 
         def filled(handle, load):
             if self._spoiled or not fill(handle, load):
                 return False
             seen["loads"] += 1
             at = half._described.count(load.tokens) - 1
-            tensors = [states.state(load.blocks[states.group][at]) for states in half._states]
+            tensors = [states.state(load.blocks[states.group][at]) for states in half._caches.states]
             seen["states"] = [
                 hashlib.sha256(t.contiguous().view(torch.uint8).numpy().tobytes()).hexdigest() for t in tensors
             ]
@@ -94,7 +98,7 @@ class Watched:
             seen["saves"] += outcome == "kept"
             return outcome
 
-        half._fill_states, half._commit = filled, committed
+        half._caches.copy_states, half._saves.commit = filled, committed
 
     def watched(self):
         return dict(self._seen, rank=self._half()._described.model.tensor_parallel_rank)
@@ -104,8 +108,16 @@ class Watched:
             if each.dim() > 1:
                 each.data.copy_(each.data.flip(0))
 
+    def spoil_segments(self, rank):
+        """Makes this rank's segments land nowhere; None: no rank's."""
+        half = self._half()
+        composer = half._composer
+        vars(composer).pop("_land", None)
+        if rank == half._described.model.tensor_parallel_rank:
+            composer._land = lambda landing: Fetched(ended=True)
+
     def spoil(self, rank):
-        """The loads of this rank fail; None: of no rank."""
+        """Makes the loads of this rank fail; None: no rank's."""
         self._spoiled = rank == self._half()._described.model.tensor_parallel_rank
 
 
@@ -113,7 +125,7 @@ if os.environ.get("ASHLAR_WIDE_WEIGHTS") == "1":
     dummy_loader.initialize_single_dummy_weight = wide_weights
 
 
-# Modules that an engine imports while it starts: half of the time that a start takes.
+# Modules that an engine imports while it starts, which takes half of the start.
 IMPORTED_LATE = (
     "vllm.v1.worker.cpu_worker",  # first: it changes torch before others look at it
     "vllm.entrypoints.llm",
@@ -126,21 +138,22 @@ IMPORTED_LATE = (
 
 
 def import_once():
-    """Work that children would repeat, each for itself."""
+    """Does work that every child would otherwise repeat."""
     dummy_loader.initialize_single_dummy_weight = wide_weights
-    # vLLM's attention uses the matrix unit of a processor also where no product of the model has asked the kernel for it:
-    # an engine whose first prompt is short would end by an illegal instruction.
+    # vLLM's attention uses the CPU's matrix unit even if no product of the model has asked the kernel for it. An engine
+    # whose first prompt is short would otherwise end with an illegal instruction.
     torch.cpu._init_amx()
-    # Else each engine compiles the one function that ranks its first token, which takes as long as its start.
+    # Otherwise each engine compiles the function that ranks its first token, which takes as long as its start.
     torch._dynamo.config.disable = True
     mamba2_checkpoints.run_on_processors()
+    draft_states.run_on_processors()
     for name in IMPORTED_LATE:
         importlib.import_module(name)
     for config in CONFIGS.values():
         for architecture in config["architectures"]:
             ModelRegistry._try_inspect_model_cls(architecture)
             ModelRegistry._try_load_model_cls(architecture)
-    # Engines collect garbage several times as they start: what they inherit is none, and is not looked through.
+    # Engines collect garbage several times while they start. Freezing the inherited objects exempts them.
     gc.collect()
     gc.freeze()
 
@@ -155,48 +168,54 @@ def model_folder(name, **changes):
 
 
 def prompt(seed, tokens):
-    """A text's tokens; a longer text of the same seed begins alike."""
+    """Returns a text's tokens. Texts of the same seed are prefixes of one another."""
     source = random.Random(seed)
     return [source.randrange(512) for _ in range(tokens)]
 
 
+def settings_of(model, connector=None, transfer=None, **options):
+    """Returns the arguments of vllm.LLM."""
+    settings = dict(
+        model=model_folder(model) if model in CONFIGS else model,
+        load_format="dummy",
+        skip_tokenizer_init=True,
+        dtype=DTYPE.get(model, "bfloat16"),
+        enforce_eager=True,
+        max_model_len=8192,
+        max_num_seqs=4,
+        max_num_batched_tokens=2048,
+        num_gpu_blocks_override=256,
+        seed=0,
+        enable_prefix_caching=True,
+        disable_log_stats=False,
+    )
+    settings.update(options)
+    if connector is not None:
+        settings["kv_transfer_config"] = dict(
+            kv_connector="AshlarConnector",
+            kv_connector_module_path="ashlar.vllm",
+            kv_role="kv_both",
+            kv_connector_extra_config=connector,
+        )
+    if transfer is not None:
+        settings["kv_transfer_config"] = transfer
+    return settings
+
+
 class Child:
-    """An engine in a process of its own. A call waits, at most `timeout` seconds."""
+    """An engine in a separate process. Each call waits for at most `timeout` seconds."""
 
     def __init__(self, model, connector=None, processes=False, environment=None, transfer=None, **options):
         context = multiprocessing.get_context("fork")
         self._pipe, theirs = context.Pipe()
-        settings = dict(
-            model=model_folder(model) if model in CONFIGS else model,
-            load_format="dummy",
-            skip_tokenizer_init=True,
-            dtype=DTYPE.get(model, "bfloat16"),
-            enforce_eager=True,
-            max_model_len=8192,
-            max_num_seqs=4,
-            max_num_batched_tokens=2048,
-            num_gpu_blocks_override=256,
-            seed=0,
-            enable_prefix_caching=True,
-            disable_log_stats=False,
-        )
-        settings.update(options)
-        if connector is not None:
-            settings["kv_transfer_config"] = dict(
-                kv_connector="AshlarConnector",
-                kv_connector_module_path="ashlar.vllm",
-                kv_role="kv_both",
-                kv_connector_extra_config=connector,
-            )
-        if transfer is not None:
-            settings["kv_transfer_config"] = transfer
+        settings = settings_of(model, connector, transfer, **options)
         self._process = context.Process(target=_serve, args=(theirs, settings, processes, environment or {}))
         # A daemon may have no children.
         self._process.daemon = not processes and options.get("tensor_parallel_size", 1) == 1
         self._process.start()
         theirs.close()
         try:
-            self.started = self._answer(400 if processes else 180)  # a spawned process imports anew
+            self.started = self._answer(400 if processes else 180)  # a spawned process imports all modules again
         except BaseException:
             self.kill()
             raise
@@ -232,7 +251,7 @@ class Child:
         if self._process.is_alive():
             self._process.join(timeout=5)
         with contextlib.suppress(ProcessLookupError):
-            os.killpg(self._process.pid, signal.SIGKILL)  # and processes of its own
+            os.killpg(self._process.pid, signal.SIGKILL)  # and the engine's own processes
         self._process.join(timeout=20)
 
     def __enter__(self):
@@ -243,7 +262,9 @@ class Child:
         return False
 
 
-class _Server:
+class Server:
+    """An engine in this process."""
+
     def __init__(self, settings):
         began = time.monotonic()
         self.llm = vllm.LLM(**settings)
@@ -273,9 +294,9 @@ class _Server:
 
     def erase(self):
         """The engine's own prefix cache, not Ashlar's."""
-        deadline = time.monotonic() + 2  # behind a daemon that hangs blocks are held for longer
+        deadline = time.monotonic() + 2  # if the daemon hangs, blocks are held for longer
         while self.core().scheduler.has_requests() and time.monotonic() < deadline:
-            self.llm.llm_engine.step()  # as the loop of an engine in a process of its own
+            self.llm.llm_engine.step()  # like the loop of an engine in a separate process
         return self.llm.reset_prefix_cache()
 
     def metrics(self):
@@ -299,14 +320,14 @@ class _Server:
         return len(os.listdir("/proc/self/fd"))
 
     def evaluate(self, text):
-        """For what a test wants to know of an engine in its own process."""
+        """Evaluates an expression in the engine's process."""
         return eval(text, {"server": self, "llm": self.llm})
 
     def execute(self, text):
         exec(text, {"server": self, "llm": self.llm})
 
     def close(self):
-        gc.collect = lambda *_: 0  # the process ends behind this
+        gc.collect = lambda *_: 0  # the process ends after this
         self.llm.llm_engine.engine_core.shutdown()
 
 
@@ -316,10 +337,10 @@ def _serve(pipe, settings, processes, environment):
     os.environ["ASHLAR_WIDE_WEIGHTS"] = "1"
     os.environ["PYTHONPATH"] = f"{pathlib.Path(__file__).parent}:{os.environ.get('PYTHONPATH', '')}"
     os.environ.update(environment)
-    # Workers of several ranks are forked, too, where vLLM would have them import anew.
+    # Forks the workers of several ranks, which vLLM would otherwise spawn.
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     try:
-        server = _Server(settings)
+        server = Server(settings)
         pipe.send(("value", server.seconds))
     except BaseException:
         pipe.send(("error", traceback.format_exc()))
@@ -340,19 +361,20 @@ def _serve(pipe, settings, processes, environment):
 
 def connector(daemon, **options):
     sockets = dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket)
-    # As of a slow engine: tiny models compute a prompt faster than it is loaded, and the daemon would leave it to them.
+    # Emulates a slow engine: tiny models compute a prompt faster than it loads, and the daemon would decline the load.
     return dict(sockets, wait_for_saves=True, reopen_ms=200, **{"tokens_per_second": 1.0, **options})
 
 
 def same(answers, expected, close=1e-4):
-    """Tokens, and log-probabilities: a state that is slightly wrong leaves the tokens alike."""
+    """Compares tokens and log-probabilities. Log-probabilities detect slightly wrong states that leave the tokens
+    equal."""
     assert [tokens for tokens, *_ in answers] == [tokens for tokens, _ in expected]
     for (_, logs, *_), (_, wanted) in zip(answers, expected):
         assert all(math.isclose(a, b, abs_tol=close) for a, b in zip(logs, wanted)), (logs, wanted)
 
 
 def repeated(model, tokens):
-    """How many tokens of a prompt that was computed in one step are resumed when it comes again."""
+    """Returns how many tokens of a prompt are resumed when it is repeated, after it was computed in one step."""
     if model in WINDOWED or model in ("qwen3", "phi3"):
         grain = max(256, -(-(WINDOWED.get(model, 1) - 1) // 128) * 128)
         return max(tokens - 8, (tokens - 1) // grain * grain)
@@ -364,7 +386,7 @@ def saved(engine):
 
 
 def serves_again(child, texts, wanted, close=1e-4):
-    """A daemon that came back is used again, and every answer until then is right."""
+    """Checks that the engine uses a daemon again after it returns, and that every answer until then is right."""
     deadline, before = time.monotonic() + 20, saved(child)
     while saved(child) == before and time.monotonic() < deadline:
         child.call("erase")
@@ -373,7 +395,7 @@ def serves_again(child, texts, wanted, close=1e-4):
 
 
 def settle(child, free):
-    """Steps until every save has ended: blocks are held until then."""
+    """Steps until every save has ended, because blocks are held until then."""
     deadline = time.monotonic() + 30
     while True:
         child.call("erase")

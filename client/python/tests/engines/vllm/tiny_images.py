@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tiny models that take images, with a processor and a tokenizer of 512 words, and an engine that is asked with images."""
+"""Tiny models that take images, with a processor, a tokenizer of 512 words, and an engine that takes images."""
 
 import json
 
@@ -12,7 +12,7 @@ from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
 from transformers.models.qwen3_vl.video_processing_qwen3_vl import Qwen3VLVideoProcessor
 from vllm.model_executor.models import ModelRegistry
 
-WORDS = 500  # of texts; the tokens behind them have a meaning
+WORDS = 500  # words of texts; the later tokens have special meanings
 SPECIAL = {
     "<|im_end|>": 506, "<|video_pad|>": 507, "<|vision_start|>": 508, "<|image_pad|>": 509, "<|vision_end|>": 510, "<unk>": 511,
 }  # fmt: skip
@@ -76,7 +76,7 @@ def image_model(model, folder):
     special = {f"{ours}_token_id": SPECIAL[f"<|{theirs}|>"] for theirs, ours in names.items()}
     config = dict(IMAGE_MODELS[model], model_type=model, tie_word_embeddings=False, torch_dtype="bfloat16", **special)
     (folder / "config.json").write_text(json.dumps(config))
-    for architecture in config["architectures"]:  # else each engine looks at the class in a process of its own
+    for architecture in config["architectures"]:  # otherwise each engine inspects the class in a separate process
         ModelRegistry._try_inspect_model_cls(architecture)
         ModelRegistry._try_load_model_cls(architecture)
     return str(folder)

@@ -48,13 +48,23 @@ CONFIGS = {
         decoder_sparse_step=1,
         norm_topk_prob=True,
     ),
+    "mimo": dict(  # attention, and its own MTP head; vLLM recognizes the architecture by its name
+        COMMON,
+        architectures=["MiMoForCausalLM"],
+        model_type="qwen2",
+        num_hidden_layers=2,
+        num_attention_heads=2,  # of 32 elements each
+        num_key_value_heads=2,
+        num_nextn_predict_layers=1,
+        rope_theta=10000.0,
+    ),
     # LongRoPE: one of two sets of frequencies, by the engine's length.
     "phi3": dict(
         COMMON,
         architectures=["Phi3ForCausalLM"],
         model_type="phi3",
         num_hidden_layers=2,
-        num_attention_heads=2,  # of 32 numbers each
+        num_attention_heads=2,  # of 32 elements each
         num_key_value_heads=2,
         original_max_position_embeddings=2048,
         max_position_embeddings=8192,
@@ -62,7 +72,7 @@ CONFIGS = {
         rope_scaling={"type": "longrope", "short_factor": [1.0] * 16, "long_factor": [4.0 + i for i in range(16)]},
         pad_token_id=0,
     ),
-    # One group of full attention, and three of windows, each of one layer.
+    # One group of full attention, and three of windows, with one layer each.
     "ministral": dict(
         COMMON,
         architectures=["MistralForCausalLM"],
@@ -72,7 +82,7 @@ CONFIGS = {
         sliding_window=200,
         rope_theta=10000.0,
     ),
-    # One group of each, of two layers.
+    # One group of full attention and one of windows, with two layers each.
     "gpt_oss": dict(
         COMMON,
         architectures=["GptOssForCausalLM"],
@@ -100,7 +110,7 @@ CONFIGS |= {
         architectures=["GraniteMoeHybridForCausalLM"],
         model_type="granitemoehybrid",
         num_hidden_layers=4,
-        num_attention_heads=2,  # of 32 numbers each, whatever head_dim says
+        num_attention_heads=2,  # of 32 elements each, whatever head_dim says
         num_key_value_heads=2,
         layer_types=["mamba", "mamba", "attention", "mamba"],
         num_local_experts=4,
@@ -109,7 +119,7 @@ CONFIGS |= {
         position_embedding_type="nope",
         attention_multiplier=0.2,
     ),
-    # Each layer has both: a state, and keys and values.
+    # Each layer has a state as well as keys and values.
     "falcon_h1": dict(
         COMMON | MAMBA,
         architectures=["FalconH1ForCausalLM"],
@@ -148,16 +158,14 @@ CONFIGS |= {
         rope_theta=10000.0,
     ),
 }
-# Three groups of full attention, and one of a window; and one group, of windows.
+# One config has three groups of full attention and one of windows; the other has one group of windows.
 CONFIGS["ministral_whole"] = dict(CONFIGS["ministral"], layer_types=[WHOLE, WHOLE, WINDOW, WHOLE], sliding_window=300)
 CONFIGS["ministral_windows"] = dict(CONFIGS["ministral"], layer_types=[WINDOW] * 2, num_hidden_layers=2)
 WINDOWED = {name: CONFIGS[name]["sliding_window"] for name in ("ministral", "gpt_oss", "ministral_whole")}
-STATES = ["granite", "falcon_h1", "nemotron_h", "lfm2"]  # of Mamba-2, and short convolutions
-DTYPE = dict.fromkeys(
-    STATES, "float32"
-)  # a resumed prompt is cut in other steps, and in bf16 these round in another way
+STATES = ["granite", "falcon_h1", "nemotron_h", "lfm2"]  # hybrids of Mamba-2, and short convolutions
+DTYPE = dict.fromkeys(STATES, "float32")  # a resumed prompt is computed in other steps, which round differently in bf16
 MODELS = ["qwen3", "qwen3_5", "qwen3_next"]
 PAIR = ["qwen3", "qwen3_5"]
-CLOSE = 2e-2  # of log-probabilities of bf16 models, where a batch of another shape computes them
-# Tokens; the engine chooses, and a test holds it to this.
+CLOSE = 2e-2  # tolerance for log-probabilities of bf16 models computed in a batch of another shape
+# Tokens per block. The engine chooses them, and a test checks these numbers.
 BLOCK = {"qwen3": 128, "phi3": 128, "qwen3_5": 384, "qwen3_next": 384, **dict.fromkeys([*WINDOWED, *STATES], 128)}

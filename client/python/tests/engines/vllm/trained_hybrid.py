@@ -16,8 +16,8 @@ SIZES = (
 
 
 def _linear(prefix, weights, config):
-    """Transformers keeps q, k, v, z of each head together, vLLM all heads of each."""
-    heads, width = config.linear_num_key_heads, config.linear_key_head_dim  # those of values are the same
+    """Transformers stores q, k, v, z of each head together, vLLM all heads of each."""
+    heads, width = config.linear_num_key_heads, config.linear_key_head_dim  # the dimensions of values are equal
 
     def take(name):
         return weights.pop(prefix + name)
@@ -36,7 +36,7 @@ def _linear(prefix, weights, config):
 
 
 def convert(source, trained, folder):
-    """Writes config and weights that vLLM loads. `trained`: the config of Transformers that the weights are of."""
+    """Writes config and weights that vLLM loads. `trained`: the Transformers config of the weights."""
     weights = safetensors.torch.load_file(source)
     for layer in (number for number, kind in enumerate(trained.layer_types) if kind == "linear_attention"):
         prefix = f"model.layers.{layer}.linear_attn."

@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/engine/plan_landing.h"
+
+#include "client/engine/boundary.h"
+#include "client/engine/status.h"
+
+namespace ashlar::engine {
+namespace {
+
+using std::chrono::milliseconds;
+
+// A lookup that was not answered in time may still be landing, but usually is not.
+constexpr milliseconds kMostlyQuiet{10};
+// Time for which a poll asks the daemon for the state of shared pages, and interval at which a wait does.
+constexpr milliseconds kAskAboutPages{10};
+constexpr milliseconds kAskAgain{2};
+
+}  // namespace
+
+PlanLanding::~PlanLanding() {
+  const auto end = [this] {
+    Cancel();
+    // Kept whether or not a transfer still writes to them, so that the engine gets them back by one call.
+    if (pages_.lent()) pages_.Keep(std::exchange(landing_, std::nullopt));
+  };
+  // If memory runs out, destroying the landing waits until it is quiesced.
+  RunOr(end, [] {});
+}
+
+void PlanLanding::Start(std::vector<LandSegment> wanted) {
+  // Keys and values of segments that are shared in place are landed by InPlacePages.
+  const bool tuples_only = !cache_.has_attention() || cache_.shares_in_place;
+  for (LandSegment& segment : wanted) segment.tuples_only = tuples_only;
+  if (!wanted.empty() && (tuples_only || !pages_.empty())) {
+    const GroupedPages& tables = pages_.tables();
+    Landing landing = cache_.model.Land(*match_, tables.entries, wanted, tables.group_pages);
+    Adopt(std::move(landing), std::move(wanted));
+  }
+  if (in_place_ != nullptr) FillShared();
+}
+
+void PlanLanding::Adopt(Landing landing, std::vector<LandSegment> wanted) {
+  landing_ = std::move(landing);
+  wanted_ = std::move(wanted);
+  asked_since_.reset();
+  taken_since_.reset();
+  layer_since_.reset();
+  if (!wanted_.empty()) return;
+  // If the match did not arrive in time, its objects may still be landing.
+  if (landing_->WaitQuiet(kMostlyQuiet)) {
+    landing_.reset();
+  } else {
+    plan_.Abandon();
+  }
+}
+
+Status PlanLanding::Admit(uint32_t own_pages, PageShortage* lacks) {
+  if (!cache_.shares_in_place) {
+    return MakeStatus(Code::kFailedPrecondition, "memory.share_in_place: the cache was opened without it");
+  }
+  if (!text_.begun()) return MakeStatus(Code::kFailedPrecondition, "the request has no prompt");
+  if (in_place_ != nullptr) return in_place_->Extend(own_pages, lacks);
+  ashlar::Prompt asked = text_.Asked();
+  asked.needed_in = {};
+  asked.conversation = {};
+  const Status status = AdmitInPlace(cache_, asked, own_pages, lacks, &in_place_);
+  if (status.ok() && !plan_.filling()) FillShared();
+  return status;
+}
+
+const AdmittedPages& PlanLanding::admitted() const {
+  static const AdmittedPages none;
+  return in_place_ == nullptr ? none : in_place_->pages();
+}
+
+Status PlanLanding::CheckPages() const {
+  if (plan_.filling()) {
+    return MakeStatus(Code::kFailedPrecondition, "missing() is not empty: call LookAgain first");
+  }
+  if (pages_.kept()) return MakeStatus(Code::kOtherPages, "the pages belong to the cache: call Move");
+  if (!plan_.uses_any() || !cache_.has_attention()) return {};
+  if (cache_.shares_in_place) {
+    return in_place_ != nullptr ? Status()
+                                : MakeStatus(Code::kFailedPrecondition, "the request has no pages: call Admit");
+  }
+  return pages_.empty() ? MakeStatus(Code::kFailedPrecondition, "page_table: the request was begun without one")
+                        : Status();
+}
+
+Status PlanLanding::ReachLayer(uint32_t layer, bool wait) {
+  if (layer >= cache_.layout().layers.size())
+    return Invalid("layer: ", layer, " is out of range; the model has ", cache_.layout().layers.size(), " layers");
+  if (Status status = CheckPages(); !status.ok()) return status;
+  if (!plan_.uses_any()) return {};
+  if (landing_.has_value()) {
+    if (Status status = ReachLanded(layer, wait); !status.ok()) return status;
+  }
+  return HasRows(cache_.layout().layers[layer]) ? ReachShared(wait) : Status();
+}
+
+Status PlanLanding::ReachLanded(uint32_t layer, bool wait) {
+  if (landing_->WaitLayers(layer + 1, wait ? cache_.land : milliseconds(0))) return {};
+  if (wait) return plan_.Abandon();
+  if (landing_->quiet()) return landing_->WaitLayers(layer + 1, milliseconds(0)) ? Status() : plan_.Abandon();
+  const Clock::time_point now = Clock::now();
+  if (!layer_since_.has_value() || layer_since_->first != layer) layer_since_ = {layer, now};
+  return now - layer_since_->second < cache_.land ? Pending() : plan_.Abandon();
+}
+
+InPlacePages::State PlanLanding::FillShared() {
+  const std::vector<uint32_t> used = plan_.UsedSegments();
+  return used.empty() ? InPlacePages::State::kFilled : in_place_->Fill(cache_, *match_, used, kAskAboutPages);
+}
+
+Status PlanLanding::ReachShared(bool wait) {
+  if (in_place_ == nullptr) return {};
+  const Clock::time_point begin = Clock::now();
+  for (;;) {
+    const InPlacePages::State state = FillShared();
+    if (state == InPlacePages::State::kFailed) return plan_.Abandon();
+    if (state == InPlacePages::State::kFilled) {
+      shared_since_.reset();
+      return {};
+    }
+    const Clock::time_point now = Clock::now();
+    if (!wait && !shared_since_.has_value()) shared_since_ = now;
+    const Clock::time_point since = wait ? begin : *shared_since_;
+    if (now - since >= cache_.land) return plan_.Abandon();
+    if (!wait) return Pending();
+    in_place_->WaitForChange(kAskAgain);
+  }
+}
+
+void PlanLanding::DropUnfilled() {
+  for (const uint32_t segment : plan_.UsedSegments()) {
+    const MissReason reason = in_place_->WhyNotFilled(segment);
+    if (reason != MissReason::kNone) plan_.Drop(segment, reason);
+  }
+}
+
+Status PlanLanding::Finish(bool wait) {
+  if (Status status = CheckPages(); !status.ok()) return status;
+  if (landing_.has_value()) {
+    const Verdict verdict = TakeVerdict(wait);
+    if (verdict == Verdict::kPending) return Pending();
+    if (verdict == Verdict::kUnresolved) {
+      const bool pages = !pages_.empty();
+      pages_.Keep(std::exchange(landing_, std::nullopt));
+      plan_.UseNothing();
+      plan_.Abandon();
+      plan_.Finish();
+      return pages ? MakeStatus(Code::kOtherPages, "the daemon may still write to the request's pages: call Move")
+                   : MakeStatus(Code::kRestart, "the hits failed to land; the plan computes them");
+    }
+    landing_.reset();
+  }
+  pages_.Return();
+  if (in_place_ != nullptr && plan_.uses_any()) {
+    const Status shared = plan_.abandoned() ? Status() : ReachShared(wait);
+    if (shared.code == Code::kPending) return shared;
+    DropUnfilled();
+  }
+  // The leases under which tuples were read ended with the session.
+  if (plan_.uses_any() && !match_->valid()) {
+    plan_.UseNothing();
+    plan_.Abandon();
+  }
+  return plan_.Finish();
+}
+
+PlanLanding::Verdict PlanLanding::TakeVerdict(bool wait) {
+  const Clock::time_point now = Clock::now();
+  if (!taken_since_.has_value()) {
+    if (!asked_since_.has_value()) asked_since_ = now;
+    if (!wait && !landing_->quiet() && now - *asked_since_ < cache_.land) return Verdict::kPending;
+    const std::vector<MissReason> reasons = landing_->Wait(wait ? cache_.land : milliseconds(0));
+    for (size_t i = 0; i < wanted_.size(); ++i) {
+      if (reasons[i] != MissReason::kNone) plan_.Drop(wanted_[i].segment, reasons[i]);
+    }
+    taken_since_ = now;
+  }
+  if (wait) landing_->WaitQuiet(cache_.quiet);
+  if (landing_->quiet()) return Verdict::kTaken;
+  return !wait && now - *taken_since_ < cache_.quiet ? Verdict::kPending : Verdict::kUnresolved;
+}
+
+void PlanLanding::Cancel() {
+  if (landing_.has_value()) landing_->Wait(milliseconds(0));
+}
+
+void PlanLanding::End(milliseconds patience) {
+  Cancel();
+  if (landing_.has_value() && !landing_->WaitQuiet(patience)) {
+    return pages_.Keep(std::exchange(landing_, std::nullopt));
+  }
+  landing_.reset();
+  pages_.Return();
+}
+
+}  // namespace ashlar::engine

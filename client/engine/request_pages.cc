@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/engine/request_pages.h"
+
+#include <utility>
+
+#include "client/engine/status.h"
+
+namespace ashlar::engine {
+
+Status RequestPages::Take(const GivenPages& given, uint64_t tokens, const std::string& field) {
+  if (Status status = CheckTables(cache_.groups, given, field); !status.ok()) return status;
+  if (Status status = CheckReach(cache_.groups, given, 0, tokens, field); !status.ok()) return status;
+  if (given.page_count > 0 && !cache_.has_pages()) return Invalid(field, ".page_table: the cache has no pages");
+  if (Status status = CheckNotKept(cache_.groups, given, cache_.quarantine, field); !status.ok()) return status;
+  tables_ = GroupedPages::From(given);
+  owner_ = tables_.empty() ? Owner::kNone : Owner::kEngine;
+  doubt_.reset();
+  return {};
+}
+
+void RequestPages::Lend() {
+  if (owner_ == Owner::kEngine) owner_ = Owner::kDaemon;
+}
+
+void RequestPages::Return() {
+  if (owner_ == Owner::kDaemon) owner_ = Owner::kEngine;
+}
+
+void RequestPages::Keep(std::optional<Landing> landing) {
+  doubt_ = cache_.quarantine.Keep(std::move(landing), tables_.InSets(cache_.groups));
+  tables_.clear();
+  if (owner_ != Owner::kNone) owner_ = Owner::kCache;
+}
+
+Status RequestPages::Claim() {
+  switch (cache_.quarantine.Claim(*doubt_)) {
+    case Quarantine::Claimed::kDoubtful:
+      return Pending();
+    case Quarantine::Claimed::kTaken:
+      return MakeStatus(Code::kFailedPrecondition, "the pages have come back as quiet pages");
+    case Quarantine::Claimed::kQuiet:
+      break;
+  }
+  owner_ = Owner::kNone;  // owned by the engine, no longer by this request
+  return {};
+}
+
+}  // namespace ashlar::engine

@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// The router API: what nodes would save of a prompt, for programs that choose an engine for it (docs/router.md).
+//
+// It follows the rules of ashlar/engine.h for errors, ownership and forks.
+#pragma once
+
+#include <cstdint>
+
+#include "ashlar/engine.h"
+
+namespace ashlar::engine {
+
+struct ProberState;
+struct ProbedState;
+
+struct ProberOptions {
+  const char* rpc_socket = nullptr;
+  const char* session_socket = nullptr;
+  const char* name = nullptr;  // shown in the daemon's logs
+  uint32_t timeout_ms = 1000;  // limit of one call to the daemon
+};
+
+// A model that engines of the caller's tenant have open on the node. Null or empty strings leave it open; then exactly
+// one open model must match. Adapters (Model::lora) are only found by `ns`.
+struct ProbeModel {
+  const char* ns = nullptr;        // its namespace, or at least 4 first digits of it, in hexadecimal
+  const char* model_id = nullptr;  // Model::model_id; vLLM's connector sets the model's name
+};
+
+// What one node would save of a prompt, and how busy it is. Estimates, from measured rates. Seconds are 0 if they are
+// not known.
+struct NodeProbe {
+  const char* node = nullptr;  // name in the cluster; empty without one. Valid as long as the Probed
+  uint64_t prompt_tokens = 0;
+  uint64_t prefix_tokens = 0;    // of the exact prefix that Begin would resume from
+  uint64_t segment_tokens = 0;   // of cached segments after it, without the seams that are computed
+  uint64_t tier_tokens[8] = {};  // the same tokens by tier (TierName)
+  double fetch_seconds = 0;      // to load and land them
+  double compute_seconds = 0;    // to compute the other tokens
+  double wait_seconds = 0;       // until an engine of the node has computed the prompts that it has looked up
+  uint64_t queued_tokens = 0;    // tokens of those prompts, of all engines of the model
+  double tokens_per_second = 0;  // declared rate of prefill
+  uint32_t sessions = 0;         // sessions of engine processes with this model; 0: the node has no engine
+  uint32_t landings = 0;         // landings in flight, of all tenants
+  bool draining = false;         // the node accepts no lookups
+};
+
+// The result of a probe.
+class Probed {
+ public:
+  Probed() = default;
+  Probed(Probed&&) noexcept;
+  Probed& operator=(Probed&&) noexcept;
+  ~Probed();
+
+  const NodeProbe* nodes(uint32_t* count) const noexcept;  // the asked node is the first; `count` may be null
+  uint32_t cheapest() const noexcept;  // index of the node where the prompt's first token is expected first
+
+ private:
+  friend class Prober;
+  ProbedState* impl_ = nullptr;
+};
+
+// A session of a router with a daemon: no model, no memory. Thread-safe. It reconnects like a Cache.
+class Prober {
+ public:
+  Prober() = default;
+  Prober(Prober&&) noexcept;
+  Prober& operator=(Prober&&) noexcept;
+  ~Prober();
+
+  static Status Open(const ProberOptions& options, Prober* out) noexcept;
+  bool connected() const noexcept;
+  // Estimates what the node would save of a prompt; with `cluster` also the other nodes of the cluster that have
+  // engines of the model and answer within 100 ms. Takes no lease, counts as no use or miss, and changes no policy. Of
+  // `prompt` only tokens, segments, media, salt and conversation are read, during the call. kFailedPrecondition: no
+  // engine of the tenant has opened the model on the node. kUnavailable: no daemon, or it is late.
+  Status Probe(const ProbeModel& model, const Prompt& prompt, bool cluster, Probed* out) noexcept;
+
+ private:
+  ProberState* impl_ = nullptr;
+};
+
+}  // namespace ashlar::engine

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""python -m ashlar.proxy: the command line."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from typing import Any
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m ashlar.proxy",
+        description="An OpenAI-compatible proxy that sends each prompt to the engine that is expected to answer first.",
+    )
+    parser.add_argument(
+        "--backend", action="append", required=True, metavar="URL[,rpc=PATH,session=PATH][,node=NAME]",
+        help="an engine's server, and its daemon's sockets or its node in the cluster; repeat for each",
+    )  # fmt: skip
+    parser.add_argument("--model", help="name or folder with the tokenizer; without it only token ids are probed")
+    parser.add_argument("--model-id", help="model_id of the engines' models; default: the value of --model")
+    parser.add_argument("--policy", choices=("cheapest", "round-robin"), default="cheapest")
+    parser.add_argument("--segment-separator", default="", help="the connector's segment_separator")
+    parser.add_argument(
+        "--short-segment", type=int, default=32, metavar="TOKENS",
+        help="neighbouring shorter segments are joined; the connector's seam_head + seam_tail + min_tokens",
+    )  # fmt: skip
+    parser.add_argument("--trust-remote-code", action="store_true", help="as of Transformers, for the tokenizer")
+    parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
+    parser.add_argument("--port", type=int, default=8080, help="default: %(default)s")
+    parser.add_argument("--probe-ms", type=float, default=200, help="limit of tokenizing, and of probing; %(default)s")
+    parser.add_argument("--max-in-flight", type=int, default=256, help="requests per backend; default: %(default)s")
+    parser.add_argument("--max-waiting", type=int, default=1024, help="further requests that wait; %(default)s")
+    parser.add_argument("--wait-seconds", type=float, default=30, help="longest time in the queue; %(default)s")
+    parser.add_argument("--connect-seconds", type=float, default=2, help="limit of connecting; default: %(default)s")
+    parser.add_argument("--first-byte-seconds", type=float, default=600, help="limit of a prompt; %(default)s")
+    parser.add_argument("--idle-seconds", type=float, default=300, help="between two chunks; default: %(default)s")
+    parser.add_argument("--check-seconds", type=float, default=2, help="interval of health checks; %(default)s")
+    parser.add_argument("--tries", type=int, default=3, help="backends per request; default: %(default)s")
+    return parser
+
+
+def tokenizer(model: str, trust: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    return AutoTokenizer.from_pretrained(model, trust_remote_code=trust)
+
+
+def main(given: list[str] | None = None) -> int:
+    parser = arguments()
+    options = parser.parse_args(given)
+    for name, value in vars(options).items():
+        if isinstance(value, (int, float)) and not isinstance(value, bool) and value <= 0 and name != "short_segment":
+            parser.error(f"--{name.replace('_', '-')}: {value} was given; expected more than 0")
+    if options.segment_separator and not options.model:
+        parser.error("--segment-separator: --model is required, to find the separator's tokens")
+    try:
+        from aiohttp import web
+
+        from ashlar.proxy.backends import Backends, parse_backend
+        from ashlar.proxy.prompts import Prompts
+        from ashlar.proxy.server import Limits, Proxy
+    except ModuleNotFoundError as error:
+        print(f'{error}: pip install "ashlar[proxy]" installs what the proxy needs', file=sys.stderr)
+        return 2
+    try:
+        parsed = [parse_backend(text) for text in options.backend]
+    except ValueError as error:
+        parser.error(str(error))
+    if len({backend.url for backend in parsed}) < len(parsed):
+        parser.error("--backend: a URL was given twice; expected each engine once")
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    prompts, seconds = None, options.probe_ms / 1000
+    if options.policy == "cheapest":
+        try:
+            found = tokenizer(options.model, options.trust_remote_code) if options.model else None
+        except (OSError, ValueError, ImportError) as error:
+            parser.error(f"--model: no tokenizer in {options.model!r}: {error}")
+        prompts = Prompts(found, options.segment_separator, options.short_segment)
+    limits = Limits(
+        in_flight=options.max_in_flight, waiting=options.max_waiting, wait_seconds=options.wait_seconds,
+        connect_seconds=options.connect_seconds, first_byte_seconds=options.first_byte_seconds,
+        idle_seconds=options.idle_seconds, tries=options.tries, check_seconds=options.check_seconds,
+    )  # fmt: skip
+    model_id = options.model_id if options.model_id is not None else options.model or ""
+
+    async def app() -> web.Application:
+        backends = Backends(parsed, model_id, seconds, options.policy == "round-robin")
+        return Proxy(backends, prompts, limits, seconds).app()
+
+    web.run_app(app(), host=options.host, port=options.port, handler_cancellation=True, access_log=None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tokens of a request, as the engine will have them, to probe for them.
+
+A difference to the engine's tokens costs a worse choice, never a wrong answer: the request is forwarded unchanged.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+import numpy as np
+
+from ashlar.prompt import Tokens, lengths_between, separator_ends
+
+
+class Tokenizer(Protocol):
+    """The part of a tokenizer of Transformers that the proxy calls."""
+
+    def encode(self, text: str, add_special_tokens: bool = ...) -> list[int]: ...
+    def apply_chat_template(self, conversation: Any, **options: Any) -> Any: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Question:
+    """A prompt to probe for."""
+
+    tokens: Tokens
+    segments: tuple[int, ...] = ()  # lengths, from position 0; their sum is less than the number of tokens
+    salt: str = ""
+
+
+class Unprobed(Exception):
+    """Why a request is forwarded without a probe; a label of metrics."""
+
+
+class Prompts:
+    """Thread-safe as far as the tokenizer is."""
+
+    def __init__(self, tokenizer: Tokenizer | None, separator: str = "", short: int = 0) -> None:
+        """Without a tokenizer only prompts of token ids are known. `separator`: the connector's `segment_separator`.
+        Neighbouring segments of fewer than `short` tokens are joined, as by the connector (`seam_head` + `seam_tail` +
+        `min_tokens`)."""
+        self._tokenizer = tokenizer
+        self._separator: list[int] = []
+        if separator and tokenizer is not None:
+            self._separator = list(tokenizer.encode(separator, add_special_tokens=False))
+        self._short = short
+
+    def question(self, path: str, body: Mapping[str, Any]) -> Question:
+        """Raises Unprobed if the request has no tokens that the proxy can know."""
+        tokens = self._tokens(path, body)
+        salt = body.get("cache_salt") or ""
+        if not isinstance(salt, str):
+            raise Unprobed("salt")
+        return Question(tokens, self._segments(tokens, body), salt)
+
+    def _tokens(self, path: str, body: Mapping[str, Any]) -> Tokens:
+        if path.endswith("/chat/completions"):
+            return self._chat(body)
+        prompt = body.get("prompt")
+        if isinstance(prompt, list) and len(prompt) == 1 and isinstance(prompt[0], (str, list)):
+            prompt = prompt[0]
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise Unprobed("tokenizer")
+            special = body.get("add_special_tokens", True) is True
+            return np.asarray(self._tokenizer.encode(prompt, add_special_tokens=special), np.int32)
+        if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 2**31 for token in prompt):
+            return np.asarray(prompt, np.int32)
+        raise Unprobed("prompt")  # none, or several
+
+    def _chat(self, body: Mapping[str, Any]) -> Tokens:
+        if self._tokenizer is None:
+            raise Unprobed("tokenizer")
+        messages = body.get("messages")
+        if not isinstance(messages, list) or not messages:
+            raise Unprobed("prompt")
+        plain = []
+        for message in messages:
+            if not isinstance(message, Mapping):
+                raise Unprobed("prompt")
+            content = message.get("content")
+            if isinstance(content, list):  # parts; the engine joins texts with line ends
+                found = [part.get("text") for part in content if isinstance(part, Mapping)]
+                texts = [text for text in found if isinstance(text, str)]
+                if len(texts) != len(content):
+                    raise Unprobed("media")
+                message = {**message, "content": "\n".join(texts)}
+            plain.append(message)
+        options = body.get("chat_template_kwargs")
+        template = body.get("chat_template")
+        try:
+            tokens = self._tokenizer.apply_chat_template(
+                plain,
+                tools=body.get("tools"),
+                add_generation_prompt=body.get("add_generation_prompt", True),
+                continue_final_message=body.get("continue_final_message", False),
+                tokenize=True,
+                return_dict=False,
+                **({"chat_template": template} if isinstance(template, str) else {}),
+                **(options if isinstance(options, dict) else {}),
+            )
+        except Exception as error:
+            raise Unprobed("template") from error
+        return np.asarray(tokens, np.int32).reshape(-1)
+
+    def _segments(self, tokens: Tokens, body: Mapping[str, Any]) -> tuple[int, ...]:
+        parameters = body.get("kv_transfer_params")
+        given = parameters.get("ashlar_segments") if isinstance(parameters, Mapping) else None
+        if given is None:
+            return tuple(lengths_between(separator_ends(tokens, self._separator), len(tokens), self._short))
+        if not isinstance(given, list) or not all(type(length) is int and length > 0 for length in given):
+            return ()  # the engine ignores them, too
+        if sum(given) > len(tokens):
+            return ()
+        return tuple(given if sum(given) < len(tokens) else given[:-1])

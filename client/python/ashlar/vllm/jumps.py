@@ -1,0 +1,520 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Scheduler half of segments: decides which parts of a prompt come from the cache, and when.
+
+A prompt with segments is scheduled like any other. The scheduler looks its segments up; if nothing is found, the prompt
+is computed in the same step. Otherwise it waits until a worker has landed the hits. The prompt then computes up to the
+first interior, *jumps* over it by a higher `num_computed_tokens`, and continues from there,
+in ordinary steps. The worker writes the interior's keys, values and states before the forward of the step after the jump.
+Segments that are missing, late or not worth a step are computed.
+
+Missing segments are computed separately later: when the engine has no requests, or when a second request has them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import time
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+import ashlar
+from ashlar.vllm.lookups import SegmentLookups, await_plan, finds_segments, lookup_wait, missing_segments
+from ashlar.vllm.messages import Alone, Fetch, Fetched, Jump
+from ashlar.vllm.model import Described
+from ashlar.vllm.options import Options
+from ashlar.vllm.segments import Names
+from ashlar.vllm.stats import AshlarStats
+
+_PAUSE = 1.0  # seconds without lookups after a late lookup
+_USUAL_PATIENCE = 5.0  # seconds allowed for a landing while the engine's prefill rate is unknown
+_STEP = 64  # cost of a jump's step, in tokens, when segments are compared with an exact prefix
+_REMEMBERED = 512  # maximum number of missing segments kept for later runs
+
+
+@dataclasses.dataclass(frozen=True)
+class Interior:
+    """A range of positions whose keys, values and states a worker has landed."""
+
+    begin: int
+    end: int
+    first: bool  # the prompt's first segment: exact, loaded before the first step
+
+
+@dataclasses.dataclass
+class _Prompt:
+    request: Any
+    lengths: list[int]
+    names: Names
+    preemptions: int
+    own_salt: str  # the caller's salt
+    fetch: int | None = None  # number of its fetch; None: not requested
+    since: float = 0.0  # time at which the scheduler first considered the request; 0: not yet
+    lookup: ashlar.Request | None = None  # the scheduler's own lookup, which comes before a fetch
+    landing: bool = False
+    answers: dict[int, Fetched] = dataclasses.field(default_factory=dict)  # final answers to the fetch, by rank
+    landed: list[Interior] | None = None  # landed interiors before `decide`
+    ready: bool = False  # the request no longer waits
+    salt: str = ""  # generation of the engine's weights and caller's salt
+    computed: int = 0  # tokens found in the engine's own cache at the last query
+    jumps: list[Interior] = dataclasses.field(default_factory=list)  # remaining jumps, in order
+    refuses_prefix: bool = False
+    exact: int | None = None  # number of tokens before the first composed token; None: all are exact
+    tier: str = "dram"
+    jumped: bool = False
+    jumping: Interior | None = None  # a jump that was scheduled but not yet sent to a worker
+    held: list[Any] = dataclasses.field(default_factory=list)  # blocks with the states before the jump
+
+
+@dataclasses.dataclass
+class _Cold:
+    """A segment that is missing in the cache."""
+
+    tokens: npt.NDArray[np.int32]
+    first: bool
+    salt: str
+    asked: int = 0  # number of requests that contained it
+
+
+class Jumps:
+    def __init__(
+        self,
+        described: Described,
+        options: Options,
+        hash_tokens: int,
+        publishes: bool,
+        stats: AshlarStats,
+        ranks: int = 1,
+    ):
+        """`hash_tokens`: tokens per block hash of the engine. `publishes`: whether missing segments are computed and stored."""
+        self._ranks = ranks
+        self._described, self._options, self._stats = described, options, stats
+        self._hash_tokens, self._publishes = hash_tokens, publishes
+        self.tokens_per_second = options.tokens_per_second
+        self.generation = ""  # generation of the engine's weights
+        self._prompts: dict[str, _Prompt] = {}
+        self._by_fetch: dict[int, _Prompt] = {}
+        self._fetches: list[Fetch] = []
+        self._released: list[int] = []
+        self._cold: OrderedDict[bytes, _Cold] = OrderedDict()
+        self._running: tuple[int, list[Any]] | None = None  # number and blocks of the segment that runs alone
+        self._ran: dict[int, int] = {}  # published segments of that run, by rank
+        self._number = 0
+        self._paused_until = 0.0
+        self._states = sorted({place.group for place in described.linear})
+        self.lookups = SegmentLookups(described, options)
+
+    def close(self) -> None:
+        for prompt in self._prompts.values():
+            self._end_lookup(prompt)
+        self.lookups.close()
+
+    # ---- prompts
+
+    def add(self, request: Any, lengths: list[int], salt: str = "") -> None:
+        names = Names(request, self._hash_tokens)
+        self._prompts[request.request_id] = _Prompt(request, lengths, names, request.num_preemptions, salt)
+
+    def forget(self, request: Any, pool: Any) -> None:
+        prompt = self._prompts.pop(request.request_id, None)
+        if prompt is not None:
+            self._leave(prompt, pool)
+
+    def reset(self, pool: Any, generation: str = "") -> None:
+        """Discards what was landed or found missing with former weights. Requests that have jumped stay composed."""
+        self._cold.clear()
+        self.generation = generation
+        for prompt in self._prompts.values():
+            if prompt.jumping is None:
+                self._leave(prompt, pool)
+            prompt.ready, prompt.landed, prompt.jumps = True, None, []
+
+    def _leave(self, prompt: _Prompt, pool: Any) -> None:
+        """Releases everything that the prompt holds."""
+        if prompt.fetch is not None:
+            self._by_fetch.pop(prompt.fetch, None)
+            self._fetches = [each for each in self._fetches if each.number != prompt.fetch]
+            self._released.append(prompt.fetch)
+            prompt.fetch = None
+        self._end_lookup(prompt)
+        if prompt.held:
+            pool.free_blocks(prompt.held)
+            prompt.held = []
+        prompt.jumping, prompt.landed, prompt.landing = None, None, False
+        prompt.answers = {}
+
+    @staticmethod
+    def _end_lookup(prompt: _Prompt) -> None:
+        if prompt.lookup is not None:
+            prompt.lookup.end()
+            prompt.lookup = None
+
+    def _current(self, request: Any, pool: Any) -> _Prompt | None:
+        """Returns the request's prompt. A preempted request starts over."""
+        prompt = self._prompts.get(request.request_id)
+        if prompt is not None and prompt.preemptions != request.num_preemptions:
+            self._leave(prompt, pool)
+            prompt.names.reset()
+            prompt.preemptions, prompt.exact = request.num_preemptions, None
+            prompt.jumps, prompt.ready, prompt.refuses_prefix, prompt.since = [], False, False, 0.0
+        return prompt
+
+    def exact_tokens(self, request: Any) -> int | None:
+        """Returns the number of tokens before the first composed token; None if nothing is composed."""
+        prompt = self._prompts.get(request.request_id)
+        return None if prompt is None else prompt.exact
+
+    # ---- before the first step
+
+    def start(self, request: Any, computed: int, pool: Any) -> None:
+        """Starts the lookup of the request's segments. Call it when the request is next, before `waits`."""
+        prompt = self._current(request, pool)
+        if prompt is None or prompt.ready:
+            return
+        prompt.computed = computed
+        now = time.monotonic()
+        prompt.since = prompt.since or now
+        if prompt.fetch is not None or prompt.lookup is not None:
+            return
+        if now < self._paused_until or sum(prompt.lengths) - computed < max(1, self._options.min_tokens):
+            self._give_up(prompt, pool)
+        elif not self.lookups.available:
+            self._ask(prompt)
+        else:
+            prompt.salt = self.generation + prompt.own_salt
+            prompt.lookup = self.lookups.start(_text(prompt), prompt.lengths, prompt.salt)
+            if prompt.lookup is None:
+                self._give_up(prompt, pool)
+
+    def waits(self, request: Any, computed: int, pool: Any) -> bool:
+        """Returns whether the request waits for its segments, after a short wait for their lookup."""
+        self.start(request, computed, pool)
+        prompt = self._prompts.get(request.request_id)
+        if prompt is None or prompt.ready:
+            return False
+        if prompt.lookup is not None and not self._looked_up(prompt, pool):
+            return not prompt.ready
+        if prompt.landed is None and time.monotonic() - prompt.since > self._patience(prompt):
+            self._late(prompt, pool)
+        return not prompt.ready
+
+    def _looked_up(self, prompt: _Prompt, pool: Any) -> bool:
+        """Returns whether the scheduler's lookup has found segments, which a worker then lands."""
+        lookup, options = prompt.lookup, self._options
+        assert lookup is not None
+        wait = lookup_wait(options, sum(prompt.lengths) - prompt.computed, self.tokens_per_second)
+        verdict = await_plan(lookup, prompt.since + wait)
+        if verdict == ashlar.Verdict.PENDING:
+            if time.monotonic() - prompt.since > options.lookup_ms / 1000:
+                self._late(prompt, pool)
+            return False
+        plan = lookup.plan
+        self._end_lookup(prompt)
+        if verdict == ashlar.Verdict.OK and finds_segments(plan):
+            self._ask(prompt)
+            return True
+        if verdict == ashlar.Verdict.OK:
+            self._missed(prompt, missing_segments(plan))
+        self._give_up(prompt, pool)
+        return False
+
+    def _late(self, prompt: _Prompt, pool: Any) -> None:
+        self._stats.add(1, "lookups", "timed_out")
+        self._paused_until = time.monotonic() + _PAUSE
+        self._give_up(prompt, pool)
+
+    def _ask(self, prompt: _Prompt) -> None:
+        self._number += 1
+        prompt.fetch, prompt.salt = self._number, self.generation + prompt.own_salt
+        self._by_fetch[self._number] = prompt
+        self._fetches.append(Fetch(self._number, _text(prompt), prompt.lengths, prompt.salt))
+
+    def _ask_ahead(self) -> None:
+        """Requests segments of later requests, in at most half of the worker's memory."""
+        if time.monotonic() < self._paused_until:
+            return
+        left = self._options.segment_tokens // 2 - sum(sum(each.lengths) for each in self._by_fetch.values())
+        for prompt in self._prompts.values():
+            tokens = sum(prompt.lengths)
+            idle = prompt.fetch is None and prompt.lookup is None and not prompt.ready
+            if idle and prompt.preemptions == prompt.request.num_preemptions:
+                left -= tokens
+                if left < 0:
+                    return
+                if tokens >= max(1, self._options.min_tokens):
+                    self._ask(prompt)
+
+    def _patience(self, prompt: _Prompt) -> float:
+        """Seconds: `lookup_ms` for a lookup; for a landing also the time in which its tokens could be computed."""
+        options = self._options
+        if not prompt.landing:
+            return options.lookup_ms / 1000
+        computing = sum(prompt.lengths) / self.tokens_per_second if self.tokens_per_second else _USUAL_PATIENCE
+        return min(options.land_ms / 1000, options.lookup_ms / 1000 + computing)
+
+    def _give_up(self, prompt: _Prompt, pool: Any) -> None:
+        self._leave(prompt, pool)
+        prompt.ready = True
+
+    def requests_of(self, fetches: Iterable[int]) -> list[Any]:
+        """Returns the requests that need a decision."""
+        found = [self._by_fetch[number] for number in fetches if number in self._by_fetch]
+        # Before the scheduler has considered a request, the exact tokens in the engine's own cache are unknown.
+        return [prompt.request for prompt in found if prompt.landed is not None and prompt.since > 0]
+
+    def decide(self, request: Any, found: int, pool: Any) -> bool:
+        """Decides which landed segments are used. `found`: tokens of an exact prefix that can be loaded. False: none landed.
+
+        This renames blocks after a jump, so the engine's own cache may have other blocks of the request afterwards.
+        """
+        prompt = self._prompts.get(request.request_id)
+        if prompt is None or prompt.landed is None:
+            return False
+        landed, prompt.landed, prompt.ready = prompt.landed, None, True
+        known = prompt.computed
+        after = [each for each in landed if each.begin >= found]
+        jumps = [each for each in landed if each.begin >= known or (each.first and each.end > known)]
+        if found > known:
+            # A prefix that ends inside a segment is loaded only if that saves more.
+            prompt.refuses_prefix = found + _tokens(after, found) < known + _tokens(jumps, known)
+            jumps = jumps if prompt.refuses_prefix else after
+        if not jumps:
+            self._give_up(prompt, pool)
+            return True
+        prompt.jumps = jumps
+        composed = [each for each in jumps if not each.first]
+        if composed:
+            prompt.exact = composed[0].begin
+            prompt.names.set([(each.begin, each.end) for each in composed])
+        return True
+
+    def may_have_more(self, request: Any, pool: Any) -> bool:
+        """Returns whether the engine's own cache has the block of the first jump under its new name."""
+        prompt = self._prompts.get(request.request_id)
+        if prompt is None or prompt.exact is None:
+            return False
+        block = self._described.block
+        name = (prompt.exact // block + 1) * block // self._hash_tokens - 1
+        names, group = request.block_hashes, self._described.key_groups[0]
+        return name < len(names) and pool.get_cached_block(names[name], [group]) is not None
+
+    def refuses_prefix(self, request: Any) -> bool:
+        """Returns whether the segments save more than the exact prefix."""
+        prompt = self._prompts.get(request.request_id)
+        return prompt is not None and prompt.refuses_prefix
+
+    def external(self, request: Any, computed: int, pool: Any) -> int:
+        """Returns the number of tokens after `computed` that are loaded from the first segment before the first step."""
+        prompt = self._prompts.get(request.request_id)
+        if prompt is None or not prompt.jumps:
+            return 0
+        prompt.jumps = [each for each in prompt.jumps if each.begin >= computed or (each.first and each.end > computed)]
+        if not prompt.jumps:  # the engine's own cache has the whole segment
+            self._leave(prompt, pool)
+            return 0
+        return prompt.jumps[0].end - computed if prompt.jumps[0].first else 0
+
+    def allocated(self, request: Any, external: int) -> bool:
+        """Returns whether the external tokens belong to the first segment."""
+        prompt = self._prompts.get(request.request_id)
+        if prompt is None or not prompt.jumps or not prompt.jumps[0].first:
+            return False
+        first = prompt.jumps.pop(0)
+        prompt.jumping = Interior(first.end - external, first.end, True)
+        return True
+
+    # ---- in the scheduler's loop
+
+    def leap(self, request: Any, tokens: int, managers: Sequence[Any], pool: Any) -> int | None:
+        """Moves a running request over a landed interior if it has reached the interior's start.
+
+        Returns how many of `tokens` the next step should have; None: as many as the engine chooses.
+        """
+        prompt = self._current(request, pool)
+        if prompt is None or not (prompt.jumps or prompt.jumping or prompt.held):
+            return None
+        at: int = request.num_computed_tokens
+        block = self._described.block
+        while prompt.jumps and prompt.jumps[0].begin < at:
+            prompt.jumps.pop(0)
+        if not (prompt.jumps or prompt.jumping or prompt.held):
+            self._leave(prompt, pool)
+            return None
+        tables = [managers[group].req_to_blocks[request.request_id] for group in self._states]
+        index = -(-at // block) - 1
+        if prompt.jumps and prompt.jumps[0].begin == at and prompt.jumping is None:
+            jump = prompt.jumps[0]
+            over = at % block > 0 and index < jump.end // block
+            there = all(0 <= index < len(table) and not table[index].is_null for table in tables)
+            if there and self._hold(prompt, tables, index, over, pool):
+                prompt.jumping = prompt.jumps.pop(0)
+                request.num_computed_tokens = jump.end
+        start: int = request.num_computed_tokens
+        tokens = min(tokens, request.num_tokens - start)
+        stop, ends = self.next_stop(request, start), (start // block + 1) * block
+        if stop is not None and stop <= start + tokens:
+            if stop > ends > start and start % block and not self._hold(prompt, tables, start // block, True, pool):
+                stop = ends
+            return stop - start
+        # The state's block was taken from the request: the step must reach the next block, or waits.
+        gone = start % block and start // block < min(map(len, tables), default=0)
+        return 0 if gone and any(table[start // block].is_null for table in tables) else None
+
+    def _hold(self, prompt: _Prompt, tables: Sequence[list[Any]], index: int, gives_up: bool, pool: Any) -> bool:
+        """Holds the blocks with the running states until the worker has copied them. Returns False if there is none.
+
+        The scheduler would free them, because the last computed token is in another block. `gives_up`: a step or a jump
+        crosses the end of these blocks, so they have no state of their end. They are taken from the request, because the
+        engine's own cache would name them as if they had.
+        """
+        if index < 0 or any(index >= len(table) or table[index].is_null for table in tables):
+            return gives_up and all(index >= len(table) or table[index].is_null for table in tables)
+        for table in tables:
+            prompt.held.append(table[index])
+            if gives_up:
+                table[index] = pool.null_block
+            else:
+                pool.touch([table[index]])
+        return True
+
+    def next_stop(self, request: Any, start: int) -> int | None:
+        """Returns where the step that begins at `start` must end because a jump follows."""
+        prompt = self._prompts.get(request.request_id)
+        if prompt is None:
+            return None
+        return min((each.begin for each in prompt.jumps if each.begin > start), default=None)
+
+    # ---- with each step
+
+    def step(self, output: Any, pool: Any) -> tuple[list[Fetch], list[Jump], list[int]]:
+        jumps = []
+        for name, prompt in self._prompts.items():
+            if name not in output.num_scheduled_tokens:
+                continue
+            pool.free_blocks(prompt.held)  # later writers run after this step's copies
+            prompt.held = []
+            if (made := prompt.jumping) is None:
+                continue
+            assert prompt.fetch is not None
+            end = made.end + output.num_scheduled_tokens[name]
+            blocks = tuple(output.kv_connector_block_state.get_block_ids(name))
+            jumps.append(Jump(prompt.fetch, made.begin, made.end, blocks, self._described.count(end) - 1))
+            self._count(prompt, made)
+            prompt.jumping = None
+            if not prompt.jumps:
+                self._leave(prompt, pool)
+        if jumps:
+            output.has_sync_kv_loads = True  # makes vLLM call the worker before the forward
+        self._ask_ahead()
+        fetches, self._fetches = self._fetches, []
+        released, self._released = self._released, []
+        return fetches, jumps, released
+
+    def _count(self, prompt: _Prompt, made: Interior) -> None:
+        tokens, stats = made.end - made.begin, prompt.request.prefill_stats
+        self._stats.add(1, "jumps")
+        self._stats.add(tokens, "saved_tokens", prompt.tier, "composed")
+        if not prompt.jumped:
+            prompt.jumped = True
+            self._stats.add(1, "hits", prompt.tier, "composed")
+        if not made.first and stats is not None and prompt.request.num_preemptions == 0:
+            external = stats.num_external_cached_tokens + tokens
+            stats.set(stats.num_prompt_tokens, stats.num_local_cached_tokens, external)
+
+    # ---- what workers report
+
+    def hear(self, fetched: dict[tuple[int, int], Fetched], pool: Any) -> None:
+        """`fetched`: answers by number of the fetch, and rank. A prompt uses what all ranks have landed."""
+        for (number, rank), each in fetched.items():
+            prompt = self._by_fetch.get(number)
+            if prompt is None:
+                continue
+            prompt.landing = True
+            if not each.ended:
+                continue
+            prompt.answers[rank] = each
+            if len(prompt.answers) < self._ranks:
+                continue
+            answers, first = list(prompt.answers.values()), prompt.answers[min(prompt.answers)]
+            self._missed(prompt, sorted({lacking for answer in answers for lacking in answer.missing}))
+            self._stats.add(first.refused, "segments_refused")
+            if any(answer.failure for answer in answers):
+                self._stats.add(1, "load_failures")
+            self._stats.add(max(answer.seconds for answer in answers), "load_seconds")
+            prompt.tier = first.tier
+            jumps = [jump for jump in first.jumps if all(jump in answer.jumps for answer in answers)]
+            prompt.landed = [Interior(*jump) for jump in jumps]
+            if not prompt.landed:
+                self._give_up(prompt, pool)
+
+    def _missed(self, prompt: _Prompt, missing: Sequence[int]) -> None:
+        if not self._publishes:
+            return
+        options = self._options
+        for number in missing:
+            if prompt.lengths[number] < options.seam_head + options.seam_tail + max(1, options.min_segment_tokens):
+                continue
+            begin = sum(prompt.lengths[:number])
+            text = prompt.request.all_token_ids[begin : begin + prompt.lengths[number]]
+            tokens: npt.NDArray[np.int32] = np.array(text, np.int32)
+            salt = prompt.salt
+            name = hashlib.sha256(repr((number == 0, salt)).encode() + tokens.tobytes()).digest()
+            cold = self._cold.pop(name, None) or _Cold(tokens, number == 0, salt)
+            cold.asked += 1
+            self._cold[name] = cold
+        while len(self._cold) > _REMEMBERED:
+            self._cold.popitem(last=False)
+
+    # ---- segments that are run alone
+
+    @property
+    def has_cold(self) -> bool:
+        return self._running is not None or bool(self._cold)
+
+    def next_alone(self, idle: bool, pool: Any) -> Alone | None:
+        """Returns a segment to run alone in this step: any segment if the engine is idle, else one that two requests had."""
+        if self._running is not None:
+            return None
+        wanted = [(name, cold) for name, cold in self._cold.items() if idle or cold.asked > 1]
+        if not wanted:
+            return None
+        name, cold = max(wanted, key=lambda each: each[1].asked)
+        count, groups = self._described.count(len(cold.tokens)), self._described.key_groups
+        needed = count * len(groups) + len(self._states)
+        if pool.get_num_free_blocks() < 2 * needed:
+            if idle:
+                del self._cold[name]  # too large
+            return None
+        del self._cold[name]
+        blocks = pool.get_new_blocks(needed)
+        self._number += 1
+        self._running = self._number, blocks
+        ids = [each.block_id for each in blocks]
+        pages = {group: ids[place * count : (place + 1) * count] for place, group in enumerate(groups)}
+        states = dict(zip(self._states, ids[count * len(groups) :]))
+        return Alone(self._number, cold.tokens, cold.first, cold.salt, pages, states)
+
+    def ran(self, ended: dict[tuple[int, int], int], pool: Any) -> None:
+        """`ended`: published segments by number of the run, and rank."""
+        if self._running is None:
+            return
+        number, blocks = self._running
+        self._ran |= {rank: published for (run, rank), published in ended.items() if run == number}
+        if len(self._ran) == self._ranks:
+            pool.free_blocks(blocks)
+            self._stats.add(max(self._ran.values()), "published_segments")
+            self._running, self._ran = None, {}
+
+
+def _text(prompt: _Prompt) -> npt.NDArray[np.int32]:
+    """Returns the tokens of all segments and one more."""
+    return np.array(prompt.request.all_token_ids[: sum(prompt.lengths) + 1], np.int32)
+
+
+def _tokens(interiors: Sequence[Interior], computed: int) -> int:
+    """Returns the number of tokens saved, minus the cost of the steps."""
+    return sum(each.end - max(each.begin, computed) - _STEP for each in interiors)

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Lookups of segments by the scheduler itself. A prompt of new segments does not wait for a worker's answer.
+
+A lookup lands nothing. If it finds something, a worker looks the prompt up again and lands it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+import ashlar
+from ashlar.request import StepKind
+from ashlar.vllm.model import Described
+from ashlar.vllm.opening import Opening
+from ashlar.vllm.options import Options
+from ashlar.vllm.segments import EPSILON
+from ashlar.vllm.state import State
+
+_POLL = 0.0001  # seconds
+_SHARE = 0.01  # of a prompt's prefill: the longest wait for a lookup
+_USUAL_WAIT = 0.002  # seconds; while the rate of prefill is unknown
+_SHORTEST_WAIT, _LONGEST_WAIT = 0.0005, 0.02  # seconds
+
+
+def lookup_wait(options: Options, tokens: int, tokens_per_second: float) -> float:
+    """Returns how long the scheduler waits for the lookup of a prompt before it serves other requests, in seconds."""
+    if options.lookup_wait_ms > 0:
+        return options.lookup_wait_ms / 1000
+    if tokens_per_second <= 0:
+        return _USUAL_WAIT
+    return min(_LONGEST_WAIT, max(_SHORTEST_WAIT, _SHARE * tokens / tokens_per_second))
+
+
+def await_plan(handle: ashlar.Request, deadline: float) -> ashlar.Verdict:
+    """Returns PENDING if there is no plan by the deadline."""
+    while (verdict := handle.poll_plan()) == ashlar.Verdict.PENDING and time.monotonic() < deadline:
+        time.sleep(_POLL)
+    return verdict
+
+
+def missing_segments(plan: ashlar.Plan) -> list[int]:
+    return [number for number, segment in enumerate(plan.segments) if segment.miss]
+
+
+def finds_segments(plan: ashlar.Plan) -> bool:
+    return any(step.kind is not StepKind.COMPUTE for step in plan.steps)
+
+
+class SegmentLookups:
+    """Unavailable until a worker has reported the layout of segments, a part of which only workers know."""
+
+    def __init__(self, described: Described, options: Options) -> None:
+        self._described, self._options = described, options
+        self._opening: Opening | None = None
+        self.available = False
+
+    def open(self, model: ashlar.Model) -> None:
+        """`model`: as `segments_model` returns it. Later calls change nothing."""
+        if self.available:
+            return
+        options = self._options
+
+        def open_cache() -> ashlar.Cache:
+            return ashlar.Cache(
+                self._described.named(model),
+                options.rpc_socket,
+                options.session_socket,
+                name="vllm-segment-lookups",
+                timeout_ms=options.call_ms,
+                memory_kind=ashlar.MemoryKind.NONE,
+                capture_tokens=64,
+                epsilon=EPSILON[options.segment_dtype],
+            )
+
+        state = State("segment lookups")
+        self._opening = Opening(open_cache, self._described.identity.weights, options, "segment lookups", state)
+        self.available = True
+
+    def start(self, tokens: npt.NDArray[np.int32], lengths: Sequence[int], salt: str) -> ashlar.Request | None:
+        """`tokens`: those of all segments and one more. Returns None if there is no daemon, so that nothing is found."""
+        cache = None if self._opening is None else self._opening.cache
+        return None if cache is None else cache.start_begin(tokens, lengths, salt=salt)
+
+    def close(self) -> None:
+        if self._opening is not None:
+            self._opening.close()

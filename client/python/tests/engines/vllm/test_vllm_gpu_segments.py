@@ -1,0 +1,409 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments on a GPU, without one: vLLM's code around its GPU kernels runs on CPUs, with torch in place of the kernels, and
+the connector's operations run on a device that is not the CPU. No part of this has run on a real GPU."""
+
+import os
+import time
+import types
+
+import check_gpu_segments
+import gpu_delta_nets
+import lagging_device
+import numpy as np
+import pytest
+import torch
+import vllm
+from driven_specs import Driven, be_far, config_of, describe, in_child
+from segmented_engines import MODEL, PATIENT, Segmented, texts
+from test_vllm_devices import GDN, MIB, TEXT
+from tiny_engines import connector, count, model_folder, prompt, same, settings_of
+from vllm.config import CUDAGraphMode, set_current_vllm_config
+from vllm.forward_context import get_forward_context, set_forward_context
+from vllm.v1.attention.backends import gdn_attn
+from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
+
+import ashlar
+import ashlar.vllm.composing
+import ashlar.vllm.model
+from ashlar.tensors import delta_tuple
+from ashlar.vllm.composing import Composer
+from ashlar.vllm.forward import EngineModel, _rotated
+from ashlar.vllm.identity import Unsupported
+from ashlar.vllm.messages import Alone, Fetch, Jump
+from ashlar.vllm.options import Options
+from ashlar.vllm.pace import Pace
+from ashlar.vllm.segments import refused
+
+
+@pytest.fixture(scope="module")
+def engines(shared_daemon):
+    """Engines that take the code for GPUs."""
+    children = {}
+    with pytest.MonkeyPatch.context() as patch:
+        gpu_delta_nets.emulate(patch)
+
+        def get(model):
+            if model not in children:
+                options = connector(shared_daemon, segments=True, **PATIENT)
+                children[model] = Segmented(model, options)
+            return children[model]
+
+        yield get
+    for child in children.values():
+        child.close()
+
+
+@pytest.mark.parametrize("model", [MODEL, "qwen3_next"])
+def test_states_of_gpu_kernels_are_composed_exactly_where_the_inputs_are_the_same(model, engines):
+    child, parts, query = engines(model), texts(f"gpu {model}", 4), prompt("gpu query", 20)
+    tokens, lengths = sum(parts, []), [len(part) for part in parts]
+    cut = child.probe("tuples_against_one_run", tokens, lengths)
+    print("tuples cut from one run, composed, and the engine's kernel", cut)
+    assert len(cut) == 3 and all(one <= 1e-5 and whole <= 1e-5 and kernel <= 1e-5 for one, whole, kernel in cut)
+    assert child.publish(parts) == 6
+    full = child.probe("ask", tokens + query, None, salt="full")
+    jumps = count(child, "jumps")
+    first = child.ask(parts, query)
+    assert first[2] == 100 + 3 * 84 and count(child, "jumps") == jumps + 4 and count(child, "load_failures") == 0
+    child.call("erase")
+    same([child.ask(parts, query)], [first[:2]])
+    assert abs(first[1][0] - full[1][0]) < 0.2, "close to full prefill, not equal"
+    composed = child.probe("composed_against_one_run", tokens + prompt("gpu other query", 10), lengths)
+    for number, apart in enumerate(composed):
+        print(f"layer {number}: {apart}")
+    assert 0 < composed[0].interior <= 1e-5 and composed[0].computed <= 1e-5 and composed[0].exact <= 1e-5
+    assert all(apart.interior <= 1e-5 or number for number, apart in enumerate(composed))
+
+
+def check_here(model, sockets):
+    """Runs the check of tools/gpu-check with an engine in this process, a child."""
+    os.setsid()
+    os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0")
+    return check_gpu_segments.check(check_gpu_segments.Local(model, connector(sockets, segments=True, **PATIENT)))
+
+
+def test_the_check_for_gpus_passes_with_emulated_kernels(shared_daemon, monkeypatch):
+    gpu_delta_nets.emulate(monkeypatch)
+    errors = in_child(check_here, model_folder("qwen3_5", **check_gpu_segments.KERNELS), shared_daemon)
+    print(errors)
+    assert all(0 <= found <= bound for found, bound in errors.values())
+    assert errors["first token against full prefill"][0] > 0
+
+
+def test_a_wrong_transition_fails_the_check_for_gpus(shared_daemon, monkeypatch):
+    gpu_delta_nets.emulate(monkeypatch)
+    monkeypatch.setattr(
+        ashlar.vllm.composing,
+        "delta_tuple",
+        lambda *rows: (delta_tuple(*rows)[0], *(2 * each for each in delta_tuple(*rows)[1:])),
+    )
+    model = model_folder(
+        "qwen3_5", **check_gpu_segments.KERNELS, rms_norm_eps=2e-6
+    )  # whose segments are not cached yet
+    errors = in_child(check_here, model, shared_daemon)
+    assert errors["interiors"][0] > errors["interiors"][1]
+
+
+# ---- configurations
+
+
+def config(device="cuda", lora=None, v2=False, ranks=1, moe=False):
+    return types.SimpleNamespace(
+        device_config=types.SimpleNamespace(device_type=device),
+        lora_config=lora,
+        parallel_config=types.SimpleNamespace(data_parallel_size=ranks),
+        use_v2_model_runner=v2,
+        model_config=types.SimpleNamespace(is_moe=moe),
+    )
+
+
+@pytest.mark.parametrize(
+    "given, on_gpu, reason",
+    [
+        (config(), False, "they have never run on cuda; run tools/gpu-check, then set segments_on_gpu"),
+        (config(), True, ""),
+        (config("cpu"), False, ""),
+        (config(v2=True), True, "vLLM's model runner V2 is not supported; set VLLM_USE_V2_MODEL_RUNNER to 0"),
+        (config(lora=object()), True, "enable_lora is not supported"),
+        (config(ranks=2), True, ""),
+        (config(ranks=2, moe=True), True, "data_parallel_size above 1 is not supported for mixtures of experts"),
+    ],
+)
+def test_configurations_without_segments_are_refused_by_name(given, on_gpu, reason):
+    assert refused(given, Options(segments=True, segments_on_gpu=on_gpu)) == reason
+
+
+# ---- tuples
+
+
+@pytest.mark.parametrize("order", ashlar.StateOrder)
+@pytest.mark.parametrize("tokens", [1, 63, 64, 200, 1100])
+def test_a_tuple_is_the_recurrence_of_its_tokens(tokens, order):
+    torch.manual_seed(tokens)
+    rows = _rows_of(tokens)
+    state, transition, decay = delta_tuple(*rows, order)
+    wanted = _recur(torch.zeros(4, 16, 16), *rows), _recur(torch.eye(16).expand(4, 16, 16), *rows, adds=False)
+    if order is ashlar.StateOrder.VALUE_FIRST:
+        wanted = tuple(each.transpose(1, 2) for each in wanted)
+    assert _apart(state, wanted[0]) < 1e-5 and _apart(transition, wanted[1]) < 1e-5
+    assert torch.allclose(decay, rows[2].sum(0).exp()[:, None].expand(4, 16))
+
+
+def _rows_of(tokens):
+    """k, v, g and beta, of which heads remember about 100 tokens."""
+    k = torch.nn.functional.normalize(torch.randn(tokens, 2, 16), dim=-1)
+    return k, torch.randn(tokens, 4, 16), -torch.rand(tokens, 4) / 50, torch.rand(tokens, 4) / 10
+
+
+def _recur(state, k, v, g, beta, adds=True):
+    """Returns the state after these tokens, in fp64: [heads, d_k, d_v]."""
+    state, k, v, g, beta = (each.double() for each in (state, k.repeat_interleave(2, 1), v, g, beta))
+    for t in range(len(k)):
+        state = state * g[t].exp()[:, None, None]
+        write = beta[t][:, None] * (v[t] * adds - torch.einsum("hk,hkv->hv", k[t], state))
+        state = state + k[t][:, :, None] * write[:, None, :]
+    return state
+
+
+def _apart(one, other):
+    return float((one.double() - other).norm() / other.norm())
+
+
+# ---- publishing, landing and composing on a device that is not the CPU
+
+BLOCK = 128
+ROPE = ashlar.Rope([0.5**i for i in range(16)], ashlar.RopeStyle.HALF_SPLIT)
+DELTA, KEYS = GDN
+LENGTHS = [100, 164, 100]  # the second interior ends at the end of a block
+
+
+class Writer:
+    @staticmethod
+    def do_kv_cache_update(layer, keys, values, kv_cache, slots):
+        kv_cache.transpose(1, 2).index_put_((slots // BLOCK, slots % BLOCK), torch.cat([keys, values], -1))
+
+
+class Text:
+    """What the layers of a model compute of a text alone."""
+
+    def __init__(self, tokens):
+        torch.manual_seed(int(tokens[0]))
+        self.rows, self.inputs = _rows_of(len(tokens)), torch.randn(len(tokens), 192).bfloat16()
+        self.keys, self.values = (torch.randn(len(tokens), 2, 32).bfloat16() for _ in range(2))
+
+
+class Core:
+    """A layer's core whose rows are computed on the engine's stream."""
+
+    name, normalized = DELTA, True
+
+    def __init__(self, text, states):
+        self._text, self._states = text, states
+
+    def run_seen(self, count, block):
+        end = _recur(torch.zeros(4, 16, 16), *self._text.rows).transpose(1, 2).float().contiguous()
+        self._states.state(block).copy_(end, non_blocking=True)
+        return {name: far(row) for name, row in zip(("k", "v", "g", "beta"), self._text.rows)}
+
+    def inputs(self):
+        return far(self._text.inputs)
+
+
+def far(tensor):
+    return tensor.to(torch.device(lagging_device.NAME, 0), non_blocking=True)
+
+
+class Engine(EngineModel):
+    def __init__(self, caches, states):
+        self._block, self.device, self._states = BLOCK, torch.device(lagging_device.NAME, 0), states
+        self._attention = {KEYS: types.SimpleNamespace(impl=Writer, kv_cache=caches[KEYS])}
+
+    def decays(self, name):
+        return []
+
+    def ropes(self, described):
+        return {KEYS: ROPE}
+
+    def run(self, tokens, pages, at_linear, at_keys=None, shift=0):
+        text = Text(tokens)
+        at_linear(Core(text, self._states))
+        at_keys(KEYS, far(text.keys), far(text.values))
+
+
+def _until(found, seconds=20):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if answer := found():
+            return answer
+        time.sleep(0.001)
+    raise TimeoutError
+
+
+def composed(specs, daemon, name, spoil, **given):
+    """Returns the number of published segments, and relative errors of states, tails, keys and values after each jump."""
+    be_far()
+    ashlar.vllm.model._swaps_states = lambda: False
+    config = config_of(specs)
+    described = describe(config, name, text=TEXT, staged=8 * MIB, packed=False)
+    driven = Driven(config, described, daemon, far=True)
+    worker = driven.worker
+    sockets = dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket)
+    options = Options(**sockets, segments=True, **PATIENT | given)
+    with lagging_device.stream(lagging_device.ENGINE):
+        engine = Engine(driven.caches, worker._caches.states[0])
+        composer = Composer(engine, described, options, worker._caches.states, 4096, True, Pace(), worker._caches.order)
+        _until(lambda: composer._opening.cache)
+        spoil(lagging_device)
+        chance = np.random.default_rng(len(name))
+        parts = [chance.integers(1, 1 << 30, length).astype(np.int32) for length in LENGTHS]
+        texts = [Text(part) for part in parts]
+        keys, gdn = (next(iter(described.attention_groups)), described.linear[0].group)
+        published = 0
+        for number, part in enumerate(parts):
+            composer.run_alone(Alone(number, part, number == 0, "", {keys: [1, 2]}, {gdn: 3}), lambda: True)
+            published += sum(_until(composer.take_ran).values())
+        composer.fetch(Fetch(9, np.append(np.concatenate(parts), 0).astype(np.int32), LENGTHS), lambda: True)
+        found = {}
+        _until(lambda: found.update(composer.take_fetched()) or (found and found[9].ended))
+        tables = [[], []]
+        tables[keys], tables[gdn] = [5, 9, 6], [12, 10, 11]
+        errors = []
+        for begin, end, first in found[9].jumps:
+            segment = int(np.searchsorted(np.cumsum(LENGTHS), begin, "right"))
+            text, start = texts[segment], sum(LENGTHS[:segment])
+            block = tables[gdn][end // BLOCK]
+            state, tail = worker._caches.states[0].state(block), worker._caches.states[0].tail(block)
+            before = torch.randn(4, 16, 16)
+            state.copy_(before.transpose(1, 2), non_blocking=True)
+            composer.apply(Jump(9, begin, end, tuple(tables), end // BLOCK))
+            part = [row[begin - start : end - start] for row in text.rows]
+            wanted = _recur(torch.zeros(4, 16, 16) if first else before, *part).transpose(1, 2)
+            rows = driven.caches[KEYS].transpose(1, 2)
+            rows = [rows[tables[keys][position // BLOCK], position % BLOCK] for position in range(begin, end)]
+            rows = torch.stack(rows).cpu()
+            rotated = _rotated(text.keys.double().flatten(0, 1), ROPE, start).view(text.keys.shape)
+            pairs = [
+                (state.cpu(), wanted),
+                (tail.cpu(), text.inputs[end - start - 3 : end - start]),
+                (rows[..., 32:], text.values[begin - start : end - start]),
+                (rows[..., :32], rotated[begin - start : end - start]),
+            ]
+            if end % BLOCK == 0:
+                pairs.append((worker._caches.states[0].state(tables[gdn][end // BLOCK - 1]).cpu(), wanted))
+            errors.append([_apart(one, other.double()) for one, other in pairs])
+        composer.release([9])
+        composer.close()
+    driven.close()
+    return published, errors
+
+
+def wait(device):
+    """Spoils nothing."""
+
+
+def forget_to_wait_for_the_run(device):
+    device.Event.synchronize = lambda event: None
+
+
+@pytest.mark.parametrize("spoil, right", [(wait, True), (forget_to_wait_for_the_run, False)])
+def test_segments_are_published_landed_and_composed_with_two_streams(spoil, right, shared_daemon):
+    """The composer's thread copies on its own stream. The errors of keys are those of bf16."""
+    name = f"far segments {spoil.__name__}"
+    published, errors = in_child(composed, GDN, shared_daemon, name=name, spoil=spoil)
+    print(published, errors)
+    assert published == 3
+    assert [len(each) for each in errors] == [4, 5, 4] and all(each[3] < 1e-2 or not right for each in errors)
+    exact = all(max([each[0], *each[4:]]) <= 1e-5 and each[1] == each[2] == 0 for each in errors)
+    assert exact is right
+
+
+def test_tuples_in_float16_lose_no_more_than_their_precision(shared_daemon):
+    published, errors = in_child(composed, GDN, shared_daemon, name="far halves", spoil=wait, segment_dtype="float16")
+    print(published, errors)
+    assert published == 3 and all(1e-5 < each[0] < 1e-3 and each[1] == each[2] == 0 for each in errors)
+
+
+# ---- vLLM's metadata on a device that is not the CPU
+
+
+def metadata(specs, _, backend, kernel_block, graphs):
+    """Returns the metadata of a text of 200 tokens and of a step of two tokens after it, in CPU memory."""
+    be_far()
+    gdn_attn.async_tensor_h2d = lambda data, device: data.to(device)  # vLLM for CPUs copies nothing
+    device = torch.device(lagging_device.NAME, 0)
+    config = vllm.EngineArgs(**settings_of("qwen3_5")).create_engine_config()
+    config.cache_config.mamba_cache_mode = "align"
+    if graphs:
+        compilation = config.compilation_config
+        compilation.cudagraph_mode = CUDAGraphMode.FULL_AND_PIECEWISE
+        compilation.cudagraph_capture_sizes, compilation.max_cudagraph_capture_size = [1, 2, 4], 4
+    engine = EngineModel.__new__(EngineModel)
+    engine._config, engine._block, engine.device = config, BLOCK, device
+    keys = types.SimpleNamespace(get_attn_backend=lambda: backend, kv_cache=torch.empty(8, 2, kernel_block, 64))
+    engine._layers = {KEYS: keys, DELTA: types.SimpleNamespace(get_attn_backend=lambda: gdn_attn.GDNAttentionBackend)}
+    engine._attention, engine._linear = {KEYS: keys}, {DELTA: 1}
+    with lagging_device.stream(lagging_device.ENGINE), set_current_vllm_config(config):
+        engine._groups = {0: engine._group([KEYS], specs[KEYS]), 1: engine._group([DELTA], specs[DELTA])}
+        whole = engine.metadata(0, 200, {0: [5, 9]})[KEYS]
+        return [
+            _near(each) for each in (whole, *(engine._metadata_of(DELTA, *rows, 7) for rows in ((0, 200), (200, 202))))
+        ]
+
+
+def _near(found):
+    """Copies the fields that are tensors of the device. A tensor of the CPU has a name that says so."""
+    tensors = {name: each for name, each in vars(found).items() if isinstance(each, torch.Tensor)}
+    far = {name: each for name, each in tensors.items() if isinstance(each, lagging_device.Tensor)}
+    assert all(name.endswith("_cpu") for name in tensors.keys() - far.keys()), tensors.keys() - far.keys()
+    numbers = {name: each for name, each in vars(found).items() if isinstance(each, int)}
+    return types.SimpleNamespace(**numbers, **{name: each.cpu().numpy().tolist() for name, each in far.items()})
+
+
+@pytest.mark.parametrize("backend", [FlashAttentionBackend, TritonAttentionBackend])
+@pytest.mark.parametrize("kernel_block, graphs", [(BLOCK, False), (32, False), (BLOCK, True)])
+def test_the_engines_builders_make_metadata_on_the_device(backend, kernel_block, graphs, shared_daemon):
+    given = dict(backend=backend, kernel_block=kernel_block, graphs=graphs)
+    keys, first, later = in_child(metadata, GDN, shared_daemon, **given)
+    parts = BLOCK // kernel_block
+    assert keys.block_table == [[block * parts + part for block in (5, 9) for part in range(parts)]]
+    assert (keys.seq_lens, keys.query_start_loc, keys.max_query_len, keys.max_seq_len) == ([200], [0, 200], 200, 200)
+    assert keys.slot_mapping == [*range(5 * BLOCK, 6 * BLOCK), *range(9 * BLOCK, 9 * BLOCK + 72)]
+    assert (first.num_prefills, first.num_prefill_tokens, first.num_decodes) == (1, 200, 0)
+    assert first.prefill_state_indices == first.non_spec_state_indices_tensor == [7]
+    assert first.has_initial_state == first.prefill_has_initial_state == [False]
+    assert first.prefill_query_start_loc == [0, 200] and first.chunk_indices == [[0, i] for i in range(4)]
+    assert (later.num_prefills, later.num_prefill_tokens) == (1, 2) and later.prefill_has_initial_state == [True]
+
+
+def test_other_attention_back_ends_are_refused_by_name(shared_daemon):
+    other = types.SimpleNamespace(get_name=lambda: "FLASHINFER")
+    engine = EngineModel.__new__(EngineModel)
+    engine._layers = engine._attention = {KEYS: types.SimpleNamespace(get_attn_backend=lambda: other)}
+    said = "segments: the attention back end FLASHINFER is not supported; set attention_backend to FLASH_ATTN or TRITON_ATTN"
+    with pytest.raises(Unsupported, match=said):
+        engine._group([KEYS], GDN[KEYS])
+
+
+def run_inside_a_graphs_step(specs, _):
+    """Returns how a segment is run that follows a step with a graph, and whether its inputs are on the device."""
+    be_far()
+    config, seen = vllm.EngineArgs(**settings_of("qwen3_5")).create_engine_config(), []
+
+    def model(input_ids, positions):
+        context = get_forward_context()
+        seen.append((context.cudagraph_runtime_mode.name, context.skip_compiled))
+        seen.append([isinstance(each, lagging_device.Tensor) for each in (input_ids, positions)])
+
+    engine = EngineModel.__new__(EngineModel)
+    engine._config, engine._model, engine.device = config, model, torch.device(lagging_device.NAME, 0)
+    step = dict(num_tokens=4, cudagraph_runtime_mode=CUDAGraphMode.FULL)
+    with lagging_device.stream(lagging_device.ENGINE), set_forward_context({}, config, **step):
+        engine.run(np.arange(4, dtype=np.int32), {}, lambda core: None)
+        seen.append(get_forward_context().cudagraph_runtime_mode.name)
+    return seen
+
+
+def test_a_segments_run_is_neither_compiled_nor_part_of_a_graph(shared_daemon):
+    seen = in_child(run_inside_a_graphs_step, GDN, shared_daemon)
+    assert seen == [("NONE", True), [True, True], "FULL"]

@@ -1,0 +1,332 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The scheduler's half of segments, without an engine: when a request jumps, and what happens to its blocks and names."""
+
+import dataclasses
+import hashlib
+import types
+
+import pytest
+
+from ashlar.vllm.jumps import Jumps
+from ashlar.vllm.messages import Fetched
+from ashlar.vllm.options import Options
+from ashlar.vllm.segments import Names
+from ashlar.vllm.stats import AshlarStats
+
+BLOCK = 32
+
+
+@dataclasses.dataclass(eq=False)
+class Block:
+    block_id: int
+    is_null: bool = False
+    references: int = 1
+
+
+class Pool:
+    null_block = Block(0, True)
+
+    def __init__(self):
+        self.free = 100
+
+    def touch(self, blocks):
+        for block in blocks:
+            block.references += 1
+
+    def free_blocks(self, blocks):
+        for block in blocks:
+            block.references -= 1
+
+    def get_num_free_blocks(self):
+        return self.free
+
+    def get_new_blocks(self, count):
+        self.taken = [Block(50 + i) for i in range(count)]
+        return self.taken
+
+
+class Request:
+    def __init__(self, tokens, name="one"):
+        self.request_id, self.all_token_ids, self.cache_salt = name, list(range(tokens)), None
+        self.num_prompt_tokens, self.num_computed_tokens, self.num_preemptions = tokens, 0, 0
+        self.prefill_stats, self.block_hashes = None, []
+        self._block_hasher = hasher
+        self.update_block_hashes()
+
+    @property
+    def num_tokens(self):
+        return len(self.all_token_ids)
+
+    def update_block_hashes(self):
+        self.block_hashes.extend(self._block_hasher(self))
+
+
+def hasher(request):
+    """Like the engine's hasher: each name depends on the previous one and on a block's tokens."""
+    found, last = [], request.block_hashes[-1] if request.block_hashes else b""
+    for begin in range(len(request.block_hashes) * BLOCK, request.num_tokens // BLOCK * BLOCK, BLOCK):
+        last = hashlib.sha256(last + repr(request.all_token_ids[begin : begin + BLOCK]).encode()).digest()
+        found.append(last)
+    return found
+
+
+class Engine:
+    """One group of attention, and one with a linear layer."""
+
+    def __init__(self, lengths, tokens, **options):
+        place = types.SimpleNamespace(group=1)
+        described = types.SimpleNamespace(
+            linear=[place], block=BLOCK, key_groups=[0], count=lambda tokens: -(-tokens // BLOCK)
+        )
+        self.stats, self.pool = AshlarStats(), Pool()
+        self.jumps = Jumps(described, Options(segments=True, **options), BLOCK, True, self.stats)
+        self.request = Request(tokens)
+        self.jumps.add(self.request, lengths, "salt")
+        self.tables = [[Block(i + 1) for i in range(20)], [Block(30)]]
+        self.managers = [types.SimpleNamespace(req_to_blocks={"one": table}) for table in self.tables]
+
+    def land(self, jumps, missing=(), found=0, computed=0):
+        assert self.jumps.waits(self.request, computed, self.pool)
+        ((fetch,), made, _) = self.step({})
+        assert not made and fetch.salt == "salt"
+        self.jumps.hear({(fetch.number, 0): Fetched(True, jumps, list(missing))}, self.pool)
+        self.jumps.decide(self.request, found, self.pool)
+        return fetch.number
+
+    def step(self, scheduled):
+        ids = [[block.block_id for block in table] for table in self.tables]
+        state = types.SimpleNamespace(get_block_ids=lambda name: ids)
+        self.output = types.SimpleNamespace(
+            num_scheduled_tokens=scheduled, kv_connector_block_state=state, has_sync_kv_loads=False
+        )
+        return self.jumps.step(self.output, self.pool)
+
+    def at(self, computed, tokens=1000):
+        """Returns the request's position then, and the tokens of its step."""
+        self.request.num_computed_tokens = computed
+        count = self.jumps.leap(self.request, tokens, self.managers, self.pool)
+        return self.request.num_computed_tokens, count
+
+
+def test_a_request_jumps_where_an_interior_begins_and_stops_before():
+    engine = Engine([100, 100], 220)
+    fetch = engine.land([(8, 92, False), (108, 192, False)])
+    assert not engine.jumps.waits(engine.request, 0, engine.pool)
+    assert engine.jumps.external(engine.request, 0, engine.pool) == 0
+    assert engine.jumps.next_stop(engine.request, 0) == 8
+    assert engine.at(8) == (92, 16)
+    _, (jump,), released = engine.step({"one": 16})
+    assert (jump.fetch, jump.begin, jump.end, jump.state_block) == (fetch, 8, 92, 3)
+    assert engine.output.has_sync_kv_loads and not released
+    engine.tables[1][:] = [Pool.null_block] * 3 + [Block(31)]
+    assert engine.at(108) == (192, None)
+    _, (jump,), released = engine.step({"one": 28})
+    assert (jump.begin, jump.end, jump.state_block) == (108, 192, 6) and released == [fetch]
+    assert engine.stats.data["jumps"] == 2 and engine.stats.data["saved_tokens|dram|composed"] == 168
+
+
+def test_a_block_with_a_jumped_end_gets_no_name():
+    """The block has the state of the jump's start. The worker copies it in this step; until then no other request gets
+    the block."""
+    engine = Engine([100, 100], 220)
+    engine.land([(8, 92, False)])
+    (state,) = engine.tables[1]
+    engine.at(8)
+    assert engine.tables[1] == [Pool.null_block] and state.references == 1
+    engine.step({"one": 16})
+    assert state.references == 0
+
+
+@pytest.mark.parametrize("begin, end", [(8, 28), (32, 92)], ids=["within a block", "from a block's end"])
+def test_a_state_at_its_blocks_end_is_kept(begin, end):
+    engine = Engine([100, 100], 220)
+    engine.land([(begin, end, False)])
+    (state,) = engine.tables[1]
+    engine.at(begin)
+    assert engine.tables[1] == [state] and state.references == 2
+    engine.step({"one": 4})
+    assert state.references == 1
+
+
+def test_a_seam_across_a_block_end_is_one_step():
+    """The block's own state is given up for it; if the step has no room for that, the request waits."""
+    engine = Engine([100, 100], 220)
+    engine.land([(8, 28, False), (36, 92, False)])
+    (state,) = engine.tables[1]
+    assert engine.at(8) == (28, 8), "over 32"
+    assert engine.tables[1] == [Pool.null_block] and state.references == 2
+    assert engine.at(28, 3) == (28, 0), "to 31 it would compute in a block that is gone"
+    assert engine.at(28, 8) == (28, 8)
+    _, (jump,), _ = engine.step({"one": 8})
+    assert (jump.begin, jump.end, jump.state_block) == (8, 28, 1) and state.references == 0
+
+
+def test_a_seam_without_room_ends_with_its_block():
+    engine = Engine([100, 100], 220)
+    engine.land([(8, 28, False), (36, 92, False)])
+    (state,) = engine.tables[1]
+    assert engine.at(8, 7) == (28, None) and engine.tables[1] == [state]
+
+
+def test_a_jump_waits_until_its_request_is_scheduled():
+    engine = Engine([100, 100], 220)
+    engine.land([(8, 92, False)])
+    engine.at(8)
+    assert engine.step({})[1] == [] and engine.step({"other": 3})[1] == []
+    assert engine.at(92) == (92, None)
+    assert len(engine.step({"one": 16})[1]) == 1
+
+
+def test_a_preempted_request_asks_again_and_is_exact_until_then():
+    engine = Engine([100, 100], 220)
+    names = list(engine.request.block_hashes)
+    fetch = engine.land([(8, 92, False)])
+    assert engine.request.block_hashes != names and engine.jumps.exact_tokens(engine.request) == 8
+    (state,) = engine.tables[1]
+    engine.at(8)
+    engine.request.num_preemptions, engine.request.num_computed_tokens = 1, 0
+    assert engine.jumps.waits(engine.request, 0, engine.pool)
+    assert state.references == 0 and engine.request.block_hashes == names
+    assert engine.jumps.exact_tokens(engine.request) is None
+    (again,), jumps, released = engine.step({"one": 8})
+    assert jumps == [] and released == [fetch] and again.number != fetch
+
+
+def test_an_ended_request_frees_everything():
+    engine = Engine([100, 100], 220)
+    fetch = engine.land([(8, 92, False)])
+    (state,) = engine.tables[1]
+    engine.at(8)
+    engine.jumps.forget(engine.request, engine.pool)
+    assert state.references == 0 and engine.step({"one": 1}) == ([], [], [fetch])
+
+
+def test_the_first_segment_is_taken_before_the_first_step():
+    engine = Engine([100, 100], 220)
+    engine.land([(0, 100, True), (108, 192, False)])
+    assert engine.jumps.external(engine.request, 32, engine.pool) == 68
+    assert engine.jumps.allocated(engine.request, 68)
+    _, (jump,), _ = engine.step({"one": 8})
+    assert (jump.begin, jump.end) == (32, 100)
+    assert engine.jumps.exact_tokens(engine.request) == 108, "what stands before the next jump is exact"
+
+
+@pytest.mark.parametrize(
+    "found, refused, left",
+    [(0, False, [8, 408]), (150, True, [8, 408]), (395, False, [408]), (780, False, [])],
+)
+def test_an_exact_prefix_is_loaded_unless_the_segments_save_more(found, refused, left):
+    engine = Engine([400, 400], 820)
+    engine.land([(8, 392, False), (408, 792, False)], found=found)
+    assert engine.jumps.refuses_prefix(engine.request) == refused
+    assert [each.begin for each in engine.jumps._prompts["one"].jumps] == left
+
+
+def test_computed_segments_are_not_taken_from_the_cache():
+    engine = Engine([100, 100], 220)
+    fetch = engine.land([(8, 92, False), (108, 192, False)], computed=96)
+    assert engine.jumps.next_stop(engine.request, 96) == 108
+    assert engine.jumps.external(engine.request, 192, engine.pool) == 0, "the engine has more behind the new names"
+    assert engine.step({})[2] == [fetch]
+
+
+def test_a_late_lookup_is_abandoned_and_the_next_ones_are_skipped(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("ashlar.vllm.jumps.time.monotonic", lambda: now[0])
+    engine = Engine([100, 100], 220, lookup_ms=200)
+    assert engine.jumps.waits(engine.request, 0, engine.pool)
+    now[0] += 0.1
+    assert engine.jumps.waits(engine.request, 0, engine.pool)
+    now[0] += 0.2
+    assert not engine.jumps.waits(engine.request, 0, engine.pool)
+    other = Request(220, "other")
+    engine.jumps.add(other, [100, 100])
+    assert not engine.jumps.waits(other, 0, engine.pool)
+    assert engine.stats.data["lookups|timed_out"] == 1
+
+
+def test_a_landing_has_the_time_of_computing_its_tokens(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("ashlar.vllm.jumps.time.monotonic", lambda: now[0])
+    engine = Engine([100, 100], 220, lookup_ms=200, tokens_per_second=100.0)
+    engine.jumps.waits(engine.request, 0, engine.pool)
+    ((fetch,), _, _) = engine.step({})
+    engine.jumps.hear({(fetch.number, 0): Fetched(False)}, engine.pool)
+    now[0] += 2.1
+    assert engine.jumps.waits(engine.request, 0, engine.pool)
+    now[0] += 0.2
+    assert not engine.jumps.waits(engine.request, 0, engine.pool)
+
+
+def test_later_requests_fetch_segments_in_half_of_the_memory():
+    """Meanwhile the segments of later requests land. Nothing is decided before a request is next."""
+    engine = Engine([100, 100], 220, segment_tokens=1000)
+    for number in range(3):
+        engine.jumps.add(Request(220, str(number)), [100, 100])
+    fetches, _, _ = engine.step({})
+    assert len(fetches) == 2, "400 of 500 tokens"
+    engine.jumps.hear({(fetches[0].number, 0): Fetched(True, [(8, 92, False)])}, engine.pool)
+    assert engine.jumps.requests_of([fetches[0].number]) == []
+    names = list(engine.request.block_hashes)
+    assert engine.jumps.waits(engine.request, 96, engine.pool)
+    assert engine.jumps.requests_of([fetches[0].number]) == [engine.request]
+    engine.jumps.decide(engine.request, 96, engine.pool)
+    assert engine.request.block_hashes == names, "the engine has all of what has landed"
+
+
+def test_the_engines_own_cache_is_queried_again_if_it_has_a_renamed_block():
+    engine = Engine([100, 100], 220)
+    engine.land([(40, 92, False)])
+    wanted = engine.request.block_hashes[1]
+    engine.pool.get_cached_block = lambda name, groups: "block" if name == wanted and groups == [0] else None
+    assert engine.jumps.may_have_more(engine.request, engine.pool)
+    engine.pool.get_cached_block = lambda name, groups: None
+    assert not engine.jumps.may_have_more(engine.request, engine.pool)
+
+
+def test_missing_segments_run_alone_when_idle_or_asked_for_twice():
+    engine = Engine([100, 100], 220)
+    engine.land([], missing=[1])
+    assert engine.jumps.next_alone(False, engine.pool) is None, "others are served"
+    again = Request(220, "again")
+    engine.jumps.add(again, [100, 100], "salt")
+    engine.jumps.waits(again, 0, engine.pool)
+    ((fetch,), _, _) = engine.step({})
+    engine.jumps.hear({(fetch.number, 0): Fetched(True, missing=[0, 1])}, engine.pool)
+    alone = engine.jumps.next_alone(False, engine.pool)
+    assert not alone.first and alone.tokens.tolist() == list(range(100, 200)) and len(alone.pages[0]) == 4
+    assert engine.jumps.next_alone(True, engine.pool) is None, "one at a time"
+    engine.jumps.ran({(alone.number, 0): 1}, engine.pool)
+    assert all(block.references == 0 for block in engine.pool.taken)
+    first = engine.jumps.next_alone(True, engine.pool)
+    assert first.first and first.tokens.tolist() == list(range(100))
+    engine.jumps.ran({(first.number, 0): 0}, engine.pool)
+    assert not engine.jumps.has_cold
+
+
+def test_no_segment_runs_alone_in_blocks_that_requests_need():
+    engine = Engine([100, 100], 220)
+    engine.land([], missing=[0])
+    engine.pool.free = 9
+    assert engine.jumps.next_alone(True, engine.pool) is None and not engine.jumps.has_cold
+
+
+def test_names_depend_on_the_tokens_and_earlier_jumps():
+    whole, grown, other, plain = Request(200), Request(100), Request(200), Request(200)
+    for request, jumps in ((whole, [(40, 60), (120, 160)]), (grown, [(40, 60), (120, 160)]), (other, [(40, 60)])):
+        Names(request, BLOCK).set(jumps)
+    grown.all_token_ids = list(range(200))
+    grown.update_block_hashes()
+    assert grown.block_hashes == whole.block_hashes, "whenever tokens were appended"
+    assert whole.block_hashes[0] == plain.block_hashes[0]
+    assert not set(whole.block_hashes[1:]) & set(plain.block_hashes)
+    assert other.block_hashes[:3] == whole.block_hashes[:3] and other.block_hashes[3] != whole.block_hashes[3]
+
+
+def test_blocks_filled_by_decoding_after_a_jump_have_separate_names():
+    request, plain = Request(60), Request(96)
+    Names(request, BLOCK).set([(40, 50)])
+    request.all_token_ids = list(range(96))
+    request.update_block_hashes()
+    assert request.block_hashes[0] == plain.block_hashes[0]
+    assert not set(request.block_hashes[1:]) & set(plain.block_hashes)
