@@ -3,7 +3,9 @@
  * usage: calls_c CALL RPC-SOCKET SESSION-SOCKET
  *        calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME
  * main() lists the calls. */
+#define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include <pthread.h>
+#include <time.h>
 
 #include "client/c/testing/engine.h"
 
@@ -162,6 +164,13 @@ static void* serve(void* context) {
   }
 }
 
+/* Waits 5 ms for the other engine to reach the daemon; fails after 60 s (`begun`: time of the first call). */
+static void wait_for_the_other_engine(time_t begun) {
+  const struct timespec pause = {0, 5000000};
+  REQUIRE(time(NULL) - begun < 60);
+  nanosleep(&pause, NULL);
+}
+
 /* Another engine computes a part of a cold prompt. */
 static void share_a_cold_prompt(char** sockets) {
   static engine asking, serving;
@@ -169,12 +178,13 @@ static void share_a_cold_prompt(char** sockets) {
   pthread_t thread;
   uint32_t elsewhere = 0, filled, i;
   int32_t first;
+  const time_t begun = time(NULL);
   REQUIRE(ashlar_serve_prefill(NULL, 0, NULL) == ASHLAR_INVALID_ARGUMENT);
   open_engine(&asking, sockets, ASHLAR_MEMORY_HOSTED, 0);
   open_engine(&serving, sockets, ASHLAR_MEMORY_HOSTED, 0);
   REQUIRE(pthread_create(&thread, NULL, serve, &serving) == 0);
-  /* Until one plan has found the other engine waiting; no text of the other tests is asked for. */
-  for (first = 1000; elsewhere == 0 && first < 1000 + 100 * SEGMENTS; first += SEGMENTS) {
+  /* Repeats until a plan has found the other engine waiting. The texts differ from those of the other tests. */
+  for (first = 1000000; elsewhere == 0; first += SEGMENTS) {
     ashlar_request* const request = begin(&asking, tokens, first, 1);
     int32_t code = ASHLAR_RESTART;
     elsewhere = ashlar_request_elsewhere(request);
@@ -188,8 +198,8 @@ static void share_a_cold_prompt(char** sockets) {
     }
     REQUIRE(code == ASHLAR_OK);
     finish(&asking, request, first);
+    if (elsewhere == 0) wait_for_the_other_engine(begun);
   }
-  REQUIRE(elsewhere > 0);
   pthread_mutex_lock(&mutex);
   stop = 1;
   pthread_mutex_unlock(&mutex);
@@ -206,8 +216,9 @@ static void share_a_cold_prompt_by_jobs(char** sockets) {
   ashlar_job *serves = NULL, *waits = NULL, *opens = NULL;
   ashlar_request *work = NULL, *request = NULL;
   ashlar_cache* none = NULL;
-  uint32_t elsewhere = 0, taken = 0, i;
+  uint32_t elsewhere, taken = 0, i;
   int32_t first, code;
+  const time_t begun = time(NULL);
   REQUIRE(ashlar_start_open(NULL, &none, &opens) == ASHLAR_INVALID_ARGUMENT);
   REQUIRE(none == NULL && opens == NULL);
   open_engine_by(&asking, sockets, ASHLAR_MEMORY_HOSTED, 0, 1, 0);
@@ -216,13 +227,13 @@ static void share_a_cold_prompt_by_jobs(char** sockets) {
   REQUIRE(ashlar_start_serve_prefill(serving.cache, 0, &work, NULL) == ASHLAR_INVALID_ARGUMENT);
   REQUIRE(work == NULL);
   REQUIRE(ashlar_start_serve_prefill(serving.cache, 20000, &work, &serves) == ASHLAR_OK);
-  for (first = 5000; elsewhere == 0 && first < 5000 + 100 * SEGMENTS; first += SEGMENTS) {
-    ashlar_request_end(request);
+  for (first = 2000000;; first += SEGMENTS) {
     request = begin(&asking, tokens, first, 1);
     elsewhere = ashlar_request_elsewhere(request);
+    if (elsewhere > 0) break;
+    ashlar_request_end(request);
+    wait_for_the_other_engine(begun);
   }
-  first -= SEGMENTS;
-  REQUIRE(elsewhere > 0);
   for (i = ashlar_request_missing_count(request); i-- > 0;) {
     const ashlar_computed_run run = compute(&asking, request, i);
     REQUIRE(ashlar_request_publish(request, i, &run, NULL) == ASHLAR_OK);

@@ -238,6 +238,15 @@ def test_many_runs_are_published_by_one_call(daemon):
         expect_all_lands(engine, request, tokens, segments)
 
 
+def first_tokens_of_new_texts(first):
+    """Yields the first tokens of texts of 13 tokens, one each 5 ms, for at most 60 s: another engine may connect late."""
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        yield first
+        first += 13
+        time.sleep(0.005)
+
+
 def test_another_engine_computes_a_part_of_a_cold_prompt(daemon):
     served, stop = [], threading.Event()
 
@@ -256,7 +265,7 @@ def test_another_engine_computes_a_part_of_a_cold_prompt(daemon):
     engine = shortest.Engine(daemon.rpc_socket, daemon.session_socket)
     segments, elsewhere = [24] * 12, 0
     try:
-        for first in range(1, 2000, 13):  # until a plan has found the other engine waiting
+        for first in first_tokens_of_new_texts(1):
             tokens = np.repeat(np.arange(first, first + 13, dtype=np.int32), 24)[: 12 * 24 + 1]
             with engine.cache.begin(tokens, segments, engine.table[:32], fill=True, cold_parallel=True) as request:
                 elsewhere, done, verdict = request.elsewhere, 0, ashlar.Verdict.RESTART
@@ -293,7 +302,7 @@ def test_calls_that_wait_can_be_started_and_polled(daemon):
     segments, served = [24] * 12, 0
     serving = other.cache.start_serve_prefill(wait_ms=30_000)
     assert not serving.poll()
-    for first in range(3001, 5000, 13):
+    for first in first_tokens_of_new_texts(1_000_001):
         tokens = np.repeat(np.arange(first, first + 13, dtype=np.int32), 24)[: 12 * 24 + 1]
         request = engine.cache.begin(tokens, segments, engine.table[:32], fill=True, cold_parallel=True)
         if request.elsewhere > 0:
@@ -318,7 +327,7 @@ def test_calls_that_wait_can_be_started_and_polled(daemon):
 def test_the_end_of_a_request_ends_the_wait_that_it_has_started(daemon):
     engine, other = (shortest.Engine(daemon.rpc_socket, daemon.session_socket) for _ in range(2))
     serving = other.cache.start_serve_prefill(wait_ms=30_000)  # an engine that takes work and never computes it
-    for first in range(6001, 8000, 13):
+    for first in first_tokens_of_new_texts(2_000_001):
         tokens = np.repeat(np.arange(first, first + 13, dtype=np.int32), 24)[: 12 * 24 + 1]
         request = engine.cache.begin(tokens, [24] * 12, engine.table[:32], fill=True, cold_parallel=True)
         if request.elsewhere > 0:
