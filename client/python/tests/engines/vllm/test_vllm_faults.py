@@ -218,7 +218,10 @@ def test_connector_exceptions_fail_no_request(engine, expected):
     text = prompt("raises", 900)
     same(child.generate([text]), expected("qwen3_5", [text]))
     settle(child, 255)
-    of_scheduler = ("match", "_look_up", "_offer", "allocated", "sources", "finished", "take_events", "awaits_reports")
+    of_scheduler = (
+        "match", "_lookups.match", "_offers.offer", "_offers.offer_end", "allocated", "sources", "finished", "take_events",
+        "awaits_reports",
+    )  # fmt: skip
     for name in of_scheduler:
         child.call("erase")
         child.call("execute", BREAK.format(name=name, scheduler=True))

@@ -12,7 +12,7 @@ import ashlar.vllm.reloads
 BACK = OTHER_WEIGHTS  # flipping twice gives the first weights
 IN_PLACE = "llm.apply_model(lambda model: [each.data.mul_(1.01) for each in model.parameters()])"
 LOADED = "llm.apply_model(lambda model: model.load_weights([]))"
-KEPT = "server.connector()._scheduler._generation"
+KEPT = "server.connector()._scheduler._names.generation"
 
 
 def changed(child, text, change=OTHER_WEIGHTS):
