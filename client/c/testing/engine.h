@@ -75,6 +75,7 @@ static inline void open_engine_by(engine* self, char** sockets, uint32_t kind, u
   options.model = &model;
   options.memory = &memory;
   options.capture_tokens = capture_tokens;
+  options.timeout_ms = options.land_ms = 60000; /* a busy machine must not change the results */
   memset(self, 0, sizeof *self);
   if (started) {
     ashlar_job* job = NULL;
