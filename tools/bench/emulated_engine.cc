@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "tools/bench/emulated_engine.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <thread>
@@ -13,20 +14,27 @@ namespace {
 using Watch = std::chrono::steady_clock;
 
 constexpr uint32_t kSeam = 8;
-constexpr uint32_t kLinearHeads = 4, kHeadDim = 128, kConvKernel = 4, kConvChannels = 3 * kLinearHeads * kHeadDim;
+constexpr uint32_t kHeadDim = 128, kConvKernel = 4, kLinearPerPeriod = 3;
+
+constexpr size_t BytesOf(DType dtype) {
+  return dtype == DType::kF32 ? 4 : 2;
+}
+
+constexpr uint32_t ConvChannels(EmulatedSize size) {
+  return 3 * size.heads * kHeadDim;
+}
 
 double MillisecondsSince(Watch::time_point start) {
   return std::chrono::duration<double, std::milli>(Watch::now() - start).count();
 }
 
-// One period of qwen3-next: three linear layers, then attention. An eighth of its linear heads, and all of its keys and
-// values.
-std::vector<engine::Layer> Layers(const std::vector<double>& frequencies) {
+std::vector<engine::Layer> Layers(EmulatedSize size, const std::vector<double>& frequencies) {
   engine::Layer linear{.kind = engine::LayerKind::kLinear};
   linear.family = Family::kGdn;
-  linear.key_heads = linear.value_heads = kLinearHeads;
+  linear.key_heads = linear.value_heads = size.heads;
   linear.d_k = linear.d_v = kHeadDim;
-  linear.conv_channels = kConvChannels;
+  linear.state_dtype = size.dtype;
+  linear.conv_channels = ConvChannels(size);
   linear.conv_kernel = kConvKernel;
   engine::Layer attention{.kind = engine::LayerKind::kGqa};
   attention.rope = {.style = RopeStyle::kHalfSplit,
@@ -35,7 +43,20 @@ std::vector<engine::Layer> Layers(const std::vector<double>& frequencies) {
   attention.kv_heads = 2;
   attention.key_dim = attention.value_dim = 256;
   attention.dtype = DType::kBF16;
-  return {linear, linear, linear, attention};
+  std::vector<engine::Layer> layers;
+  for (uint32_t period = 0; period < size.periods; ++period) {
+    layers.insert(layers.end(), kLinearPerPeriod, linear);
+    layers.push_back(attention);
+  }
+  return layers;
+}
+
+uint32_t LayerCount(EmulatedSize size) {
+  return size.periods * (kLinearPerPeriod + 1);
+}
+
+bool IsLinear(uint32_t layer) {
+  return layer % (kLinearPerPeriod + 1) < kLinearPerPeriod;
 }
 
 std::vector<uint64_t> EqualSegments(uint64_t tokens) {
@@ -44,22 +65,29 @@ std::vector<uint64_t> EqualSegments(uint64_t tokens) {
 
 }  // namespace
 
-EmulatedEngine::EmulatedEngine() : state_(kLinearHeads * kHeadDim * kHeadDim), transition_(state_.size()) {
+uint64_t EmulatedSize::tuple_bytes() const {
+  return uint64_t{periods} * kLinearPerPeriod * heads * kHeadDim * kHeadDim * 2 * BytesOf(dtype);
+}
+
+absl::Status EmulatedEngine::Open(const tools::DaemonSockets& daemon, uint64_t pages, double tokens_per_second,
+                                  EmulatedSize size) {
+  size_ = size;
+  const size_t values = size_t{size.heads} * kHeadDim * kHeadDim;
   std::mt19937_64 random(1);
   std::normal_distribution<float> normal(0, 0.05f);
-  for (float& value : state_) value = normal(random);
+  transition_.resize(values);
   for (float& value : transition_) value = normal(random);
-  tail_.assign((kConvKernel - 1) * kConvChannels, 0.5f);
-  for (uint32_t layer = 0; layer + 1 < kLayers; ++layer) {
+  state_.assign(values * BytesOf(size.dtype), std::byte{0x3d});  // small positive numbers
+  tail_.assign(size_t{kConvKernel - 1} * ConvChannels(size) * BytesOf(size.dtype), std::byte{0x3d});
+  std::vector<double> frequencies;
+  for (int i = 0; i < 32; ++i) frequencies.push_back(std::pow(1e7, -i / 32.0));
+  const std::vector<engine::Layer> layers = Layers(size, frequencies);
+  tensors_.clear();
+  for (uint32_t layer = 0; layer < layers.size(); ++layer) {
+    if (!IsLinear(layer)) continue;
     tensors_.push_back(
         {.layer = layer, .state = state_.data(), .conv_tail = tail_.data(), .transition = transition_.data()});
   }
-}
-
-absl::Status EmulatedEngine::Open(const tools::DaemonSockets& daemon, uint64_t pages, double tokens_per_second) {
-  std::vector<double> frequencies;
-  for (int i = 0; i < 32; ++i) frequencies.push_back(std::pow(1e7, -i / 32.0));
-  const std::vector<engine::Layer> layers = Layers(frequencies);
   engine::OpenOptions options;
   options.rpc_socket = daemon.rpc_socket.c_str();
   options.session_socket = daemon.session_socket.c_str();
@@ -92,6 +120,30 @@ absl::Status EmulatedEngine::Fill(engine::Request& request, uint32_t& filled) {
     const engine::ComputedRun computed{tensors_.data(), static_cast<uint32_t>(tensors_.size()), pages_.data(),
                                        PagesOf(runs[filled].token_count)};
     if (const engine::Status status = request.Publish(filled, computed, nullptr); !status.ok()) {
+      return absl::InternalError(status.message);
+    }
+  }
+  return absl::OkStatus();
+}
+
+absl::Status EmulatedEngine::Compose(engine::Request& request, uint64_t prompt_tokens, uint64_t computed) {
+  const uint64_t width = uint64_t{size_.heads} * kHeadDim;
+  const std::vector<float> rows(computed * width, 0.05f), decays(computed * size_.heads, -0.01f),
+      betas(computed * size_.heads, 0.5f);
+  std::vector<float> state(transition_.size()), out(computed * width);
+  engine::LayerAdvance advance{.begin = 0, .end = prompt_tokens};
+  advance.inputs = {.tokens = computed,
+                    .q = rows.data(),
+                    .k = rows.data(),
+                    .v = rows.data(),
+                    .g = decays.data(),
+                    .beta = betas.data()};
+  advance.state.data = state.data();
+  advance.out = out.data();
+  for (const engine::LinearTensors& linear : tensors_) {
+    std::fill(state.begin(), state.end(), 0.0f);
+    advance.layer = linear.layer;
+    if (const engine::Status status = request.Advance(advance); !status.ok()) {
       return absl::InternalError(status.message);
     }
   }
@@ -132,7 +184,16 @@ absl::StatusOr<EmulatedEngine::Times> EmulatedEngine::Ask(std::span<const int32_
   if (const engine::Status status = request.LookAgain(); !status.ok()) {
     return absl::InternalError(status.message);
   }
-  for (uint32_t layer = 0; layer < kLayers; ++layer) request.WaitLayer(layer);
+  for (uint32_t i = 0; i < request.plan().step_count; ++i) {
+    const engine::Step& step = request.plan().steps[i];
+    if (step.kind == engine::StepKind::kCompute) times.seam_tokens += step.end - step.begin;
+  }
+  for (uint32_t layer = 0; layer < LayerCount(size_); ++layer) request.WaitLayer(layer);
+  times.landing_ms = MillisecondsSince(combine);
+  const Watch::time_point composing = Watch::now();
+  if (absl::Status status = Compose(request, tokens.size(), times.seam_tokens); !status.ok()) return status;
+  times.composing_ms = MillisecondsSince(composing);
+  std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(times.seam_tokens) * seconds_a_token_));
   if (const engine::Status status = request.Finish(); !status.ok()) return absl::InternalError(status.message);
   times.combine_ms = MillisecondsSince(combine);
   times.ttft_ms = MillisecondsSince(begin);
@@ -164,7 +225,7 @@ absl::StatusOr<EmulatedEngine::Landed> EmulatedEngine::Land(std::span<const int3
     ++landed.tiers.at(segment.tier);
     landed.bytes += segment.bytes;
   }
-  for (uint32_t layer = 0; layer < kLayers; ++layer) request.WaitLayer(layer);
+  for (uint32_t layer = 0; layer < LayerCount(size_); ++layer) request.WaitLayer(layer);
   const engine::Status finished = request.Finish();
   landed.landed_ms = MillisecondsSince(begin);
   if (!finished.ok()) return absl::UnavailableError(finished.message);

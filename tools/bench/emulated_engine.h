@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// EmulatedEngine: an engine that sleeps as long as its GPU would compute. All else of it is real: qwen3-next's layout
-// scaled down, tuples, keys and values in pages, and the calls to the daemon of its node.
+// EmulatedEngine: an engine that sleeps as long as its GPU would compute. All else of it is real: tuples, keys and
+// values in pages, compositions, and the calls to the daemon of its node.
 #pragma once
 
 #include <atomic>
 #include <chrono>
+#include <cstddef>
 #include <cstdint>
 #include <random>
 #include <span>
@@ -18,32 +19,40 @@
 
 namespace ashlar::bench {
 
+// Layers of qwen3-next: periods of three linear layers and one attention layer. The linear layers have `heads` of its
+// 32 heads; keys and values of an attention layer are complete.
+struct EmulatedSize {
+  uint32_t periods = 1, heads = 4;
+  DType dtype = DType::kF32;     // of states and tuples: kF32 or kBF16
+  uint64_t tuple_bytes() const;  // of a segment, all layers
+};
+
 class EmulatedEngine {
  public:
   // Segments of a prompt, unless a benchmark says otherwise; 6 MiB of a segment are cached.
   static constexpr uint64_t kSegments = 11, kSegmentTokens = 2400, kQuestionTokens = 64;
   static constexpr uint32_t kPageTokens = 16;
-  static constexpr uint32_t kLayers = 4;
+  static constexpr EmulatedSize kScaled{}, kWhole{.periods = 12, .heads = 32, .dtype = DType::kBF16};
   static constexpr double kTokensPerSecond = 6000;
   static constexpr uint64_t kPromptPages = (kSegments * kSegmentTokens + kQuestionTokens) / kPageTokens;
   static constexpr uint64_t kSegmentPages = kSegmentTokens / kPageTokens;
   static constexpr uint64_t PagesOf(uint64_t tokens) { return (tokens + kPageTokens - 1) / kPageTokens; }
 
-  EmulatedEngine();
-
   // With space for this many pages. A rate of 0 is not declared: then every hit is taken, however long it takes.
-  absl::Status Open(const tools::DaemonSockets& daemon, uint64_t pages, double tokens_per_second = kTokensPerSecond);
+  absl::Status Open(const tools::DaemonSockets& daemon, uint64_t pages, double tokens_per_second = kTokensPerSecond,
+                    EmulatedSize size = kScaled);
   // Computes and publishes what a request misses, starting with run `filled`.
   absl::Status Fill(engine::Request& request, uint32_t& filled);
   // Serves others until told to stop.
   void Serve(const std::atomic<bool>& stop);
 
   struct Times {
-    double ttft_ms = 0, combine_ms = 0;
-    uint64_t elsewhere = 0, hits = 0;
+    // Until the first token; from the last segment's end; of that, until all hits have landed, and composing.
+    double ttft_ms = 0, combine_ms = 0, landing_ms = 0, composing_ms = 0;
+    uint64_t elsewhere = 0, hits = 0, seam_tokens = 0;  // seam_tokens: with the question
   };
-  // A cold prompt, whose first token is ready as soon as everything cached has landed. Without `lengths`, each segment
-  // has kSegmentTokens.
+  // A cold prompt, to its first token: the linear layers are composed, with the recurrence of seams and question; the
+  // rest of these tokens is emulated. Without `lengths`, each segment has kSegmentTokens.
   absl::StatusOr<Times> Ask(std::span<const int32_t> tokens, bool parallel, std::span<const uint64_t> lengths = {});
 
   struct Landed {
@@ -56,9 +65,14 @@ class EmulatedEngine {
   absl::StatusOr<Landed> Land(std::span<const int32_t> tokens, std::span<const uint64_t> lengths = {});
 
  private:
+  // The linear layers of a landed prompt; `computed`: its tokens outside the hits.
+  absl::Status Compose(engine::Request& request, uint64_t prompt_tokens, uint64_t computed);
+
+  EmulatedSize size_;
   double seconds_a_token_ = 1 / kTokensPerSecond;
   engine::Cache cache_;
-  std::vector<float> state_, transition_, tail_;
+  std::vector<std::byte> state_, tail_;  // in size_.dtype
+  std::vector<float> transition_;
   std::vector<engine::LinearTensors> tensors_;
   std::vector<int32_t> pages_;
 };

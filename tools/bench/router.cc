@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench router`: time to first token of a cold prompt whose segments several nodes' engines compute at once
-// (HYPIC Fig. 14's shape), for segments of one length and of mixed lengths. Prefill is emulated: an engine sleeps as
-// long as its GPU would compute. All else is real: daemons of a cluster with etcd, tuples and keys and values of
-// qwen3-next's layout scaled down, transfers, landings.
+// (HYPIC Fig. 14's shape), for segments of one length and of mixed lengths, and for tuples of qwen3-next's size.
+// Prefill, also of seams and question, is emulated: an engine sleeps as long as its GPU would compute. All else is
+// real: daemons of a cluster with etcd, tuples, keys and values, transfers, landings, and compositions (on the CPU).
 #include <algorithm>
 #include <atomic>
 #include <chrono>
@@ -26,6 +26,8 @@ namespace ashlar::bench {
 namespace {
 
 constexpr size_t kNodes = 8;
+constexpr size_t kWholeNodes = 4;                      // with tuples of qwen3-next's size: memory limits them
+constexpr uint64_t kWholeDram = uint64_t{2560} << 20;  // bytes per node; a prompt of 11 segments has 1.5 GB
 constexpr uint64_t kShortest = 1200, kLongest = 4800;  // tokens of the segments of mixed lengths
 constexpr double kTokensPerSecond = EmulatedEngine::kTokensPerSecond;
 
@@ -71,11 +73,11 @@ class Helpers {
     stop_ = true;
     for (std::thread& thread : threads_) thread.join();
   }
-  absl::Status Start(const tools::LocalNodes& nodes, size_t count) {
+  absl::Status Start(const tools::LocalNodes& nodes, size_t count, EmulatedSize size) {
     for (size_t node = 1; node <= count; ++node) {
       engines_.push_back(std::make_unique<EmulatedEngine>());
-      const absl::Status status =
-          engines_.back()->Open(nodes.daemon(node).sockets(), EmulatedEngine::PagesOf(kLongest));
+      const absl::Status status = engines_.back()->Open(nodes.daemon(node).sockets(), EmulatedEngine::PagesOf(kLongest),
+                                                        kTokensPerSecond, size);
       if (!status.ok()) return status;
     }
     for (const auto& engine : engines_) threads_.emplace_back([this, &engine = *engine] { engine.Serve(stop_); });
@@ -95,6 +97,17 @@ struct Bench {
   EmulatedEngine asker, reader, holder;  // of the first node; also there, taking every hit; of the second node
   Prompts prompts;
   int repetitions = 1;
+  EmulatedSize size;
+
+  // With pages for prompts of `tokens`.
+  absl::Status Open(uint64_t tokens) {
+    const tools::DaemonSockets first = nodes.daemon(0).sockets(), second = nodes.daemon(1).sockets();
+    const uint64_t one = EmulatedEngine::PagesOf(kLongest + EmulatedEngine::kQuestionTokens);
+    absl::Status status = asker.Open(first, EmulatedEngine::PagesOf(tokens), kTokensPerSecond, size);
+    if (status.ok()) status = reader.Open(first, one, 0, size);
+    if (status.ok()) status = holder.Open(second, one, 0, size);
+    return status;
+  }
 };
 
 // From the lookup until a segment of the second node has landed on the first one.
@@ -121,8 +134,8 @@ absl::Status MeasureTransfer(Bench& bench, uint64_t tokens, double& milliseconds
 }
 
 absl::Status Measure(Bench& bench, const Lengths& lengths, size_t workers, nlohmann::json& cases) {
-  std::vector<double> ttft, combine;
-  uint64_t elsewhere = 0, hits = 0;
+  std::vector<double> ttft, combine, landing, composing;
+  uint64_t elsewhere = 0, hits = 0, seam_tokens = 0;
   const uint64_t tokens = Sum(lengths) + EmulatedEngine::kQuestionTokens;
   // The first one measures rates, which are not needed for a single worker.
   for (int i = workers > 1 ? -1 : 0; i < bench.repetitions; ++i) {
@@ -131,10 +144,14 @@ absl::Status Measure(Bench& bench, const Lengths& lengths, size_t workers, nlohm
     if (i < 0) continue;
     ttft.push_back(times->ttft_ms);
     combine.push_back(times->combine_ms);
+    landing.push_back(times->landing_ms);
+    composing.push_back(times->composing_ms);
+    seam_tokens = times->seam_tokens;
     elsewhere = times->elsewhere;
     hits += times->hits;
   }
-  const Bound bound = LongestFirst(lengths, workers);
+  Bound bound = LongestFirst(lengths, workers);
+  bound.milliseconds += static_cast<double>(seam_tokens) / kTokensPerSecond * 1e3;
   double transfer = 0;  // with a single worker nothing is transferred
   if (workers > 1) {
     if (absl::Status status = MeasureTransfer(bench, bound.last, transfer); !status.ok()) return status;
@@ -147,56 +164,77 @@ absl::Status Measure(Bench& bench, const Lengths& lengths, size_t workers, nlohm
                    {"transfer_ms", transfer},
                    {"of_it", median / (bound.milliseconds + transfer)},
                    {"combine_ms", Median(combine)},
+                   {"landing_ms", Median(landing)},
+                   {"composing_ms", Median(composing)},
+                   {"seam_tokens", seam_tokens},
                    {"speed_up", alone / median},
                    {"elsewhere", elsewhere},
                    {"landed", static_cast<double>(hits) / bench.repetitions}});
   return absl::OkStatus();
 }
 
-void Print(const char* name, const Lengths& lengths, const nlohmann::json& cases) {
-  std::printf("%zu segments of %s, %zu tokens, %.0f tokens a second\n%8s %10s %10s %12s %8s %11s %8s %10s\n",
-              lengths.size(), name, static_cast<size_t>(Sum(lengths)), kTokensPerSecond, "workers", "ttft_ms",
-              "bound_ms", "transfer_ms", "of it", "combine_ms", "speed-up", "elsewhere");
+void Print(const std::string& name, const Lengths& lengths, const nlohmann::json& cases) {
+  std::printf("%zu segments of %s, %zu tokens, %.0f tokens a second\n%8s %10s %10s %12s %8s %12s %11s %8s %10s\n",
+              lengths.size(), name.c_str(), static_cast<size_t>(Sum(lengths)), kTokensPerSecond, "workers", "ttft_ms",
+              "bound_ms", "transfer_ms", "of it", "composing_ms", "landing_ms", "speed-up", "elsewhere");
   for (const nlohmann::json& one : cases) {
-    std::printf("%8zu %10.0f %10.0f %12.1f %8.3f %11.1f %8.2f %10zu\n", one["workers"].get<size_t>(),
+    std::printf("%8zu %10.0f %10.0f %12.1f %8.3f %12.1f %11.1f %8.2f %10zu\n", one["workers"].get<size_t>(),
                 one["ttft_ms"].get<double>(), one["bound_ms"].get<double>(), one["transfer_ms"].get<double>(),
-                one["of_it"].get<double>(), one["combine_ms"].get<double>(), one["speed_up"].get<double>(),
-                one["elsewhere"].get<size_t>());
+                one["of_it"].get<double>(), one["composing_ms"].get<double>(), one["landing_ms"].get<double>(),
+                one["speed_up"].get<double>(), one["elsewhere"].get<size_t>());
   }
+}
+
+struct Series {
+  std::string name, field;  // of the table; of the JSON file
+  Lengths lengths;
+  nlohmann::json cases = nlohmann::json::array();
+};
+
+// All series, with 1, 2, 4, … engines up to `count`.
+absl::Status Run(EmulatedSize size, size_t count, uint64_t dram_bytes, int repetitions, std::vector<Series>& series) {
+  auto nodes = tools::LocalNodes::Start(count, {.dram_bytes = dram_bytes, .threads = 1});
+  if (!nodes.ok()) return nodes.status();
+  Bench bench{.nodes = **nodes, .asker = {}, .reader = {}, .holder = {}, .prompts = Prompts()};
+  bench.repetitions = repetitions;
+  bench.size = size;
+  uint64_t tokens = 0;
+  for (const Series& one : series) tokens = std::max(tokens, Sum(one.lengths) + EmulatedEngine::kQuestionTokens);
+  absl::Status status = bench.Open(tokens);
+  for (size_t workers = 1; workers <= count && status.ok(); workers *= 2) {
+    Helpers helpers;
+    status = helpers.Start(bench.nodes, workers - 1, size);
+    for (Series& one : series) {
+      if (status.ok()) status = Measure(bench, one.lengths, workers, one.cases);
+    }
+  }
+  return status;
 }
 
 }  // namespace
 
 absl::Status Router(const Options& options, nlohmann::json& figures) {
   const size_t count = options.quick ? 2 : kNodes, segments = options.quick ? 3 : EmulatedEngine::kSegments;
+  const int repetitions = options.quick ? 1 : std::min(options.repetitions, 3);
   const Lengths equal(segments, EmulatedEngine::kSegmentTokens), mixed = Mixed(segments);
   figures["machine"] = Machine();
   figures["segments"] = segments;
   figures["segment_tokens"] = EmulatedEngine::kSegmentTokens;
   figures["mixed_tokens"] = mixed;
   figures["tokens_per_second"] = kTokensPerSecond;
-  auto nodes = tools::LocalNodes::Start(count, {.dram_bytes = uint64_t{512} << 20, .threads = 1});
-  if (!nodes.ok()) return nodes.status();
-  Bench bench{.nodes = **nodes, .asker = {}, .reader = {}, .holder = {}, .prompts = Prompts()};
-  bench.repetitions = options.quick ? 1 : std::min(options.repetitions, 3);
-  const tools::DaemonSockets first = (*nodes)->daemon(0).sockets(), second = (*nodes)->daemon(1).sockets();
-  const uint64_t pages = EmulatedEngine::PagesOf(std::max(Sum(equal), Sum(mixed)) + EmulatedEngine::kQuestionTokens);
-  const uint64_t one = EmulatedEngine::PagesOf(kLongest + EmulatedEngine::kQuestionTokens);
-  absl::Status status = bench.asker.Open(first, pages);
-  if (status.ok()) status = bench.reader.Open(first, one, 0);
-  if (status.ok()) status = bench.holder.Open(second, one, 0);
-  nlohmann::json cases = nlohmann::json::array(), mixed_cases = nlohmann::json::array();
-  for (size_t workers = 1; workers <= count && status.ok(); workers *= 2) {
-    Helpers helpers;
-    status = helpers.Start(bench.nodes, workers - 1);
-    if (status.ok()) status = Measure(bench, equal, workers, cases);
-    if (status.ok()) status = Measure(bench, mixed, workers, mixed_cases);
-  }
+  figures["tuple_bytes"] = EmulatedEngine::kScaled.tuple_bytes();
+  figures["whole_tuple_bytes"] = EmulatedEngine::kWhole.tuple_bytes();
+  std::vector<Series> scaled = {{"one length", "cases", equal}, {"mixed lengths", "mixed_cases", mixed}};
+  std::vector<Series> whole = {{"one length, tuples of qwen3-next", "whole_cases", equal}};
+  absl::Status status = Run(EmulatedEngine::kScaled, count, uint64_t{512} << 20, repetitions, scaled);
+  if (status.ok()) status = Run(EmulatedEngine::kWhole, std::min(count, kWholeNodes), kWholeDram, repetitions, whole);
   if (!status.ok()) return status;
-  Print("one length", equal, cases);
-  Print("mixed lengths", mixed, mixed_cases);
-  figures["cases"] = std::move(cases);
-  figures["mixed_cases"] = std::move(mixed_cases);
+  for (std::vector<Series>* all : {&scaled, &whole}) {
+    for (Series& one : *all) {
+      Print(one.name, one.lengths, one.cases);
+      figures[one.field] = std::move(one.cases);
+    }
+  }
   return absl::OkStatus();
 }
 
