@@ -38,6 +38,8 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   absl::StatusOr<const LinearLayer*> LinearAt(uint32_t layer) const;
   absl::Status CheckHasState(uint32_t layer) const;  // INVALID_ARGUMENT unless the layer is linear or an opaque state
   bool has_attention() const;
+  // False for a cache without pages, for example a scheduler's: another process of the engine publishes.
+  bool publishes() const { return has_pages() || !has_attention(); }
 
   std::shared_ptr<CacheState> open;  // this object; null once the Cache has ended
   const internal::CreatorProcess creator;

@@ -83,7 +83,14 @@ MissingRuns::Reserved MissingRuns::Reserve(std::span<const MissReason> reasons, 
     objects.resize(kept);
   }
   bool present = false;
-  if (!objects.empty()) ReserveRuns(runs, objects, &present);
+  if (!cache_.publishes()) {
+    // With reservations, this cache would block the process that publishes the runs.
+    if (elsewhere_ == 0) return Reserved::kNothing;
+    runs_ = runs;
+    reservations_.resize(runs.size());
+  } else if (!objects.empty()) {
+    ReserveRuns(runs, objects, &present);
+  }
   if (!runs_.empty() || elsewhere_ > 0) return Reserved::kRuns;
   return present ? Reserved::kPresent : Reserved::kNothing;
 }
@@ -128,8 +135,15 @@ Status MissingRuns::WaitCold(std::chrono::milliseconds timeout) {
                        .media = {},
                        .salt = text_.salt()});
   }
-  bool present = false;
-  if (!objects.empty() && ReserveRuns(runs, objects, &present) > 0) {
+  size_t more = runs.size();
+  if (!cache_.publishes()) {
+    runs_.insert(runs_.end(), runs.begin(), runs.end());
+    reservations_.resize(runs_.size());
+  } else if (more > 0) {
+    bool present = false;
+    more = ReserveRuns(runs, objects, &present);
+  }
+  if (more > 0) {
     return MakeStatus(Code::kRestart, "missing() lists segments that no other engine has computed");
   }
   return pending ? Pending() : Status();
@@ -178,6 +192,16 @@ void MissingRuns::Abandon(uint32_t run) {
   if (run >= reservations_.size()) return;
   cache_.model.Abandon(reservations_[run]);
   reservations_[run] = {};
+}
+
+Status MissingRuns::MarkPublished(uint32_t run) {
+  if (run >= runs_.size())
+    return Invalid("missing: ", run, " is out of range; the request has ", runs_.size(), " missing runs");
+  if (!work_.has_value() || reservations_[run].granted()) {
+    return MakeStatus(Code::kFailedPrecondition, "missing: no other process publishes this run");
+  }
+  cache_.Served(*std::exchange(work_, std::nullopt), true);
+  return {};
 }
 
 void MissingRuns::AbandonAll() {

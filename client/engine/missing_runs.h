@@ -38,7 +38,7 @@ class MissingRuns {
   };
   // Reserves the missed segments that a publish would fix, except those that other engines compute if `cold_parallel`.
   Reserved Reserve(std::span<const MissReason> reasons, bool cold_parallel);
-  // Takes the whole text as a run to compute for another engine.
+  // Takes the whole text as a run to compute for another engine. Without a reservation, another process publishes it.
   void TakeWork(const PrefillWork& work, const Reservation& reservation);
   // After PromptText::OwnTokens: the runs' tokens were at `from`.
   void MoveTokens(const int32_t* from);
@@ -56,6 +56,8 @@ class MissingRuns {
   // Takes out a checked run.
   TakenRun TakeOut(uint32_t run);
   void Abandon(uint32_t run);
+  // The run is another engine's, and was published by another process of this engine.
+  Status MarkPublished(uint32_t run);
   // Do not wait for the daemon.
   void AbandonAll();
   void EndPrefill();  // the daemon need not keep what other engines have computed

@@ -10,9 +10,8 @@ namespace ashlar::engine {
 
 Status PromptRun::Take(const Prompt& prompt, const std::string& field) {
   if (Status status = text_.Take(cache_, prompt, field); !status.ok()) return status;
-  // With reservations, this engine would block other engines from computing segments that it cannot compute.
-  if (prompt.fill && cache_.has_attention() && !cache_.has_pages()) {
-    return Invalid(field, ".fill: the cache has no pages to publish from");
+  if (prompt.fill && !cache_.publishes() && !(prompt.cold_parallel && !prompt.store_only)) {
+    return Invalid(field, ".fill: the cache has no pages to publish from; expected cold_parallel");
   }
   if (prompt.store_only && !prompt.fill) return Invalid(field, ".store_only: requires fill");
   fill_ = prompt.fill;

@@ -239,6 +239,10 @@ void Request::Abandon(uint32_t missing) noexcept {
   });
 }
 
+Status Request::MarkPublished(uint32_t missing) noexcept {
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.missing().MarkPublished(missing); });
+}
+
 uint32_t Request::elsewhere() const noexcept {
   return Ready(impl_).ok() ? impl_->prompt_run->missing().elsewhere() : 0;
 }

@@ -16,16 +16,13 @@ namespace {
 
 Status CheckServing(const CacheState& cache, const Request* work) {
   if (work == nullptr) return Invalid("work: null");
-  if (cache.has_attention() && !cache.has_pages()) {
-    return MakeStatus(Code::kFailedPrecondition, "the cache has no pages to publish from");
-  }
   if (cache.tensor_parallel_size > 1) {
     return MakeStatus(Code::kFailedPrecondition, "one tensor-parallel rank of several cannot prefill for others");
   }
   return {};
 }
 
-// Waits for a segment that this engine may publish, and reserves it.
+// Waits for a segment that this engine may publish, and reserves it, unless another process publishes it.
 Status ServeOne(CacheState& cache, std::chrono::milliseconds wait, Request& work) {
   constexpr std::chrono::milliseconds kMoment{50};
   const auto until = std::chrono::steady_clock::now() + wait;
@@ -44,12 +41,15 @@ Status ServeOne(CacheState& cache, std::chrono::milliseconds wait, Request& work
     }
     if (!given->has_value()) return {.code = Code::kPending};
     PrefillWork& asked = **given;
-    const ObjectRun run{.kind = asked.kind, .tokens = asked.tokens, .media = {}};
-    const Reservation reservation = cache.model.Reserve({&run, 1}).front();
-    if (!reservation.granted()) {
-      const bool there = reservation.outcome == ReserveOutcome::kAlreadyPresent;
-      cache.Served({.assignment = asked.assignment, .generation = asked.generation}, there);
-      continue;
+    Reservation reservation;
+    if (cache.publishes()) {
+      const ObjectRun run{.kind = asked.kind, .tokens = asked.tokens, .media = {}};
+      reservation = cache.model.Reserve({&run, 1}).front();
+      if (!reservation.granted()) {
+        const bool there = reservation.outcome == ReserveOutcome::kAlreadyPresent;
+        cache.Served({.assignment = asked.assignment, .generation = asked.generation}, there);
+        continue;
+      }
     }
     auto prompt_run = std::make_shared<PromptRun>(cache);
     prompt_run->Take(std::move(asked), reservation);

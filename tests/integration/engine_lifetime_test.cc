@@ -223,7 +223,7 @@ TEST_F(EngineLifetime, AnEngineWithoutPagesReservesNothing) {
   asked.prompt.fill = true;
   Request request;
   EXPECT_STREQ(cache.Begin(&asked.prompt, 1, &request).message,
-               "prompts[0].fill: the cache has no pages to publish from");
+               "prompts[0].fill: the cache has no pages to publish from; expected cold_parallel");
 }
 
 // The lookup in progress holds the last reference to the request: its end abandons the reservations.

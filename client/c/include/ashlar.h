@@ -78,7 +78,8 @@ ASHLAR_API int32_t ashlar_start_hand_off(ashlar_cache* cache, const ashlar_text*
                                          uint32_t wait_ms, uint8_t* outcome, ashlar_job** job);
 /* Waits for a segment to compute for another engine. ASHLAR_OK: *work is a request with one missing run and no prompt;
  * publish it and end it before the next call, which reports the result. ASHLAR_PENDING: no work, *work is null. One
- * thread at a time: a second call ends the first. */
+ * thread at a time: a second call ends the first. On a cache without pages another process publishes the run; then
+ * call ashlar_request_mark_published. */
 ASHLAR_API int32_t ashlar_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, ashlar_request** work);
 /* Does not wait. If ashlar_job_result is ASHLAR_OK when the job is over, *work is such a request. Do not use *work
  * before that; end it after the job in any case. */
@@ -117,6 +118,8 @@ ASHLAR_API int32_t ashlar_request_start_publish_many(ashlar_request* request, co
                                                      const ashlar_computed_run* computed, uint32_t count,
                                                      uint8_t* outcomes, ashlar_job** job);
 ASHLAR_API void ashlar_request_abandon(ashlar_request* request, uint32_t missing);
+/* For work of ashlar_serve_prefill on a cache without pages: another process has published the run. */
+ASHLAR_API int32_t ashlar_request_mark_published(ashlar_request* request, uint32_t missing);
 /* With cold_parallel: the number of segments that other engines compute for this prompt. */
 ASHLAR_API uint32_t ashlar_request_elsewhere(const ashlar_request* request);
 /* Waits for these segments. ASHLAR_OK: nothing is left to wait for. ASHLAR_RESTART: there are more missing runs at the

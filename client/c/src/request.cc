@@ -163,6 +163,10 @@ void ashlar_request_abandon(ashlar_request* request, uint32_t missing) {
   request->request.Abandon(missing);
 }
 
+int32_t ashlar_request_mark_published(ashlar_request* request, uint32_t missing) {
+  return Report(request->request.MarkPublished(missing));
+}
+
 uint32_t ashlar_request_elsewhere(const ashlar_request* request) {
   return request->request.elsewhere();
 }

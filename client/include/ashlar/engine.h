@@ -277,6 +277,9 @@ class Request {
   Status StartPublish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes,
                       Job* job) noexcept;
   void Abandon(uint32_t missing) noexcept;
+  // For work of Cache::ServePrefill on a cache without pages: another process has published the run. The next
+  // ServePrefill reports it, and the daemon looks for it. kFailedPrecondition: the request is no such work.
+  Status MarkPublished(uint32_t missing) noexcept;
   // With Prompt::cold_parallel: the number of segments that other engines compute for this prompt. If it is not 0, call
   // WaitCold and LookAgain even if missing() is empty.
   uint32_t elsewhere() const noexcept;
@@ -392,7 +395,8 @@ class Cache {
   // `work` is a request without prompt and pages, with one run in missing(). Compute and publish the run, and end
   // `work` before the next call, which reports the result. kPending: no work within wait_ms. kUnavailable: no daemon. A
   // dedicated engine calls it in a loop, others while they are idle. One thread at a time: a second call ends the
-  // first.
+  // first. On a cache without pages, for example a scheduler's, the work is not reserved: another process of the engine
+  // computes and publishes it; then call MarkPublished.
   Status ServePrefill(uint32_t wait_ms, Request* work) noexcept;
   // Do not use `work` until the job's Poll returns kOk.
   Status StartServePrefill(uint32_t wait_ms, Request* work, Job* job) noexcept;

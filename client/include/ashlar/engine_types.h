@@ -238,11 +238,12 @@ struct Prompt {
   // Random bytes that name a conversation: the prompt may resume from the conversation's own states. Zero: none.
   uint8_t conversation[16] = {};
   uint64_t needed_in_ms = 0;     // without a page table: time until the request will need the hits, from now
-  bool fill = false;             // the engine computes the runs of missing(); needs pages
+  bool fill = false;             // the engine computes the runs of missing(); needs pages, except with cold_parallel
   const Media* media = nullptr;  // offsets ascend
   uint64_t media_count = 0;
   // With `fill`: other engines that offer prefill (Cache::ServePrefill) may compute missed segments if that is faster.
-  // missing() lists this engine's part. Compute it, call WaitCold, then LookAgain.
+  // missing() lists this engine's part. Compute it, call WaitCold, then LookAgain. A cache without pages reserves
+  // nothing: another process of the engine publishes this part.
   bool cold_parallel = false;
   // Instead of page_table if the memory's layers are in groups (Memory::groups).
   const PageTable* page_tables = nullptr;

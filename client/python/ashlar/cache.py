@@ -455,7 +455,8 @@ class Cache:
         """Waits for a segment to compute for other engines of the tenant, on any node.
 
         The request has one run in `missing` and no prompt. Compute it, publish it, and end the request before the next
-        call. Returns None if there is no work or no daemon. Call it from one thread at a time.
+        call. On a cache without pages, another process publishes the run; then call `Request.mark_published`. Returns
+        None if there is no work or no daemon. Call it from one thread at a time.
         """
         return cast("Request | None", self._handle.serve_prefill(Request, wait_ms))
 

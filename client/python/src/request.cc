@@ -386,6 +386,11 @@ void Abandon(PyRequest& self, nb::handle missing) {
   self.request.WithoutGil([number](engine::Request& request) { return request.Abandon(number), true; });
 }
 
+void MarkPublished(PyRequest& self, nb::handle missing) {
+  const auto number = Whole<uint32_t>("missing", missing);
+  Checked(self.request.WithoutGil([number](engine::Request& request) { return request.MarkPublished(number); }));
+}
+
 Verdict Lose(PyRequest& self, nb::handle segments) {
   const std::vector<uint32_t> numbers = WholeNumbers<uint32_t>("segments", segments);
   self.plan.reset();
@@ -437,6 +442,8 @@ void BindSegments(nb::class_<PyRequest>& request) {
            "what is there.")
       .def("raw_start_wait_cold", &StartWaitCold, Any("timeout_ms"))
       .def("abandon", &Abandon, Any("missing"), nb::sig("def abandon(self, missing: int) -> None"))
+      .def("mark_published", &MarkPublished, Any("missing"), nb::sig("def mark_published(self, missing: int) -> None"),
+           "For work of `Cache.serve_prefill` on a cache without pages: another process has published the run.")
       .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgain>, Any("page_table"),
            nb::sig("def look_again(self, page_table: object = None) -> Verdict"),
            "Looks the prompt up again and lands the hits in these pages; without any in the same pages. Segments that "

@@ -286,6 +286,69 @@ def test_another_engine_computes_a_part_of_a_cold_prompt(daemon):
     assert engine.cache.serve_prefill(wait_ms=1) is None
 
 
+def publish_alone(engine, run, first):
+    """Publishes a run that another process has taken. Nothing else may have reserved it."""
+    before = [] if first else [1]
+    tokens = [*[0] * len(before), *run.tokens, 0]
+    with engine.cache.begin(tokens, [*before, len(run.tokens)], engine.table[:32], fill=True) as request:
+        (number,) = [i for i, each in enumerate(request.missing) if each.segment == len(before)]
+        computed = compute_all(engine, request)[number]
+        return request.publish(computed.missing, computed.linear, computed.page_table)
+
+
+def test_processes_without_pages_serve_and_ask_for_those_that_publish(daemon):
+    """Two engines of two processes each: one looks up, without pages; the other computes and publishes."""
+    no_pages = dict(pages=0, memory_kind=ashlar.MemoryKind.NONE)
+    outcomes, stop = [], threading.Event()
+
+    def serve():
+        worker = shortest.Engine(daemon.rpc_socket, daemon.session_socket)
+        with open_cache(daemon, **no_pages) as scheduler:
+            while not stop.is_set():
+                with scheduler.serve_prefill(wait_ms=100) or contextlib.nullcontext() as work:
+                    if work is None:
+                        continue
+                    (run,) = work.missing
+                    with pytest.raises(ValueError, match="^missing: 1 is out of range"):
+                        work.mark_published(1)
+                    outcomes.append(publish_alone(worker, run, not run.transition))
+                    work.mark_published(0)
+                    with pytest.raises(RuntimeError, match="no other process publishes"):
+                        work.mark_published(0)
+        worker.cache.close()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    engine = shortest.Engine(daemon.rpc_socket, daemon.session_socket)
+    segments, elsewhere, own = [24] * 12, 0, 0
+    deadline = time.monotonic() + 60
+    try:
+        with open_cache(daemon, **no_pages) as scheduler:
+            for first in range(10_001, 2**30, 13):  # until a plan has found the other engine waiting
+                tokens = np.repeat(np.arange(first, first + 13, dtype=np.int32), 24)[: 12 * 24 + 1]
+                with scheduler.begin(tokens, segments, fill=True, cold_parallel=True) as request:
+                    elsewhere = request.elsewhere
+                    if elsewhere == 0 and time.monotonic() < deadline:
+                        assert not request.missing
+                        continue
+                    missing = request.missing
+                    assert len(missing) + elsewhere == 12
+                    own = [publish_alone(engine, run, run.segment == 0) for run in missing]
+                    while request.wait_cold(30_000) != ashlar.Verdict.OK:
+                        pass
+                    break
+            with scheduler.begin(tokens, segments) as request:
+                assert all(segment.miss is None for segment in request.plan.segments)
+            with pytest.raises(ValueError, match="fill: .*expected cold_parallel"):
+                scheduler.begin(tokens, segments, fill=True)
+        with engine.cache.begin(tokens, segments, engine.table[:32], fill=True) as request:
+            assert not request.missing
+    finally:
+        stop.set()
+        thread.join(60)
+    assert outcomes == ["published"] * elsewhere and elsewhere > 0 and own == ["published"] * (12 - elsewhere)
+
+
 def test_calls_that_wait_can_be_started_and_polled(daemon):
     """One thread opens two engines and polls both calls. Neither call blocks the other."""
     where = shortest.MODEL, daemon.rpc_socket, daemon.session_socket

@@ -117,6 +117,7 @@ def test_handles_are_refused_in_a_child_and_work_in_the_parent(daemon):
         "cancel": lambda: request.cancel(),
         "release": lambda: request.release(),
         "abandon": lambda: request.abandon(0),
+        "mark_published": lambda: request.mark_published(0),
         "lose": lambda: request.lose([0]),
         "plan_bytes": lambda: request.plan_bytes(),
         "exists": lambda: store.exists([bytes(32)]),
