@@ -5,11 +5,13 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cmath>
 #include <cstring>
 #include <limits>
 #include <vector>
 
+#include "kernels/convert.h"
 #include "kernels/testing/random.h"
 
 namespace ashlar::kernels::testing {
@@ -151,6 +153,29 @@ TEST_P(FormatTest, ArrayElementsUseTheSameConversion) {
     EXPECT_EQ(bytes[3 * ElementBytes(format().dtype) + i], 0xff);
   }
   EXPECT_EQ(ElementBytes(format().dtype) * 8, static_cast<size_t>(format().bits));
+}
+
+// Every pattern of fp32's upper half, with lower halves around ties and random ones.
+TEST_P(FormatTest, ArraysAreRoundedLikeElements) {
+  const uint64_t seed = FreshSeed();
+  SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
+  Random random(seed);
+  const size_t bytes = ElementBytes(format().dtype);
+  for (uint32_t upper = 0; upper < 1u << 16; ++upper) {
+    std::vector<float> values;
+    for (const uint32_t lower : {0x0000, 0x0001, 0x0fff, 0x1000, 0x1001, 0x3000, 0x7fff, 0x8000, 0x8001, 0xffff}) {
+      values.push_back(std::bit_cast<float>(upper << 16 | lower));
+    }
+    for (int i = 0; i < 4; ++i) {
+      values.push_back(std::bit_cast<float>(upper << 16 | static_cast<uint32_t>(random.Integer(0, 0xffff))));
+    }
+    std::vector<uint8_t> expected(values.size() * bytes), actual(values.size() * bytes);
+    for (size_t i = 0; i < values.size(); ++i) {
+      WriteElement(format().dtype, expected.data(), static_cast<int64_t>(i), values[i]);
+    }
+    WriteElements(format().dtype, actual.data(), values.data(), values.size());
+    ASSERT_EQ(actual, expected) << upper;
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Every, FormatTest, ::testing::ValuesIn(kFormats),

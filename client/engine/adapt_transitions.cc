@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "kernels/adaptive.h"
+#include "kernels/convert.h"
 #include "kernels/layer_shape.h"
 #include "proto/tuple_parts.h"
 
@@ -104,7 +105,7 @@ void WriteDense(const AdaptedLayer& layer, uint32_t head) {
   const float* const from = layer.memory.computed + head * numbers;
   std::byte* const to = layer.memory.stored + head * layer.UnitBytes(TransitionForm::kDense);
   if (reinterpret_cast<const std::byte*>(from) == to) return;
-  for (uint64_t i = 0; i < numbers; ++i) kernels::WriteElement(dtype, to, static_cast<int64_t>(i), from[i]);
+  kernels::WriteElements(dtype, to, from, numbers);
 }
 
 void Write(const AdaptedLayer& layer) {

@@ -2,7 +2,6 @@
 #include "client/engine/commit_text.h"
 
 #include <algorithm>
-#include <cstring>
 #include <optional>
 #include <utility>
 #include <variant>
@@ -12,6 +11,7 @@
 #include "client/engine/prompt_run.h"
 #include "client/engine/status.h"
 #include "client/engine/tensors.h"
+#include "kernels/convert.h"
 #include "proto/limits.h"
 #include "proto/object.h"
 
@@ -101,13 +101,7 @@ class SpanCopy {
     if (row_bytes == 0) return nullptr;
     std::byte* const placed = held.Take(tokens_ * row_bytes);
     const uint64_t numbers = tokens_ * row_bytes / ElementBytes(dtype);
-    if (dtype == DType::kF32) {
-      std::memcpy(placed, rows, tokens_ * row_bytes);
-      return placed;
-    }
-    for (uint64_t i = 0; i < numbers; ++i) {
-      kernels::WriteElement(dtype, placed, static_cast<int64_t>(i), rows[i]);
-    }
+    kernels::WriteElements(dtype, placed, rows, numbers);
     return placed;
   }
 
