@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from ashlar.transformers import Reuse
-    from ashlar.transformers.setting import ModelCache
+    from ashlar.transformers.model_cache import ModelCache
 
 __version__ = version()
 

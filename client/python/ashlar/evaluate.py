@@ -38,7 +38,8 @@ from ashlar.model import Linear
 from ashlar.prompt import Prompt
 from ashlar.transformers import attach, cache_for
 from ashlar.transformers.model import weights_digest
-from ashlar.transformers.setting import ModelCache, Setter
+from ashlar.transformers.model_cache import ModelCache
+from ashlar.transformers.setting import Setter
 
 METRICS = ("loss", "kl", "agreement", "f1", "rouge_l", "reused", "ttft_ms")
 FULL, NAIVE, PREFIX = "full", "naive", "prefix"

@@ -29,9 +29,12 @@ from transformers import DynamicCache
 from ashlar._ashlar import real, text, whole
 from ashlar.daemon import Daemon
 from ashlar.prompt import Prompt, Tokens, token_row
-from ashlar.transformers import branches, calls
+from ashlar.transformers import branches, calls, shared_attention, shared_cache
 from ashlar.transformers.model import check_type, describe
-from ashlar.transformers.setting import Fault, ModelCache, Setter, Setting
+from ashlar.transformers.model_cache import Fault, ModelCache
+from ashlar.transformers.setting import Setter, Setting, planned_part
+from ashlar.transformers.shared_cache import SharedCache
+from ashlar.transformers.shared_setter import SharedSetter
 from ashlar.transformers.weights import Weights
 
 _log = logging.getLogger("ashlar.transformers")
@@ -52,6 +55,8 @@ class Served:
     seconds_saved: float = 0.0  # prefill time of these tokens at the recent rate, minus the time that the cache took
     # The argument, option or mode for which the model ran the prompt without the cache; not a fault.
     left: str | None = None
+    shared_tokens: int = 0  # tokens of the prompt whose keys and values are read in place
+    not_shared: str | None = None  # why segments were copied although the cache has `shared_tokens`
 
 
 class Reuse:
@@ -74,6 +79,7 @@ def cache_for(
     head: int = 8,
     tail: int = 8,
     page_tokens: int = 16,
+    shared_tokens: int = 0,
     weights_digest: str | None = None,
     capture_tokens: int = 64,
     epsilon: float = 1e-6,
@@ -83,10 +89,11 @@ def cache_for(
     """Opens a cache for a model of Transformers.
 
     `daemon`: the result of `ashlar.daemon.start`, or (rpc socket, session socket). `tokens`: capacity for keys and
-    values of the prompt being served, including its answer. `head`, `tail`: the seams' widths. `weights_digest`: names
-    the weights; by default all weights are hashed. `tokens_per_second`: rate of prefill; the daemon declines segments,
-    and prefixes of other nodes, that load slower than they compute; 0: it declines none. ValueError: the model, or the
-    version of transformers, cannot be served.
+    values of the prompt being served, including its answer. `shared_tokens`: capacity for segments that prompts read in
+    place, so that all running prompts share one copy (MEPIC); 0: prompts copy them. `head`, `tail`: the seams' widths.
+    `weights_digest`: names the weights; by default all weights are hashed. `tokens_per_second`: rate of prefill; the
+    daemon declines segments, and prefixes of other nodes, that load slower than they compute; 0: it declines none.
+    ValueError: the model, or the version of transformers, cannot be served.
     """
     check_type(model)
     if isinstance(daemon, Daemon):
@@ -99,25 +106,28 @@ def cache_for(
             f"daemon: {given} was given; expected a daemon from ashlar.daemon.start, or (rpc socket, session socket)"
         )
     tokens, page_tokens = whole("tokens", tokens, 1), whole("page_tokens", page_tokens, 1)
-    capture_tokens = whole("capture_tokens", capture_tokens, 1)
+    capture_tokens, shared_tokens = whole("capture_tokens", capture_tokens, 1), whole("shared_tokens", shared_tokens)
     head, tail = whole("head", head), whole("tail", tail)
     if weights_digest is not None:
         text("weights_digest", weights_digest)
     weights = Weights(model)  # before they are hashed
     described, shape = describe(model, weights_digest, head, tail, page_tokens)
+    if shared_tokens > 0:
+        shared_cache.check(model, described, shape)
     rate = real("tokens_per_second", tokens_per_second)
     if not 0 <= rate < float("inf"):
         raise ValueError(f"tokens_per_second: {rate}; expected 0 or more")
     described = dataclasses.replace(described, tokens_per_second=rate)
     return ModelCache(
         described, shape, weights, *sockets, pages=-(-tokens // page_tokens), name="transformers",
-        capture_tokens=capture_tokens, epsilon=epsilon, **options,
+        shared_pages=-(-shared_tokens // page_tokens), capture_tokens=capture_tokens, epsilon=epsilon, **options,
     )  # fmt: skip
 
 
 class _Patches:
     def __init__(self, model: Any, reuse: Reuse, separator: Tokens) -> None:
         self.model, self.reuse, self.separator = model, reuse, separator
+        self.shared = None if reuse.setter.cache.shared is None else SharedSetter(reuse.setter)
         self.own_forward: Any = model.forward
         self.own_generate: Any = getattr(model, "generate", None)
         self.within = threading.local()
@@ -126,12 +136,27 @@ class _Patches:
 
     def set(self, prompt: Prompt, upto: int, keep: int, room: int) -> Setting | None:
         """Returns None if the prompt must be computed without the cache."""
+        not_shared = None
         try:
             with torch.no_grad():
-                return self.reuse.setter.set(prompt, upto, keep, room)
+                if self.shared is not None and planned_part(prompt, keep)[1]:
+                    try:
+                        if len(prompt.conversation) == 0:
+                            return self.shared.set(prompt, upto, keep)
+                        not_shared = "conversation"  # its next turn resumes from this prompt's keys
+                    except Fault as fault:
+                        not_shared = str(fault)
+                        _log.info("Ashlar: the segments of a prompt were copied: %s", fault)
+                setting = self.reuse.setter.set(prompt, upto, keep, room)
+                setting.not_shared = not_shared
+                return setting
         except Fault as fault:
             self.fault(prompt, fault)
             return None
+
+    def end(self, setting: Setting) -> None:
+        if not isinstance(setting.cache, SharedCache):  # which keeps its pages as long as it lives
+            self.reuse.setter.end(setting)
 
     def fault(self, prompt: Prompt, fault: Fault) -> None:
         self.reuse.faults += 1
@@ -139,6 +164,8 @@ class _Patches:
         _log.warning("Ashlar: a prompt of %d tokens was computed without the cache: %s", len(prompt.tokens), fault)
 
     def commit(self, prompt: Prompt, setting: Setting, text: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+        if isinstance(setting.cache, SharedCache):
+            return self.serve(prompt, setting, [])
         commits = []
         try:
             why = self.of_model()
@@ -149,6 +176,9 @@ class _Patches:
         except Fault as fault:
             self.reuse.faults += 1
             _log.warning("Ashlar: the states of %d tokens were not stored: %s", len(text), fault)
+        return self.serve(prompt, setting, commits)
+
+    def serve(self, prompt: Prompt, setting: Setting, commits: list[str]) -> None:
         plan = setting.plan
         misses = {i: segment.miss for i, segment in enumerate(plan.segments) if segment.miss is not None}
         tiers = dict(setting.tiers)
@@ -157,7 +187,7 @@ class _Patches:
         self.reuse.seconds_saved += setting.seconds_saved
         self.reuse.last = Served(
             len(prompt.tokens), plan.cached_tokens, setting.published, plan.exact, misses, commits, None, tiers,
-            setting.seconds_saved,
+            setting.seconds_saved, None, setting.shared_tokens, setting.not_shared,
         )  # fmt: skip
 
     def tokens(self, given: Any) -> tuple[Prompt | None, Any]:
@@ -192,6 +222,16 @@ class _Patches:
         self.reuse.last = Served(count, 0, 0, True, {}, [], None, left=why)
         _log.debug("Ashlar: the model computes %d tokens: %s", count, why)
 
+    def check_shared(self, arguments: dict[str, Any]) -> None:
+        """ValueError: the arguments change which tokens of a SharedCache are attended."""
+        if not isinstance(arguments.get("past_key_values"), SharedCache):
+            return
+        mask = arguments.get("attention_mask")
+        if mask is not None and not (isinstance(mask, torch.Tensor) and mask.ndim == 2 and bool((mask == 1).all())):
+            raise ValueError(
+                "attention_mask: hides tokens; past_key_values has shared segments, which are attended whole"
+            )
+
     @contextlib.contextmanager
     def generating(self) -> Iterator[list[torch.Tensor]]:
         """Within the block, `forward` is the model's own in this thread, because `generate` calls it for parts of its
@@ -207,6 +247,7 @@ class _Patches:
 
     def forward(self, input_ids: Any = None, *args: Any, **kwargs: Any) -> Any:
         prompt, ids = self.tokens(input_ids)
+        self.check_shared(kwargs)
         keep = kwargs.get("logits_to_keep", 0)
         if prompt is not None and isinstance(keep, int) and keep == 0:
             kwargs["logits_to_keep"] = max(1, len(prompt.tokens) - sum(prompt.lengths))
@@ -229,7 +270,7 @@ class _Patches:
             try:
                 self.commit(prompt, setting, prompt.tokens)
             finally:
-                self.reuse.setter.end(setting)
+                self.end(setting)
             return setting.output
 
     def generate(self, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
@@ -243,11 +284,16 @@ class _Patches:
                 return self.own_generate(ids, *args, **kwargs)
         prompt = prompt or self.plain(ids)
         count = len(prompt.tokens)
-        with self.reuse.lock, self.generating() as run:
+        with contextlib.ExitStack() as serving, self.generating() as run:
+            serving.enter_context(self.reuse.lock)
             # The rest of the prompt is `generate`'s, which runs one token or more in any case.
             upto = max(0, count - branches.REWRITTEN_TOKENS)
             setting = self.set(prompt, upto, 0, self._room(count, calls.room(self.model, options, count, kwargs)))
             cache = DynamicCache(config=self.reuse.setter.config) if setting is None else setting.cache
+            if setting is not None and isinstance(setting.cache, SharedCache):
+                self.serve(prompt, setting, [])
+                serving.close()  # no page of `reuse.setter` is used: other threads may assemble their prompts
+                return self.own_generate(ids, **{**kwargs, "past_key_values": cache})
             try:
                 # Without hits, run the model's own prefill on the same kind of cache, as without Ashlar.
                 output = self.own_generate(ids, **{**kwargs, "past_key_values": cache})
@@ -297,14 +343,20 @@ def attach(
     if not isinstance(setter, type) or not issubclass(setter, Setter):
         raise TypeError(f"setter: {type(setter).__name__} was given; expected a class that derives from Setter")
     reuse = Reuse(setter(model, cache, model.forward, way))
+    attention = model.config.get_text_config(decoder=True)._attn_implementation
+    shared_attention_name = shared_attention.implementation(model) if cache.shared is not None else None
     patches = _Patches(model, reuse, token_row("segment_separator", segment_separator))
     before = {name: model.__dict__[name] for name in ("forward", "generate") if name in model.__dict__}
     model.forward = _in_place_of(patches.own_forward, patches.forward)
     if patches.own_generate is not None:
         model.generate = _in_place_of(patches.own_generate, patches.generate)
+    if shared_attention_name is not None:
+        model.set_attn_implementation(shared_attention_name)
     try:
         yield reuse
     finally:
+        if shared_attention_name is not None:
+            model.set_attn_implementation(attention)
         for name in ("forward", "generate"):
             model.__dict__.pop(name, None)
         model.__dict__.update(before)

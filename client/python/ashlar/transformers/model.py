@@ -96,9 +96,11 @@ def _probing(model: Any) -> Iterator[None]:
         raise ValueError(f"model: {type(model).__name__} does not run on a DynamicCache ({why})") from error
 
 
-def _run(model: Any, cache: DynamicCache, tokens: torch.Tensor, first: int) -> None:
+def run(model: Any, cache: DynamicCache, tokens: torch.Tensor, first: int) -> Any:
+    """Runs tokens, [1, count], from position `first` through the model without its head."""
+    # Positions are passed explicitly. Most models derive them from the cache, but Bamba begins at 0 again.
     positions = torch.arange(first, first + tokens.shape[1], device=model.device).unsqueeze(0)
-    model.base_model(input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True)
+    return model.base_model(input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True)
 
 
 def _frequencies(model: Any) -> tuple[torch.Tensor, float] | None:
@@ -180,11 +182,11 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
     whole, second, turned = Tape(config), Tape(config), DynamicCache(config=config)
     with torch.autocast(model.device.type, enabled=False), _probing(model):
         with whole.recording(model):
-            _run(model, whole, tokens, 0)
-        _run(model, second, tokens[:, :12], 0)
+            run(model, whole, tokens, 0)
+        run(model, second, tokens[:, :12], 0)
         with second.recording(model):
-            _run(model, second, tokens[:, 12:], 12)
-        _run(model, turned, tokens, _SHIFT)
+            run(model, second, tokens[:, 12:], 12)
+        run(model, turned, tokens, _SHIFT)
 
     layers: list[Attention | Linear] = []
     linear_places, attention_places = [], []

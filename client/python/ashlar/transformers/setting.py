@@ -10,123 +10,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import fcntl
-import mmap
-import os
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import DynamicCache
 
 from ashlar._ashlar import Verdict
-from ashlar.cache import Cache, MemoryKind, PagePlace
-from ashlar.model import Attention, DType, Family, Model
+from ashlar.model import Family
 from ashlar.prompt import Prompt
 from ashlar.request import LinearTensors, Plan, Request, Run, Step, StepKind
 from ashlar.transformers import branches
-from ashlar.transformers.model import LinearPlace, Shape, numpy_view
+from ashlar.transformers.model import LinearPlace
+from ashlar.transformers.model_cache import TORCH, Fault, ModelCache, calling
 from ashlar.transformers.rules import Tape
-from ashlar.transformers.weights import Weights
 
-_TORCH = {DType.F32: torch.float32, DType.F16: torch.float16, DType.BF16: torch.bfloat16}
-_LINE = 64  # bytes: tokens begin on cache lines
 _RATE_TOKENS = 64  # runs of fewer tokens do not count for the rate of prefill
 _RATE_MEMORY = 0.8
-_Result = TypeVar("_Result")
-
-
-class Fault(Exception):
-    """A failure of the cache. The prompt is computed without it."""
 
 
 class Restart(Exception):
     """A hit of the plan failed to land."""
-
-
-@contextlib.contextmanager
-def faults() -> Iterator[None]:
-    """Converts exceptions of cache calls into Fault: no request fails because of the cache."""
-    try:
-        yield
-    except (ConnectionError, PermissionError, MemoryError, RuntimeError, ValueError) as error:
-        raise Fault(f"{type(error).__name__}: {error}") from error
-
-
-def calling(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
-    with faults():
-        return call(*args, **kwargs)
-
-
-class ModelCache(Cache):
-    """A cache opened for one model of Transformers (`ashlar.cache_for`)."""
-
-    def __init__(
-        self, model: Model, shape: Shape, weights: Weights, rpc_socket: Any, session_socket: Any, *, pages: int,
-        **options: Any,
-    ) -> None:  # fmt: skip
-        # Memory of this process, not the daemon's: it outlives a daemon and is registered again with the next one.
-        places, size = _places(model, pages)
-        self._memfd = os.memfd_create("ashlar-transformers", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        os.ftruncate(self._memfd, size)
-        fcntl.fcntl(self._memfd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
-        try:
-            super().__init__(
-                model, rpc_socket, session_socket, pages=pages, memory_kind=MemoryKind.MEMFD, places=places,
-                memory_bytes=size, memfd=self._memfd, **options,
-            )  # fmt: skip
-        except BaseException:
-            os.close(self._memfd)
-            raise
-        self.shape = shape
-        self.weights = weights
-        self.capture_tokens = int(options["capture_tokens"])
-        self.free = list(range(self.pages))
-        self.rows = {}
-        for place in shape.attention:
-            attention = model.layers[place.index]
-            assert isinstance(attention, Attention)
-            dtype = _TORCH[attention.dtype]
-            self.rows[place.index] = tuple(numpy_view(rows, dtype) for rows in self.page_rows(place.index))
-
-    def close(self) -> None:
-        super().close()
-        if self._memfd >= 0:
-            os.close(self._memfd)
-            self._memfd = -1
-
-    def take(self, tokens: int) -> np.ndarray[Any, np.dtype[np.int32]] | None:
-        """Returns pages for this number of tokens, or None if there are not enough."""
-        count = -(-tokens // self.model.page_tokens)
-        if len(self.free) < self.pages:
-            self.free += calling(self.take_quiesced_pages, self.pages)
-        if count > len(self.free):
-            return None
-        taken, self.free = self.free[:count], self.free[count:]
-        return np.array(taken, np.int32)
-
-    def slots(self, table: np.ndarray[Any, Any], begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-        positions = np.arange(begin, end)
-        pages = table[positions // self.model.page_tokens].astype(np.int64)
-        return torch.from_numpy(pages), torch.from_numpy(positions % self.model.page_tokens)
-
-
-def _places(model: Model, pages: int) -> tuple[list[PagePlace], int]:
-    """Places the keys and values of a token side by side, and the attention layers' pages one after another. Returns
-    the places and the size in bytes."""
-    places, size = [], 0
-    for index, layer in enumerate(model.layers):
-        if isinstance(layer, Attention):
-            width = _TORCH[layer.dtype].itemsize
-            keys, values = layer.key_dim * width, layer.value_dim * width
-            token = -(-layer.kv_heads * (keys + values) // _LINE) * _LINE
-            page = token * model.page_tokens
-            places.append(PagePlace(index, size, size + layer.kv_heads * keys, page, token, keys, values))
-            size += -(-page * pages // mmap.PAGESIZE) * mmap.PAGESIZE
-    return places, max(size, mmap.PAGESIZE)
 
 
 @dataclasses.dataclass
@@ -143,6 +50,8 @@ class Setting:
     published: int
     seconds_saved: float  # prefill time of the cached tokens at the recent rate, minus the time that the cache took
     reached: int  # tokens of the prompt that the cache holds
+    shared_tokens: int = 0  # tokens whose keys and values are read in place
+    not_shared: str | None = None  # why a prompt's segments were copied although the cache shares segments
 
     @property
     def tiers(self) -> Counter[str]:
@@ -156,8 +65,23 @@ class Setting:
         return found
 
 
+def planned_part(prompt: Prompt, keep: int) -> tuple[np.ndarray[Any, np.dtype[np.int32]], list[int]]:
+    """Returns the tokens to plan, and the lengths of their segments, if `keep` last tokens run through the head.
+
+    A plan's last token is always computed. The plan ends at the first token whose logits are wanted, so it takes none of
+    these tokens from the cache, and its last run continues to the prompt's end.
+    """
+    planned = prompt.tokens[: len(prompt.tokens) - max(keep, 1) + 1]
+    lengths = prompt.lengths
+    while sum(lengths) >= len(planned):
+        lengths.pop()
+    return planned, lengths
+
+
 class Setter:
     """`way`: "kernels" computes tuples by the engine API's kernels, "identity" by the model's own rule."""
+
+    captures = True  # whether states inside the prompt are captured for a commit
 
     def __init__(self, model: Any, cache: ModelCache, forward: Callable[..., Any], way: str = "kernels") -> None:
         if way not in ("kernels", "identity"):
@@ -167,7 +91,7 @@ class Setter:
         ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
         self.ends_of_messages = set() if ends is None else set(np.ravel(ends).tolist())
         self.seconds_a_token = 0.0  # seconds of prefill per token, from recent runs
-        self._running = 0.0  # seconds in runs of the model, since the last prompt's start
+        self.running = 0.0  # seconds in runs of the model, since the last prompt's start
 
     def run(self, cache: DynamicCache, tokens: np.ndarray[Any, Any], first: int, keep: int = 0) -> Any:
         """Runs tokens from position `first` through the model, and the last `keep` tokens through its head too."""
@@ -178,7 +102,7 @@ class Setter:
         began = time.perf_counter()
         output = self.forward(**options, logits_to_keep=keep) if keep > 0 else self.model.base_model(**options)
         took = time.perf_counter() - began
-        self._running += took
+        self.running += took
         if len(tokens) >= _RATE_TOKENS:
             now = took / len(tokens)
             self.seconds_a_token = _RATE_MEMORY * (self.seconds_a_token or now) + (1 - _RATE_MEMORY) * now
@@ -190,13 +114,8 @@ class Setter:
 
         Raises Fault: nothing was kept; compute the prompt without the cache.
         """
-        tokens, began, self._running = prompt.tokens, time.perf_counter(), 0.0
-        # A plan's last token is always computed. The plan ends at the first token whose logits are wanted, so it takes
-        # none of these tokens from the cache, and its last run continues to the prompt's end.
-        planned = tokens[: len(tokens) - max(keep, 1) + 1]
-        lengths = prompt.lengths
-        while sum(lengths) >= len(planned):
-            lengths.pop()
+        tokens, began, self.running = prompt.tokens, time.perf_counter(), 0.0
+        planned, lengths = planned_part(prompt, keep)
         table = self.cache.take(len(tokens) + room)
         if table is None:
             raise Fault(f"pages: too few free pages for {len(tokens)} tokens")
@@ -218,9 +137,8 @@ class Setter:
                     followed = self._follow(request, plan, table, tokens, upto, keep)
                 verdict = calling(request.finish)
                 if verdict == Verdict.OK and followed is not None:
-                    spent = time.perf_counter() - began - self._running
-                    saved = max(0.0, plan.cached_tokens * self.seconds_a_token - spent)
                     reached = max(upto, plan.steps[-1].begin)
+                    saved = self.seconds_saved(plan, began)
                     return Setting(tokens, table, request, plan, *followed, published, saved, reached)
                 if verdict == Verdict.OTHER_PAGES:
                     others = self.cache.take(len(tokens) + room)  # take_quiesced_pages returns the old pages
@@ -233,6 +151,10 @@ class Setter:
             if request is None or self._gives_back(request):
                 self.cache.free += table.tolist()
             raise
+
+    def seconds_saved(self, plan: Plan, began: float) -> float:
+        spent = time.perf_counter() - began - self.running
+        return max(0.0, plan.cached_tokens * self.seconds_a_token - spent)
 
     def _gives_back(self, request: Request) -> bool:
         """Ends a request. False: the daemon may still write its pages; get them from `take_quiesced_pages`."""
@@ -250,18 +172,38 @@ class Setter:
 
     # ------------------------------------------------------------------------------------------------ publishing
 
+    def publish_missing(self, prompt: Prompt, keep: int) -> int:
+        """Computes and publishes the segments that the cache lacks. Returns their number."""
+        planned, lengths = planned_part(prompt, keep)
+        table = self.cache.take(len(planned))
+        if table is None:
+            raise Fault(f"pages: too few free pages for {len(planned)} tokens")
+        request = None
+        try:
+            request = calling(
+                self.cache.begin, planned, lengths, table, fill=True, store_only=True, salt=prompt.salt
+            )  # fmt: skip
+            return self._publish(request, table)
+        finally:
+            if request is None or self._gives_back(request):
+                self.cache.free += table.tolist()
+
     def _fill(self, request: Request, table: np.ndarray[Any, Any]) -> int:
         missing = calling(lambda: request.missing)
+        published = self._publish(request, table)
+        if missing:
+            calling(request.look_again, table)
+        return published
+
+    def _publish(self, request: Request, table: np.ndarray[Any, Any]) -> int:
         published = 0
-        for i, run in enumerate(missing):
+        for i, run in enumerate(calling(lambda: request.missing)):
             tape = Tape(self.config)
             with tape.recording(self.model):
                 self.run(tape, run.tokens, 0)
             self._write(tape, table, 0, 0, run.capture_end)
             linear = [self._tuple(request, i, run, tape, place) for place in self.cache.shape.linear]
             published += calling(request.publish, i, linear, table) == "published"
-        if missing:
-            calling(request.look_again, table)
         return published
 
     def _tuple(self, request: Request, missing: int, run: Run, tape: Tape, place: LinearPlace) -> LinearTensors:
@@ -303,16 +245,18 @@ class Setter:
         upto: int,
         keep: int,
     ) -> tuple[DynamicCache, Any, list[tuple[int, list[LinearTensors]]]]:
-        cache = DynamicCache(config=self.config)
+        cache = self.new_cache(request)
         output, captured = None, []
-        branch = branches.branch(
-            self.cache.model,
-            plan,
-            tokens,
-            min(upto, len(tokens) - keep),
-            self.cache.capture_tokens,
-            self.ends_of_messages,
-        )
+        branch = None
+        if self.captures:
+            branch = branches.branch(
+                self.cache.model,
+                plan,
+                tokens,
+                min(upto, len(tokens) - keep),
+                self.cache.capture_tokens,
+                self.ends_of_messages,
+            )
         for number, step in enumerate(plan.steps):
             if step.kind is not StepKind.COMPUTE:
                 self._take(request, number, step, table, cache)
@@ -327,7 +271,7 @@ class Setter:
                 output = self.run(cache, tokens[begin:end], begin, keep if last else 0)
             if step.capture and step.end == end:
                 captured.append((end, self.states(cache)))
-            if last and begin < end < len(tokens) and end not in (at for at, _ in captured):
+            if self.captures and last and begin < end < len(tokens) and end not in (at for at, _ in captured):
                 captured.append((end, self.states(cache)))  # the next turn, or a repeat of the prompt, resumes there
         return cache, output, captured
 
@@ -343,22 +287,29 @@ class Setter:
             if tail is None:
                 raise Restart
             self._put(layer, place, state, tail)
+        self.take_rows(request, step, table, cache)
+
+    def new_cache(self, request: Request) -> DynamicCache:
+        return DynamicCache(config=self.config)
+
+    def take_rows(self, request: Request, step: Step, table: np.ndarray[Any, Any], cache: DynamicCache) -> None:
+        """Appends the keys and values of a cached step."""
         pages, slots = self.cache.slots(table, step.begin, step.end)
         for attention in self.cache.shape.attention:
-            self._must(calling(request.wait_layer, attention.index))
+            self.must(calling(request.wait_layer, attention.index))
             rows = (rows[pages, slots].transpose(0, 1).unsqueeze(0) for rows in self.cache.rows[attention.index])
             cache.layers[attention.layer].update(*(part.to(self.model.device) for part in rows))
 
     def compose(self, request: Request, place: LinearPlace, step: Step, state: torch.Tensor) -> None:
         """Advances a layer's state, [heads, …] in float32, across a cached step."""
-        self._must(calling(request.advance, place.index, step.begin, step.end, state))
+        self.must(calling(request.advance, place.index, step.begin, step.end, state))
 
-    def _must(self, verdict: Verdict) -> None:
+    def must(self, verdict: Verdict) -> None:
         if verdict != Verdict.OK:
             raise Restart
 
     def _put(self, layer: Any, place: LinearPlace, state: torch.Tensor, tail: bytes) -> None:
-        conv_type = _TORCH[self.cache.model.layers[place.index].conv_dtype]  # type: ignore[union-attr, index]
+        conv_type = TORCH[self.cache.model.layers[place.index].conv_dtype]  # type: ignore[union-attr, index]
         inputs = torch.frombuffer(bytearray(tail), dtype=conv_type).view(1, place.channels, place.kernel - 1)
         if not layer.is_conv_states_initialized[0]:
             whole = torch.zeros(1, place.channels, place.kernel, dtype=conv_type, device=self.model.device)

@@ -18,7 +18,8 @@ from daemon_view import REFUSES, WELCOMES, OtherVersion, held, scrape
 
 import ashlar
 import ashlar.daemon
-from ashlar.transformers.setting import Fault, Restart, Setter
+from ashlar.transformers.model_cache import Fault
+from ashlar.transformers.setting import Restart, Setter
 
 SEGMENTS = [tiny.tokens(60, seed) for seed in range(3)]
 QUERY = tiny.tokens(12, 99)

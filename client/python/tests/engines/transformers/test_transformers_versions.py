@@ -30,7 +30,7 @@ CHOSEN = "qwen3_next or kimi_linear or bamba or llama or left_to_the_model"
 @pytest.mark.parametrize("version", VERSIONS)
 def test_models_are_cached_and_composed(version):
     folders = [str(KEPT / version), *filter(None, [os.environ.get("PYTHONPATH")])]
-    files = [str(HERE / f"test_transformers_{name}.py") for name in ("families", "calls")]
+    files = [str(HERE / f"test_transformers_{name}.py") for name in ("families", "calls", "shared")]
     tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, *files]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     code = "import transformers; print(transformers.__version__)"
