@@ -23,7 +23,7 @@ VARIABLES = {
     "node": 'label_values(up{job="ashlar"}, instance)',
     "tenant": "label_values(ashlar_landed_bytes_total, tenant)",
 }
-ROW = re.compile(r"^\| `((?:ashlar|process)_\w+)` \| \w+ \| [^|]* \| ([^|]*) \| ([^|]*) \|$", re.M)
+ROW = re.compile(r"^\| ?`((?:ashlar|process)_\w+)` ?\| ?\w+ ?\|[^|]*\| ?([^|]*?) ?\| ?([^|]*?) ?\|$", re.M)
 COLUMNS, WIDTH, HEIGHT = 3, 8, 8
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 

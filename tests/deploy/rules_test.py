@@ -27,7 +27,7 @@ METRIC = re.compile(r"(?<![\w:])(?:ashlar|process)_\w+")
 def described():
     """The metrics of docs/metrics.md, with the suffixes that histograms have."""
     page = (ROOT / "docs/metrics.md").read_text()
-    rows = re.findall(r"^\| `((?:ashlar|process)_\w+)` \| (\w+) \|", page, re.M)
+    rows = re.findall(r"^\| ?`((?:ashlar|process)_\w+)` ?\| ?(\w+) ?\|", page, re.M)
     return {
         name + suffix
         for name, kind in rows
