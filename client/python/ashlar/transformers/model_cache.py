@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import functools
 import mmap
 import os
 from collections.abc import Callable, Iterator
@@ -94,9 +95,12 @@ class ModelCache(_Pages):
         except BaseException:
             os.close(self._memfd)
             raise
+        self._open_shared = functools.partial(
+            SharedPages, model, shape, rpc_socket, session_socket, pages=shared_pages, **options
+        )
         if shared_pages > 0:
             try:
-                self.shared = SharedPages(model, shape, rpc_socket, session_socket, pages=shared_pages, **options)
+                self.shared = self._open_shared()
             except BaseException:
                 self.close()
                 raise
@@ -104,6 +108,12 @@ class ModelCache(_Pages):
         self.weights = weights
         self.capture_tokens = capture_tokens
         self.free = list(range(self.pages))
+
+    def renew_shared(self) -> None:
+        """Opens other shared pages. Prompts that read the present ones keep them."""
+        before, self.shared = self.shared, calling(self._open_shared)
+        if before is not None:
+            before.close()
 
     def close(self) -> None:
         if self.shared is not None:

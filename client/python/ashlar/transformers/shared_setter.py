@@ -18,11 +18,13 @@ from transformers import DynamicCache
 
 from ashlar._ashlar import Verdict
 from ashlar.prompt import Prompt
-from ashlar.request import Request, Step
+from ashlar.request import PageShortage, Request, Step
 from ashlar.transformers.model import LinearPlace
-from ashlar.transformers.model_cache import Fault, calling
+from ashlar.transformers.model_cache import Fault, SharedPages, calling
 from ashlar.transformers.setting import Restart, Setter, Setting, planned_part
 from ashlar.transformers.shared_cache import SharedCache
+
+_UNANSWERED = 3  # requests for pages without an answer, after which the pages are opened again
 
 
 class SharedSetter(Setter):
@@ -32,8 +34,13 @@ class SharedSetter(Setter):
 
     def __init__(self, copies: Setter) -> None:
         super().__init__(copies.model, copies.cache, copies.forward, copies.way)
-        assert copies.cache.shared is not None
-        self.copies, self.pages = copies, copies.cache.shared
+        self.copies = copies
+        self._unanswered = 0  # consecutive requests for pages
+
+    @property
+    def pages(self) -> SharedPages:
+        assert self.cache.shared is not None
+        return self.cache.shared
 
     def run(self, cache: DynamicCache, tokens: np.ndarray[Any, Any], first: int, keep: int = 0) -> Any:
         return self.copies.run(cache, tokens, first, keep)
@@ -51,8 +58,7 @@ class SharedSetter(Setter):
             published = self.copies.publish_missing(prompt, keep)
             request = calling(self.pages.begin, planned, lengths, salt=prompt.salt)
         try:
-            # Computed keys and values are in the SharedCache, so the request needs no pages of its own.
-            if (lacks := calling(request.admit, 0)) is not None:
+            if (lacks := self._admit(request)) is not None:
                 raise Fault(
                     f"shared_tokens: {lacks.needed} more pages are needed; {lacks.free} are free and "
                     f"{lacks.reclaimable} can be reclaimed"
@@ -72,6 +78,22 @@ class SharedSetter(Setter):
         except BaseException:
             request.end()
             raise
+
+    def _admit(self, request: Request) -> PageShortage | None:
+        """Gets the segments' pages. Computed keys and values are in the SharedCache and need none."""
+        try:
+            lacks = request.admit(0)
+        except ConnectionError as error:
+            self._unanswered += 1
+            # A daemon that was restarted allocates no pages in memory that an earlier one has hosted.
+            if self._unanswered >= _UNANSWERED and self.pages.connected:
+                self._unanswered = 0
+                self.cache.renew_shared()
+            raise Fault(f"shared_tokens: {error}") from error
+        except (RuntimeError, ValueError) as error:
+            raise Fault(f"shared_tokens: {error}") from error
+        self._unanswered = 0
+        return lacks
 
     def new_cache(self, request: Request) -> DynamicCache:
         return SharedCache(self.config, self.pages.model, self.pages.shape, request)

@@ -12,6 +12,7 @@ import random
 import subprocess
 import sys
 import threading
+import time
 
 import pytest
 import tiny_transformers as tiny
@@ -292,6 +293,20 @@ def test_a_daemon_that_died_costs_the_next_prompt_only(model, daemon):
     with torch.no_grad():
         plain = model(torch.tensor([PROMPTS[1].tokens.tolist()]), logits_to_keep=len(QUERY)).logits
     assert apart(computed, plain) < 1e-5
+
+
+def test_prompts_share_again_after_a_restart_of_the_daemon(model, daemon):
+    with attached(model, daemon, shared_tokens=512, timeout_ms=2000, land_ms=2000, quiet_ms=2000) as reuse:
+        held, token = model(PROMPTS[0]).past_key_values, torch.tensor([[7]])
+        before = model(token, past_key_values=copy.deepcopy(held)).logits
+        daemon.stop()
+        daemon.start()
+        deadline, again = time.monotonic() + 120, held
+        while again is held or reuse.last.shared_tokens == 0:
+            assert time.monotonic() < deadline, reuse.last
+            again = model(PROMPTS[1]).past_key_values
+        assert torch.equal(model(token, past_key_values=held).logits, before)
+        assert not set(held.layers[2].shared.pages) & set(again.layers[2].shared.pages), "other memory"
 
 
 # ---------------------------------------------------------------------------------------------------- refusals
