@@ -149,7 +149,7 @@ def slowly(child, seconds):
 
 def test_an_idle_engine_steps_on_until_its_saves_have_ended(shared_daemon):
     with Child("qwen3", {**connector(shared_daemon), "wait_for_saves": False}) as child:
-        slowly(child, 0.3)
+        slowly(child, 3)  # seconds, so that a busy machine asks while the blocks are being saved
         child.generate([prompt("idle", 600)])
         assert not child.call("evaluate", "llm.reset_prefix_cache()"), "its blocks are being saved"
         assert child.call("evaluate", "server.core().scheduler.has_requests()")
