@@ -1,13 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
-// Mutex, MutexLock and CondVar: the standard library's, annotated for clang's -Wthread-safety. All locks use these.
+// Mutex, MutexLock and CondVar, annotated for clang's -Wthread-safety. All locks use these.
 //
 // Annotate the members that a mutex guards with ABSL_GUARDED_BY, and functions that require it with
-// ABSL_EXCLUSIVE_LOCKS_REQUIRED. tests/clang checks the annotations. absl::CondVar is not used, because its timeouts
-// follow the system's wall clock.
+// ABSL_EXCLUSIVE_LOCKS_REQUIRED. tests/clang checks the annotations.
 #pragma once
 
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
 #include <chrono>
-#include <condition_variable>
+#include <climits>
+#include <cstdint>
+#include <ctime>
 #include <mutex>
 
 #if __has_include(<absl/base/thread_annotations.h>)
@@ -62,31 +69,58 @@ class ABSL_SCOPED_LOCKABLE MutexLock {
 };
 
 // Waits may end without a reason: call them in a loop that tests the condition. Timeouts follow the steady clock.
+//
+// A futex that counts notifications. Two others are not used: notifying a std::condition_variable blocks, with glibc
+// before 2.41, until threads that were notified before have run, which takes milliseconds on a busy machine; timeouts
+// of an absl::CondVar follow the system's wall clock.
 class CondVar {
  public:
   using Clock = std::chrono::steady_clock;
 
-  void Wait(Mutex& mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    std::unique_lock lock(mutex.mutex_, std::adopt_lock);
-    condition_.wait(lock);
-    lock.release();
-  }
+  CondVar() = default;
+  CondVar(const CondVar&) = delete;
+  CondVar& operator=(const CondVar&) = delete;
+
+  void Wait(Mutex& mutex) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) { Sleep(mutex, nullptr); }
   // False once the deadline has passed.
   bool WaitUntil(Mutex& mutex, Clock::time_point deadline) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    std::unique_lock lock(mutex.mutex_, std::adopt_lock);
-    const bool notified = condition_.wait_until(lock, deadline) == std::cv_status::no_timeout;
-    lock.release();
-    return notified;
+    const int64_t ns = std::chrono::duration_cast<std::chrono::nanoseconds>(deadline.time_since_epoch()).count();
+    const timespec until{.tv_sec = ns < 0 ? 0 : ns / kSecond, .tv_nsec = ns < 0 ? 0 : ns % kSecond};
+    return Sleep(mutex, &until);
   }
   bool WaitFor(Mutex& mutex, std::chrono::nanoseconds timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     return WaitUntil(mutex, Clock::now() + timeout);
   }
 
-  void NotifyOne() { condition_.notify_one(); }
-  void NotifyAll() { condition_.notify_all(); }
+  // Neither blocks. Change the condition under the mutex before the call.
+  void NotifyOne() { Wake(1); }
+  void NotifyAll() { Wake(INT_MAX); }
 
  private:
-  std::condition_variable condition_;
+  static constexpr int64_t kSecond = 1'000'000'000;
+  static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t) && std::atomic<uint32_t>::is_always_lock_free);
+
+  // A notification after the mutex is released changes the count, and so ends the wait.
+  bool Sleep(Mutex& mutex, const timespec* until) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    waiting_.fetch_add(1);
+    const uint32_t seen = notified_.load();
+    mutex.Unlock();
+    // FUTEX_WAIT_BITSET takes an absolute time of the steady clock.
+    const long ended = syscall(SYS_futex, &notified_, FUTEX_WAIT_BITSET_PRIVATE, seen, until, nullptr,  // NOLINT
+                               FUTEX_BITSET_MATCH_ANY);
+    const bool late = ended != 0 && errno == ETIMEDOUT;
+    waiting_.fetch_sub(1);
+    mutex.Lock();
+    return !late;
+  }
+  void Wake(int most) {
+    if (waiting_.load() == 0) return;
+    notified_.fetch_add(1);
+    syscall(SYS_futex, &notified_, FUTEX_WAKE_PRIVATE, most, nullptr, nullptr, 0);
+  }
+
+  std::atomic<uint32_t> notified_{0};
+  std::atomic<uint32_t> waiting_{0};  // threads in Sleep, incremented under the mutex
 };
 
 }  // namespace ashlar

@@ -2,8 +2,13 @@
 #include "kernels/mutex.h"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
+#include <semaphore.h>
+#include <signal.h>
 
+#include <atomic>
 #include <chrono>
+#include <future>
 #include <thread>
 
 namespace ashlar {
@@ -69,6 +74,76 @@ TEST(CondVar, WaitUntilIsFalseOnceTheDeadlineHasPassed) {
   EXPECT_GE(CondVar::Clock::now(), deadline);
   while (counter.changed.WaitFor(counter.mutex, milliseconds(-1))) continue;
   EXPECT_FALSE(counter.changed.WaitFor(counter.mutex, milliseconds(0)));
+}
+
+sem_t in_handler, leave_handler;
+
+// As if the scheduler gave the thread no CPU.
+void Pause(int) {
+  sem_post(&in_handler);
+  while (sem_wait(&leave_handler) != 0) continue;
+}
+
+TEST(CondVar, NotifyDoesNotWaitForAThreadThatWasNotifiedBefore) {
+  ASSERT_EQ(sem_init(&in_handler, 0, 0), 0);
+  ASSERT_EQ(sem_init(&leave_handler, 0, 0), 0);
+  struct sigaction pause {};
+  pause.sa_handler = Pause;
+  struct sigaction before {};
+  ASSERT_EQ(sigaction(SIGUSR1, &pause, &before), 0);
+  Counter counter;
+  int waiting = 0;  // guarded by counter.mutex
+  const auto wait = [&] {
+    MutexLock lock(counter.mutex);
+    ++waiting;
+    while (counter.value == 0) counter.changed.Wait(counter.mutex);
+  };
+  const auto wait_for = [&](int threads) {
+    for (MutexLock lock(counter.mutex); waiting < threads;) {
+      lock.Unlock();
+      std::this_thread::yield();
+      lock.Lock();
+    }
+  };
+  std::thread paused(wait);
+  wait_for(1);
+  pthread_kill(paused.native_handle(), SIGUSR1);
+  while (sem_wait(&in_handler) != 0) continue;
+  counter.changed.NotifyOne();
+  std::thread other(wait);
+  wait_for(2);
+  {
+    MutexLock lock(counter.mutex);
+    counter.value = 1;
+  }
+  const std::future<void> notified = std::async(std::launch::async, [&] { counter.changed.NotifyOne(); });
+  EXPECT_EQ(notified.wait_for(std::chrono::seconds(10)), std::future_status::ready);
+  sem_post(&leave_handler);
+  paused.join();
+  counter.changed.NotifyAll();
+  other.join();
+  sigaction(SIGUSR1, &before, nullptr);
+}
+
+TEST(CondVar, EveryNotificationArrives) {
+  constexpr int kTurns = 20'000;
+  Counter counter;
+  const auto take_turns = [&](int parity) {
+    MutexLock lock(counter.mutex);
+    while (counter.value < kTurns) {
+      if (counter.value % 2 == parity) {
+        ++counter.value;
+        counter.changed.NotifyOne();
+      } else {
+        counter.changed.Wait(counter.mutex);
+      }
+    }
+  };
+  std::thread even(take_turns, 0), odd(take_turns, 1);
+  even.join();
+  odd.join();
+  const MutexLock lock(counter.mutex);
+  EXPECT_GE(counter.value, kTurns);
 }
 
 }  // namespace
