@@ -196,7 +196,7 @@ TEST_F(EngineTurnsTest, ALargeAdmissionAndItsAnswerAreSliced) {
     std::promise<absl::Status> done;
     call([&](absl::Status status) { done.set_value(std::move(status)); });
     EXPECT_EQ(done.get_future().get(), absl::OkStatus()) << name;
-    const EventLoop::TurnTimes times = loop_.TakeTurnTimes();
+    const EventLoop::TurnTimes::Times times = loop_.TakeTurnTimes().elapsed;
     RecordProperty(std::string(name) + "_longest_ns", std::to_string(times.longest));
     return std::accumulate(times.turns.begin(), times.turns.end(), uint64_t{0});
   };

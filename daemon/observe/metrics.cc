@@ -6,6 +6,7 @@
 #include <prometheus/histogram.h>
 #include <prometheus/registry.h>
 
+#include <algorithm>
 #include <bit>
 #include <utility>
 
@@ -233,13 +234,18 @@ struct Metrics::Impl {
       seconds.push_back(static_cast<double>(bound) * 1e-9);
     return seconds;
   }
-  Histogram& turn_seconds = prometheus::BuildHistogram()
-                                .Name("ashlar_metadata_task_duration_seconds")
-                                .Help("Duration of one task on the metadata thread, which answers lookups")
-                                .Register(*registry)
-                                .Add({}, TurnBounds());
+  Histogram& TurnHistogram(const char* name, const char* help) {
+    return HistogramFamily(name, help).Add({}, TurnBounds());
+  }
+  Histogram& turn_seconds = TurnHistogram("ashlar_metadata_task_duration_seconds",
+                                          "Duration of one task on the metadata thread, which answers lookups");
+  Histogram& turn_cpu_seconds =
+      TurnHistogram("ashlar_metadata_task_cpu_seconds", "CPU time of one task on the metadata thread");
   Gauge& longest_turn_seconds = SingleGauge("ashlar_metadata_task_longest_seconds",
                                             "Longest task on the metadata thread since the daemon started");
+  Gauge& longest_turn_cpu_seconds =
+      SingleGauge("ashlar_metadata_task_longest_cpu_seconds",
+                  "Largest CPU time of a task on the metadata thread since the daemon started");
 
   CallMetrics calls{*registry};
 
@@ -438,9 +444,12 @@ void Metrics::Set(const Levels& levels) {
 }
 
 void Metrics::TurnsTaken(const EventLoop::TurnTimes& times) {
-  impl_->turn_seconds.ObserveMultiple({times.turns.begin(), times.turns.end()}, static_cast<double>(times.sum) * 1e-9);
-  const double longest = static_cast<double>(times.longest) * 1e-9;
-  if (longest > impl_->longest_turn_seconds.Value()) impl_->longest_turn_seconds.Set(longest);
+  const auto add = [](const EventLoop::TurnTimes::Times& of, Histogram& seconds, Gauge& longest) {
+    seconds.ObserveMultiple({of.turns.begin(), of.turns.end()}, static_cast<double>(of.sum) * 1e-9);
+    longest.Set(std::max(longest.Value(), static_cast<double>(of.longest) * 1e-9));
+  };
+  add(times.elapsed, impl_->turn_seconds, impl_->longest_turn_seconds);
+  add(times.cpu, impl_->turn_cpu_seconds, impl_->longest_turn_cpu_seconds);
 }
 
 void Metrics::Reloaded(bool accepted) {

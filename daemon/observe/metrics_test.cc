@@ -51,9 +51,22 @@ TEST(MetricsTest, AlertsCountFromZero) {
 
 TEST(MetricsTest, LongestTaskIsThatSinceTheStart) {
   Metrics metrics({"blue"});
-  metrics.TurnsTaken({.turns = {1}, .sum = 2'000'000, .longest = 2'000'000});
-  metrics.TurnsTaken({.turns = {1}, .sum = 1'000'000, .longest = 1'000'000});
-  EXPECT_THAT(metrics.Text(TenantLabel::kNamed), HasSubstr("\nashlar_metadata_task_longest_seconds 0.002\n"));
+  const auto taken = [](storage::Nanos elapsed, storage::Nanos cpu) {
+    EventLoop::TurnTimes times;
+    times.elapsed.Add(elapsed);
+    times.cpu.Add(cpu);
+    return times;
+  };
+  metrics.TurnsTaken(taken(2'000'000, 500'000));
+  metrics.TurnsTaken(taken(1'000'000, 750'000));
+  const std::string text = metrics.Text(TenantLabel::kNamed);
+  for (const char* line :
+       {"\nashlar_metadata_task_longest_seconds 0.002\n", "\nashlar_metadata_task_longest_cpu_seconds 0.00075\n",
+        "\nashlar_metadata_task_duration_seconds_bucket{le=\"0.0005\"} 0\n",
+        "\nashlar_metadata_task_cpu_seconds_bucket{le=\"0.0005\"} 1\n",
+        "\nashlar_metadata_task_cpu_seconds_count 2\n"}) {
+    EXPECT_THAT(text, HasSubstr(line));
+  }
 }
 
 TEST(MetricsTest, ALookupEndsWithItsAnswerNotWithItsLanding) {

@@ -20,12 +20,16 @@ using storage::TenantId;
 // Minimum cost of a closure: dequeuing it and waking a thread take time.
 constexpr Nanos kLeastCost = 1'000;
 
+Nanos Read(clockid_t clock) {
+  timespec now;
+  clock_gettime(clock, &now);
+  return Nanos{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
+
 }  // namespace
 
 Nanos MonotonicClock::Now() const {
-  timespec now;
-  clock_gettime(CLOCK_MONOTONIC, &now);
-  return Nanos{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  return Read(CLOCK_MONOTONIC);
 }
 
 bool EventLoop::Call(const Work& work, storage::Slice& slice) {
@@ -137,27 +141,29 @@ EventLoop::TurnTimes EventLoop::TakeTurnTimes() {
   return std::exchange(times_, {});
 }
 
-void EventLoop::Measured(Nanos took) {
-  const auto bucket = std::ranges::lower_bound(TurnTimes::kBounds, took) - TurnTimes::kBounds.begin();
-  ++times_.turns[static_cast<size_t>(bucket)];
-  times_.sum += took;
-  times_.longest = std::max(times_.longest, took);
+void EventLoop::TurnTimes::Times::Add(Nanos time) {
+  const auto bucket = std::ranges::lower_bound(kBounds, time) - kBounds.begin();
+  ++turns[static_cast<size_t>(bucket)];
+  sum += time;
+  longest = std::max(longest, time);
 }
 
 // Runs one closure, or one slice of divided work; the rest of divided work precedes all other work of its tenant.
 void EventLoop::Run(Nanos begin, TenantId tenant, Item item) {
   running_ = true;
   mutex_.Unlock();
+  const Nanos cpu_begin = Read(CLOCK_THREAD_CPUTIME_ID);
   storage::Slice slice(clock_, begin + kQuantum);
   const bool done = Call(item.work, slice);
   if (done) item.work = Closure();  // destroys its captures while nothing else runs
-  const Nanos took = clock_.Now() - begin;
+  const Nanos took = clock_.Now() - begin, cpu = Read(CLOCK_THREAD_CPUTIME_ID) - cpu_begin;
   mutex_.Lock();
   running_ = false;
   // The rest was already admitted and takes no further place.
   if (!done) waiting_.PushFront(tenant, {Class::kCompletion, std::move(item.work)});
   waiting_.Charge(tenant, std::max(took, kLeastCost));
-  Measured(took);
+  times_.elapsed.Add(took);
+  times_.cpu.Add(cpu);
 }
 
 void EventLoop::QueueDueTimers(Nanos now) {

@@ -81,13 +81,18 @@ class EventLoop {
   size_t depth() const;                                   // queued closures
   uint64_t rejected() const { return rejected_.load(); }  // refused Post and PostRelease calls since the start
 
-  // Durations of closures and slices, each one turn of the thread.
+  // Times of closures and slices, each one turn of the thread.
   struct TurnTimes {
     // Upper bounds of all buckets except the last, which is unbounded; nanoseconds.
     static constexpr std::array<storage::Nanos, 10> kBounds = {10'000,    50'000,    100'000,   200'000,    500'000,
                                                                1'000'000, 2'000'000, 5'000'000, 10'000'000, 50'000'000};
-    std::array<uint64_t, kBounds.size() + 1> turns{};
-    storage::Nanos sum = 0, longest = 0;
+    struct Times {
+      std::array<uint64_t, kBounds.size() + 1> turns{};
+      storage::Nanos sum = 0, longest = 0;
+      void Add(storage::Nanos time);
+    };
+    Times elapsed;  // on the clock, including time without a CPU
+    Times cpu;      // CPU time of the thread
   };
   TurnTimes TakeTurnTimes();  // since the previous call
 
@@ -112,7 +117,6 @@ class EventLoop {
   bool MayRunHere(storage::Nanos now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Run and ServeOne release mutex_ while the closure runs.
   void Run(storage::Nanos begin, storage::TenantId tenant, Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void Measured(storage::Nanos took) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void QueueDueTimers(storage::Nanos now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool ServeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // returns false if nothing is queued
   void Serve();

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tenants take turns on the event loop, by the time that their closures take.
 #include <gtest/gtest.h>
+#include <time.h>
 
 #include <atomic>
+#include <chrono>
+#include <cstdint>
 #include <future>
+#include <numeric>
 #include <string>
 #include <thread>
 #include <vector>
@@ -188,12 +192,32 @@ TEST_F(EventLoopTurns, MeasuresItsTurns) {
   ASSERT_TRUE(loop_.Post(kHeavy, Costing(30'000, 'h')));
   ASSERT_TRUE(loop_.Post(kHeavy, Costing(60'000'000, 'h')));
   Run();
-  const EventLoop::TurnTimes times = loop_.TakeTurnTimes();
+  const EventLoop::TurnTimes::Times times = loop_.TakeTurnTimes().elapsed;
   EXPECT_EQ(times.turns[1], 1u);
   EXPECT_EQ(times.turns.back(), 1u);
   EXPECT_EQ(times.sum, 60'030'000);
   EXPECT_EQ(times.longest, 60'000'000);
-  EXPECT_EQ(loop_.TakeTurnTimes().sum, 0);
+  EXPECT_EQ(loop_.TakeTurnTimes().elapsed.sum, 0);
+}
+
+TEST_F(EventLoopTurns, CpuTimeExcludesWaiting) {
+  constexpr storage::Nanos kBusy = 5'000'000, kAsleep = 500'000'000;
+  const auto cpu = [] {
+    timespec now;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    return storage::Nanos{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+  };
+  ASSERT_TRUE(loop_.Post(kHeavy, [&] {
+    for (const storage::Nanos end = cpu() + kBusy; cpu() < end;) continue;
+    std::this_thread::sleep_for(std::chrono::nanoseconds(kAsleep));
+  }));
+  Run();
+  const EventLoop::TurnTimes::Times times = loop_.TakeTurnTimes().cpu;
+  EXPECT_EQ(std::accumulate(times.turns.begin(), times.turns.end(), uint64_t{0}), 1u);
+  EXPECT_EQ(times.sum, times.longest);
+  EXPECT_GE(times.longest, kBusy);
+  EXPECT_LT(times.longest, kAsleep);
+  EXPECT_EQ(loop_.TakeTurnTimes().cpu.sum, 0);
 }
 
 }  // namespace

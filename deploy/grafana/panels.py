@@ -212,7 +212,10 @@ NODE_ROWS = {
         Panel(
             "Metadata thread tasks, 99th percentile",
             "s",
-            [(p99("ashlar_metadata_task_duration_seconds"), "task")],
+            [
+                (p99("ashlar_metadata_task_duration_seconds"), "task"),
+                (p99("ashlar_metadata_task_cpu_seconds"), "CPU time"),
+            ],
             red_from=0.01,
         ),
     ],
