@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <memory>
 #include <utility>
 
 namespace ashlar::storage {
@@ -14,8 +15,21 @@ constexpr double kMostFactor = 10;
 }  // namespace
 
 ReuseModel::ReuseModel() {
-  changed_.fill(true);
-  Refresh();
+  kinds_.fill(&Unknown());
+}
+
+const ReuseModel::Kind& ReuseModel::Unknown() {
+  static const Kind kUnknown = [] {
+    Kind kind;
+    Refresh(kind);
+    return kind;
+  }();
+  return kUnknown;
+}
+
+ReuseModel::Kind& ReuseModel::Of(size_t kind) {
+  if (own_[kind] == nullptr) kinds_[kind] = (own_[kind] = std::make_unique<Kind>(Unknown())).get();
+  return *own_[kind];
 }
 
 size_t ReuseModel::UsesBucket(uint32_t uses) {
@@ -36,15 +50,16 @@ void ReuseModel::RecordAge(Counts& counts, uint64_t age, bool used) {
 }
 
 double ReuseModel::Expected(const Subject& subject, uint64_t age) const {
-  const auto& before = hazards_before_[static_cast<size_t>(subject.kind)][UsesBucket(subject.uses)];
+  const auto& before = kinds_[static_cast<size_t>(subject.kind)]->hazards_before[UsesBucket(subject.uses)];
   const size_t bucket = AgeBucket(age);
   return before[bucket] + (before[bucket + 1] - before[bucket]) * PartOf(bucket, age);
 }
 
 void ReuseModel::Ended(const Subject& subject, uint64_t age, bool used) {
   const auto kind = static_cast<size_t>(subject.kind);
-  RecordAge(ended_[kind][UsesBucket(subject.uses)], age, used);
-  Factor& factor = ended_factors_[kind][SizeBucket(subject.fresh)];
+  Kind& of = Of(kind);
+  RecordAge(of.ended[UsesBucket(subject.uses)], age, used);
+  Factor& factor = of.ended_factors[SizeBucket(subject.fresh)];
   factor.uses += used ? 1 : 0;
   factor.expected += Expected(subject, age);
   changed_[kind] = true;
@@ -57,11 +72,11 @@ void ReuseModel::GivenUp(const Subject& subject) {
 }
 
 void ReuseModel::AskedForAgain(const Subject& subject, uint64_t age) {
-  const auto kind = static_cast<size_t>(subject.kind);
-  Counts& counts = ended_[kind][UsesBucket(subject.uses)];
+  Kind& kind = Of(static_cast<size_t>(subject.kind));
+  Counts& counts = kind.ended[UsesBucket(subject.uses)];
   // Decay may have made these smaller than 1.
   for (double* of : {&counts.last.back(), &counts.through.back()}) *of = std::max(*of - 1, 0.0);
-  Factor& factor = ended_factors_[kind][SizeBucket(subject.fresh)];
+  Factor& factor = kind.ended_factors[SizeBucket(subject.fresh)];
   factor.expected = std::max(factor.expected - Expected(subject, kForever), 0.0);
   Ended(subject, age, true);
 }
@@ -69,59 +84,63 @@ void ReuseModel::AskedForAgain(const Subject& subject, uint64_t age) {
 void ReuseModel::GoesOn(const Subject& subject, uint64_t age) {
   const auto kind = static_cast<size_t>(subject.kind);
   changed_[kind] = goes_on_[kind] = true;
-  RecordAge(going_on_[kind][UsesBucket(subject.uses)], age, false);
-  going_on_factors_[kind][SizeBucket(subject.fresh)].expected += Expected(subject, age);
+  Kind& of = Of(kind);
+  RecordAge(of.going_on[UsesBucket(subject.uses)], age, false);
+  of.going_on_factors[SizeBucket(subject.fresh)].expected += Expected(subject, age);
 }
 
 void ReuseModel::Erase() {
   remembered_ /= 2;
   changed_.fill(true);
-  for (auto& kind : ended_) {
-    for (Counts& counts : kind) {
+  for (const std::unique_ptr<Kind>& kind : own_) {
+    if (kind == nullptr) continue;
+    for (Counts& counts : kind->ended) {
       for (auto* of : {&counts.last, &counts.through, &counts.used}) {
         for (double& count : *of) count /= 2;
       }
     }
-  }
-  for (auto& kind : ended_factors_) {
-    for (Factor& factor : kind) factor = {.uses = factor.uses / 2, .expected = factor.expected / 2};
+    for (Factor& factor : kind->ended_factors) factor = {.uses = factor.uses / 2, .expected = factor.expected / 2};
   }
 }
 
 void ReuseModel::Refresh() {
+  const bool goes_on = std::ranges::find(goes_on_, true) != goes_on_.end();
   for (size_t kind = 0; kind < kReuseKinds; ++kind) {
-    if (!changed_[kind]) continue;
-    std::array<Known, kUses> known{};
-    Known all;
-    for (size_t uses = 0; uses < kUses; ++uses) {
-      const Counts &ended = ended_[kind][uses], &going_on = going_on_[kind][uses];
-      double later = 0;
-      for (size_t age = kAges; age-- > 0;) {
-        known[uses].came[age] = later + ended.through[age] + going_on.through[age];
-        known[uses].used[age] = ended.used[age];
-        later += ended.last[age] + going_on.last[age];
-        all.came[age] += known[uses].came[age];
-        all.used[age] += known[uses].used[age];
-      }
-    }
-    for (size_t uses = 0; uses < kUses; ++uses) SetRates(kind, uses, known[uses], all);
-    for (size_t size = 0; size < kSizes; ++size) {
-      const Factor& factor = ended_factors_[kind][size];
-      const double expected = factor.expected + going_on_factors_[kind][size].expected;
-      const double ratio = (factor.uses + kSizeWeight) / (expected + kSizeWeight);
-      factors_[kind][size] = std::clamp(ratio, 1 / kMostFactor, kMostFactor);
-    }
-  }
-  if (std::ranges::find(goes_on_, true) != goes_on_.end()) {
-    going_on_ = {};
-    going_on_factors_ = {};
+    if (own_[kind] == nullptr) continue;
+    if (changed_[kind]) Refresh(*own_[kind]);
+    if (!goes_on) continue;
+    own_[kind]->going_on = {};
+    own_[kind]->going_on_factors = {};
   }
   changed_ = std::exchange(goes_on_, {});
 }
 
-void ReuseModel::SetRates(size_t kind, size_t uses, const Known& counts, const Known& kinds) {
+void ReuseModel::Refresh(Kind& kind) {
+  std::array<Known, kUses> known{};
+  Known all;
+  for (size_t uses = 0; uses < kUses; ++uses) {
+    const Counts &ended = kind.ended[uses], &going_on = kind.going_on[uses];
+    double later = 0;
+    for (size_t age = kAges; age-- > 0;) {
+      known[uses].came[age] = later + ended.through[age] + going_on.through[age];
+      known[uses].used[age] = ended.used[age];
+      later += ended.last[age] + going_on.last[age];
+      all.came[age] += known[uses].came[age];
+      all.used[age] += known[uses].used[age];
+    }
+  }
+  for (size_t uses = 0; uses < kUses; ++uses) SetRates(kind, uses, known[uses], all);
+  for (size_t size = 0; size < kSizes; ++size) {
+    const Factor& factor = kind.ended_factors[size];
+    const double expected = factor.expected + kind.going_on_factors[size].expected;
+    const double ratio = (factor.uses + kSizeWeight) / (expected + kSizeWeight);
+    kind.factors[size] = std::clamp(ratio, 1 / kMostFactor, kMostFactor);
+  }
+}
+
+void ReuseModel::SetRates(Kind& kind, size_t uses, const Known& counts, const Known& kinds) {
   std::array<double, kAges> hazards;
-  auto& before = hazards_before_[kind][uses];
+  auto& before = kind.hazards_before[uses];
   for (size_t age = 0; age < kAges; ++age) {
     const double of_kind = (kinds.used[age] + kHazard * kHazardWeight) / (kinds.came[age] + kHazardWeight);
     const double hazard = (counts.used[age] + of_kind * kKindWeight) / (counts.came[age] + kKindWeight);
@@ -143,7 +162,7 @@ void ReuseModel::SetRates(size_t kind, size_t uses, const Known& counts, const K
       stretch = {stretch.gained + stretch.survives * next.gained, stretch.waited + stretch.survives * next.waited,
                  stretch.survives * next.survives};
     }
-    rates_[kind][uses][age] = stretch.gained / stretch.waited;
+    kind.rates[uses][age] = stretch.gained / stretch.waited;
     later[count++] = stretch;
   }
 }

@@ -7,6 +7,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <numbers>
 
 namespace ashlar::storage {
@@ -61,7 +62,8 @@ class ReuseModel {
   };
   static Class ClassOf(const Subject& subject);
   double Rate(const Class& of, uint64_t age) const {
-    return rates_[of.kind][of.uses][AgeBucket(age)] * factors_[of.kind][of.size];
+    const Kind& kind = *kinds_[of.kind];
+    return kind.rates[of.uses][AgeBucket(age)] * kind.factors[of.size];
   }
 
  private:
@@ -82,13 +84,19 @@ class ReuseModel {
   struct Known {
     std::array<double, kAges> came{}, used{};
   };
-  template <typename T>
-  using ByUses = std::array<std::array<T, kUses>, kReuseKinds>;
   // Observed uses in one size bucket, and the number expected from the hazards.
   struct Factor {
     double uses = 0, expected = 0;
   };
-  using Factors = std::array<std::array<Factor, kSizes>, kReuseKinds>;
+  using Factors = std::array<Factor, kSizes>;
+  struct Kind {
+    std::array<Counts, kUses> ended{}, going_on{};
+    Factors ended_factors{}, going_on_factors{};
+    // From the last Refresh; hazards summed over all earlier ages.
+    std::array<std::array<double, kAges + 1>, kUses> hazards_before{};
+    std::array<std::array<double, kAges>, kUses> rates{};
+    std::array<double, kSizes> factors{};
+  };
 
   // ⌊2 log₂ age⌋, computed from the bits because it is needed for every eviction candidate.
   static size_t AgeBucket(uint64_t age) {
@@ -108,19 +116,17 @@ class ReuseModel {
   static void RecordAge(Counts& counts, uint64_t age, bool used);
   double Expected(const Subject& subject, uint64_t age) const;
   void Erase();
-  void SetRates(size_t kind, size_t uses, const Known& counts, const Known& kinds);
+  static const Kind& Unknown();  // a kind without data
+  Kind& Of(size_t kind);
+  static void Refresh(Kind& kind);
+  static void SetRates(Kind& kind, size_t uses, const Known& counts, const Known& kinds);
 
-  ByUses<Counts> ended_{}, going_on_{};
-  Factors ended_factors_{}, going_on_factors_{};
+  std::array<std::unique_ptr<Kind>, kReuseKinds> own_;  // null: the kind has no data
+  std::array<const Kind*, kReuseKinds> kinds_;          // its own or the unknown one
   double remembered_ = 0;
   // Kinds that Refresh must process: those with ended or unfinished spells, or with unfinished ones at the last
   // refresh.
   std::array<bool, kReuseKinds> changed_{}, goes_on_{};
-
-  // From the last Refresh; hazards summed over all earlier ages.
-  ByUses<std::array<double, kAges + 1>> hazards_before_{};
-  ByUses<std::array<double, kAges>> rates_{};
-  std::array<std::array<double, kSizes>, kReuseKinds> factors_{};
 };
 
 }  // namespace ashlar::storage
