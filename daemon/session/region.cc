@@ -42,6 +42,12 @@ absl::Status CutBehindEnd(int memfd) {
   return absl::OkStatus();
 }
 
+// In pieces, because the other threads' page faults and mapping changes wait for each.
+void Unmap(std::byte* data, uint64_t bytes) {
+  constexpr uint64_t kPiece = uint64_t{4} << 20;
+  for (uint64_t at = 0; at < bytes; at += kPiece) munmap(data + at, std::min(kPiece, bytes - at));
+}
+
 }  // namespace
 
 absl::StatusOr<std::shared_ptr<Region>> Region::Map(int fd, uint64_t bytes) {
@@ -143,7 +149,7 @@ std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, storage::TenantId tenan
 
 Region::~Region() {
   guarded_ = nullptr;
-  if (arena_ == nullptr) munmap(data_, size_);
+  if (arena_ == nullptr) Unmap(data_, size_);
   arena_ = nullptr;
   memfd_ = nullptr;
   kept_ = nullptr;
