@@ -266,6 +266,12 @@ Cache::Reservation Cache::Reserve(SessionId session, const ObjectHeader& plan, c
   return {reserved.outcome, reserved.id};
 }
 
+bool Cache::WhenGrown(SessionId session, const ObjectHeader& plan, std::function<void(bool grown)> call) {
+  const TenantId* tenant = impl_->Tenant(session);
+  if (tenant == nullptr || impl_->offers.draining()) return false;
+  return impl_->publisher.WhenGrown(session, *tenant, plan.Extents(), std::move(call));
+}
+
 const ObjectHeader* Cache::Planned(SessionId session, ReservationId reservation) const {
   return impl_->publisher.Planned(session, reservation);
 }

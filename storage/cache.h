@@ -161,6 +161,9 @@ class Cache {
   // plan without tokens only reserves space until Abandon.
   Reservation Reserve(SessionId session, const ObjectHeader& plan, const TextDigest& text = {},
                       PoolKind pool = PoolKind::kPublic, Nanos recompute = 0, double flops = 0);
+  // Call before Reserve. Returns true if the object's tier first gets memory from the system on another thread, as
+  // Tier::WhenGrown does; then `call` follows.
+  bool WhenGrown(SessionId session, const ObjectHeader& plan, std::function<void(bool grown)> call);
   // Returns the plan of a reservation of this session; null if unknown. For checking sources before Publish.
   const ObjectHeader* Planned(SessionId session, ReservationId reservation) const;
   // Calls `call` when the first `extents` of an object of a held lease are in the memory tier, or never will be;

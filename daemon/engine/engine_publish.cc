@@ -114,6 +114,16 @@ struct PublishCall {
 
 }  // namespace
 
+// One call, while objects wait for memory. Metadata thread only.
+struct EngineService::ReserveCall {
+  std::shared_ptr<Session> session;
+  std::vector<std::optional<NamedObject>> objects;
+  const v1::ReserveRequest& request;
+  v1::ReserveReply* reply;
+  Done done;
+  bool may_wait = true;  // the system has not refused memory
+};
+
 void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply* reply, Done done) {
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
@@ -122,33 +132,41 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
   if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
     return done(Invalid("objects: too many; expected at most ", limits::kMaxObjectsPerCall));
   }
-  auto objects = std::make_shared<std::vector<std::optional<NamedObject>>>();
+  const auto call = std::make_shared<ReserveCall>(ReserveCall{*session, {}, request, reply, done});
   for (int i = 0; i < request.objects_size(); ++i) {
     auto named = ReadObjectName(absl::StrCat("objects[", i, "]"), request.objects(i), *model);
     if (!named.ok()) return done(named.status());
-    objects->push_back(*std::move(named));
+    call->objects.push_back(*std::move(named));
   }
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, objects, &request, reply, done] {
-    for (size_t i = 0; i < objects->size(); ++i) {
-      const std::optional<NamedObject>& object = (*objects)[i];
-      storage::Cache::Reservation reservation{ReserveOutcome::kTooShort, 0};
-      if (object.has_value()) {
-        router_.YieldRoom(session->about().tenant, object->plan.key);
-        reservation = cache_.Reserve(session->about().id, object->plan, object->text, storage::PoolKind::kPublic,
-                                     object->recompute, object->flops);
-      }
-      if (reservation.outcome == ReserveOutcome::kGranted) {
-        NoteSegment(session->about().tenant, *object, request.objects(static_cast<int>(i)));
-      }
-      // Only a segment can be too short; a checkpoint may have one token.
-      const ObjectKind kind = object.has_value() ? object->plan.kind : ObjectKind::kSegment;
-      observer_.Reserved(session->about().tenant, kind, reservation.outcome);
-      v1::ReserveResult* result = reply->add_results();
-      result->set_outcome(static_cast<uint32_t>(reservation.outcome));
-      if (reservation.outcome == ReserveOutcome::kGranted) result->set_reservation(reservation.id);
+  OnLoop(*session, Room::kRequest, done, [this, call] { ReserveFrom(call, 0); });
+}
+
+void EngineService::ReserveFrom(const std::shared_ptr<ReserveCall>& call, size_t first) {
+  const Session::Description& about = call->session->about();
+  for (size_t i = first; i < call->objects.size(); ++i) {
+    const std::optional<NamedObject>& object = call->objects[i];
+    storage::Cache::Reservation reservation{ReserveOutcome::kTooShort, 0};
+    if (object.has_value()) {
+      const auto grown = [this, call, i](bool memory) {
+        call->may_wait = memory;
+        ReserveFrom(call, i);
+      };
+      if (call->may_wait && cache_.WhenGrown(about.id, object->plan, grown)) return;
+      router_.YieldRoom(about.tenant, object->plan.key);
+      reservation = cache_.Reserve(about.id, object->plan, object->text, storage::PoolKind::kPublic, object->recompute,
+                                   object->flops);
     }
-    done(absl::OkStatus());
-  });
+    if (reservation.outcome == ReserveOutcome::kGranted) {
+      NoteSegment(about.tenant, *object, call->request.objects(static_cast<int>(i)));
+    }
+    // Only a segment can be too short; a checkpoint may have one token.
+    const ObjectKind kind = object.has_value() ? object->plan.kind : ObjectKind::kSegment;
+    observer_.Reserved(about.tenant, kind, reservation.outcome);
+    v1::ReserveResult* result = call->reply->add_results();
+    result->set_outcome(static_cast<uint32_t>(reservation.outcome));
+    if (reservation.outcome == ReserveOutcome::kGranted) result->set_reservation(reservation.id);
+  }
+  call->done(absl::OkStatus());
 }
 
 // Events have the tokens of a segment, except with a salt or media, as those of blocks.

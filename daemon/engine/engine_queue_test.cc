@@ -95,6 +95,47 @@ class BoundedQueueTest : public ::testing::Test {
   uint64_t model_ = 0;
 };
 
+TEST_F(BoundedQueueTest, AReservationThatWaitsForAnArenaDelaysNoOtherCall) {
+  std::promise<std::shared_ptr<storage::ComingArena>> asked;
+  std::promise<void> set;
+  loop_.PostCompletion(0, [&] {
+    tier_->CreateOn([&](storage::TenantId, const std::shared_ptr<storage::ComingArena>& arena) {
+      asked.set_value(arena);
+      return true;
+    });
+    set.set_value();
+  });
+  set.get_future().wait();
+  v1::ReserveRequest reserve;
+  reserve.set_session(session_->about().secret);
+  reserve.set_model(model_);
+  for (const int32_t first : {0, 100}) {
+    v1::ObjectName* const object = reserve.add_objects();
+    object->set_kind(static_cast<uint32_t>(ObjectKind::kSegment));
+    object->set_tokens(PackTokens(Ascending(64, first)));
+  }
+  v1::ReserveReply reserved;
+  std::promise<absl::Status> done;
+  service_->Reserve(reserve, &reserved, [&](absl::Status status) { done.set_value(std::move(status)); });
+  const std::shared_ptr<storage::ComingArena> arena = asked.get_future().get();
+  v1::MatchRequest match;
+  match.set_session(session_->about().secret);
+  match.set_model(model_);
+  v1::MatchReply matched;
+  std::promise<absl::Status> answered;
+  service_->Match(match, &matched, [&](absl::Status status) { answered.set_value(std::move(status)); });
+  EXPECT_EQ(answered.get_future().get(), absl::OkStatus());
+  std::future<absl::Status> ended = done.get_future();
+  EXPECT_EQ(ended.wait_for(std::chrono::seconds(0)), std::future_status::timeout);
+  arena->MakeAhead();
+  loop_.PostCompletion(0, [&] { EXPECT_TRUE(tier_->Prepared(0, arena).ok()); });
+  EXPECT_EQ(ended.get(), absl::OkStatus());
+  ASSERT_EQ(reserved.results_size(), 2);
+  for (const v1::ReserveResult& result : reserved.results()) {
+    EXPECT_EQ(result.outcome(), static_cast<uint32_t>(ReserveOutcome::kGranted));
+  }
+}
+
 TEST_F(BoundedQueueTest, AFullQueueRefusesAtOnceButAcceptsReleases) {
   FillQueue();
   v1::MatchRequest match;

@@ -127,6 +127,8 @@ class EngineService final : public PromptProber {
  private:
   class PromptLookup;  // the lookup of one prompt, with its answer
   struct LandOrder;    // the decoded request of a landing
+  struct ReserveCall;
+  void ReserveFrom(const std::shared_ptr<ReserveCall>& call, size_t first);
   void NoteSegment(storage::TenantId tenant, const NamedObject& object, const v1::ObjectName& name);
   void NoteBacklog(const Session& session, const Model& model, uint64_t tokens, const PromptLookup& lookup);
   // Starts a landing under a lease that the session holds. If the targets do not match, calls `Ended` and returns

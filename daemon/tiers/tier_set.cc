@@ -86,6 +86,8 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
   set->tenants_ = static_cast<size_t>(config.tenants_size());
   set->arena_bytes_ = config.dram().arena_bytes();
   set->arenas_ = std::make_unique<WorkerPool>(1, 1, loop);
+  set->dram_->CreateOn(
+      [set = set.get()](TenantId tenant, const auto& arena) { return set->CreateArena(tenant, arena); });
   if (config.ssd().folder().empty()) return set;
   if (absl::Status status = set->OpenDisk(config, loop); !status.ok()) return status;
   return set;
@@ -129,13 +131,14 @@ void TierSet::PrepareArena(TenantId tenant) {
   const storage::TierUsage here = dram_->Usage(tenant);
   const uint64_t below = ssd_ == nullptr ? 0 : ssd_->Usage(tenant).used_bytes;
   if (here.held_bytes == 0 && below == 0) return;
-  const auto arena = dram_->Prepare(tenant, std::max(here.used_bytes + arena_bytes_, below));
-  if (arena == nullptr) return;
+  dram_->GrowTo(tenant, std::max(here.used_bytes + arena_bytes_, below));
+}
+
+bool TierSet::CreateArena(TenantId tenant, const std::shared_ptr<storage::ComingArena>& arena) {
   const auto made = [this, tenant, arena] {
     if (dram_->Prepared(tenant, arena).ok()) PrepareArena(tenant);
   };
-  // If the thread's queue is full, the next allocation creates it.
-  arenas_->Run(
+  return arenas_->Run(
       tenant, [arena] { arena->MakeAhead(); }, made);
 }
 

@@ -64,10 +64,12 @@ class TierSet {
   // Retries opening the disk, at intervals that grow from one to five seconds, on the disk's threads, and gives the
   // objects found there to the cache. Runs on the loop, about once per second.
   void Tick(storage::Cache& cache);
-  // Prepares dram's next arenas on a separate thread, so that lookups and publishes do not wait for the kernel to clear
-  // them: for each tenant that has used dram, one arena ahead of its use plus as much as it has on the disk. Runs on
-  // the loop, after Configure.
+  // Prepares dram's next arenas on a separate thread, so that the loop does not wait for the kernel to clear them: for
+  // each tenant that has used dram, one arena ahead of its use plus as much as it has on the disk. Allocations do the
+  // first part themselves (MemoryTier::CreateOn). Runs on the loop, after Configure.
   void PrepareArenas();
+  // Creates no further arena in advance, after the one that is being created. Runs before the loop stops.
+  void StopArenas() { arenas_->Stop(); }
   // Starts no further disk operation, and waits at most `patience` for those in flight. Returns false, after logging
   // the stuck threads, if some have not returned; then neither the set nor the cache may be destroyed.
   bool StopDisk(std::chrono::nanoseconds patience);
@@ -80,6 +82,7 @@ class TierSet {
   bool StartOpening();  // returns false if the queue is full
   void Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache);
   void PrepareArena(storage::TenantId tenant);
+  bool CreateArena(storage::TenantId tenant, const std::shared_ptr<storage::ComingArena>& arena);
 
   std::vector<std::unique_ptr<storage::MemoryTier>> hbm_;  // in the order of the configuration
   std::unique_ptr<storage::MemoryTier> dram_;

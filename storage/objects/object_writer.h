@@ -28,6 +28,10 @@ class ObjectWriter {
   // they are estimated).
   Room Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0,
                size_t level = 0);
+  // Tier::WhenGrown of the level.
+  bool WhenGrown(TenantId tenant, size_t level, uint64_t extents, std::function<void(bool grown)> call) {
+    return table_.levels()[level].tier().WhenGrown(tenant, extents, std::move(call));
+  }
   // `header` is the plan, or one with other forms that takes no more extents, with its checksums. Extents that it does
   // not need are given back. Lookups find the object from now on.
   void Publish(const ObjectReference& object, ObjectHeader header);

@@ -54,24 +54,45 @@ void Prefixes::CommitJob::Go() {
   const auto self = shared_from_this();
   if (going_) return;  // a copy may end immediately
   going_ = true;
-  while (next_ < objects_.size() && under_way_ < kUnderWay) Begin(objects_[next_++]);
+  while (next_ < objects_.size() && under_way_ < kUnderWay && !waits_ && Begin(objects_[next_])) ++next_;
   going_ = false;
   if (next_ == objects_.size() && under_way_ == 0) Finish();
 }
 
-void Prefixes::CommitJob::Begin(const Object& object) {
-  if (Failed(OutcomeOf(object))) return;
-  if (!prefixes_.is_open_(session_)) return Fail(object, CommitOutcome::kUnavailable);
+bool Prefixes::CommitJob::Begin(const Object& object) {
+  if (Failed(OutcomeOf(object))) return true;
   absl::StatusOr<ObjectHeader> plan = Plan(object);
-  if (!plan.ok()) return Fail(object, CommitOutcome::kBadSource);
-  plan->shard = commit_.text.model().shard;
-  const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, pool_, *plan, 0, Saves(object));
+  if (!prefixes_.is_open_(session_)) {
+    Fail(object, CommitOutcome::kUnavailable);
+  } else if (!plan.ok()) {
+    Fail(object, CommitOutcome::kBadSource);
+  } else if (WaitsFor(*plan)) {
+    return false;
+  } else {
+    Reserve(object, *std::move(plan));
+  }
+  return true;
+}
+
+bool Prefixes::CommitJob::WaitsFor(const ObjectHeader& plan) {
+  waits_ = may_wait_ && prefixes_.publisher_.WhenGrown(session_, pool_.tenant, plan.Extents(),
+                                                       [self = shared_from_this()](bool grown) {
+                                                         self->waits_ = false;
+                                                         self->may_wait_ = grown;
+                                                         self->Go();
+                                                       });
+  return waits_;
+}
+
+void Prefixes::CommitJob::Reserve(const Object& object, ObjectHeader plan) {
+  plan.shard = commit_.text.model().shard;
+  const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, pool_, plan, 0, Saves(object));
   ObjectTable& table = prefixes_.table_;
-  for (Entry* shard : table.index().keys().All(pool_.tenant, plan->key)) shard->group = Keys().Group();
+  for (Entry* shard : table.index().keys().All(pool_.tenant, plan.key)) shard->group = Keys().Group();
   switch (reserved.outcome) {
     case ReserveOutcome::kGranted:
-      if (object.what != Object::kBlock && prefixes_.Defers(pool_.tenant, commit_.text, *plan, own_, depths_)) {
-        table.placement().Defer(*table.index().keys().Find(pool_.tenant, plan->key, plan->shard));
+      if (object.what != Object::kBlock && prefixes_.Defers(pool_.tenant, commit_.text, plan, own_, depths_)) {
+        table.placement().Defer(*table.index().keys().Find(pool_.tenant, plan.key, plan.shard));
       }
       return Copy(object, reserved.id);
     case ReserveOutcome::kAlreadyPresent:

@@ -38,7 +38,9 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   CommitOutcome& OutcomeOf(const Object& object);
 
   void Go();
-  void Begin(const Object& object);
+  bool Begin(const Object& object);  // false: waits for memory
+  bool WaitsFor(const ObjectHeader& plan);
+  void Reserve(const Object& object, ObjectHeader plan);
   // FLOPs of this shard.
   double Saves(const Object& object) const;
   absl::StatusOr<ObjectHeader> Plan(const Object& object) const;
@@ -73,6 +75,8 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   size_t blocks_ = 0;             // number of blocks among the objects
   size_t next_ = 0, under_way_ = 0;
   bool going_ = false;
+  bool waits_ = false;    // for memory of the tier
+  bool may_wait_ = true;  // the system has not refused memory
 };
 
 }  // namespace ashlar::storage

@@ -4,7 +4,9 @@
 #include <gtest/gtest.h>
 
 #include <map>
+#include <memory>
 #include <random>
+#include <utility>
 #include <vector>
 
 #include "storage/testing/prefixes_fixture.h"
@@ -53,6 +55,61 @@ TEST_F(PricedPrefixesTest, LeasedPrefixStaysAfterEviction) {
   const uint64_t before = rig_.cache->stats().objects;
   rig_.cache->Release(kAnn, match.lease);
   EXPECT_LT(rig_.cache->stats().objects, before);
+}
+
+// The thread that creates arenas, in the test's hands.
+class GrowingPrefixesTest : public PrefixesTest {
+ protected:
+  GrowingPrefixesTest() {
+    rig_.dram->CreateOn([this](TenantId tenant, const std::shared_ptr<ComingArena>& arena) {
+      coming_.emplace_back(tenant, arena);
+      return true;
+    });
+  }
+  void StartCommit(const Tokens& text) {
+    rig_.cache->Commit(kAnn, engine_.Offer(text, text.size(), {}),
+                       [&](std::vector<CommitOutcome> outcomes) { outcomes_ = std::move(outcomes); });
+    rig_.Settle();
+  }
+  void CreateArenas() {
+    while (!coming_.empty()) {
+      const auto [tenant, arena] = coming_.front();
+      coming_.erase(coming_.begin());
+      arena->MakeAhead();
+      EXPECT_TRUE(rig_.dram->Prepared(tenant, arena).ok());
+      rig_.Settle();
+    }
+  }
+
+  std::vector<std::pair<TenantId, std::shared_ptr<ComingArena>>> coming_;
+  std::vector<CommitOutcome> outcomes_;
+};
+
+TEST_F(GrowingPrefixesTest, ACommitWaitsForMemoryWhileOtherCallsGoOn) {
+  const Tokens text = Numbers(0, 3000);
+  StartCommit(text);
+  EXPECT_TRUE(outcomes_.empty());
+  EXPECT_EQ(rig_.dram->Usage(1).used_bytes, 0u);
+  ASSERT_EQ(coming_.size(), 1u);
+  EXPECT_EQ(Ask(Numbers(100'000, 700), kBob).prefix.depth, 0u);
+  CreateArenas();
+  EXPECT_THAT(outcomes_, testing::ElementsAre(CommitOutcome::kKept));
+  EXPECT_GT(rig_.dram->Usage(1).used_bytes, 8 * limits::kExtentBytes) << "more than one arena";
+  const Tokens next = Join(text, {1});
+  const Match match = Ask(next);
+  EXPECT_EQ(match.prefix.depth, text.size());
+  EXPECT_EQ(Landed(match, next), 0.0);
+}
+
+TEST_F(GrowingPrefixesTest, TheEndOfASessionEndsACommitThatWaitsForMemory) {
+  StartCommit(Numbers(0, 700));
+  bool drained = false;
+  rig_.cache->CloseSession(kAnn, [&] { drained = true; });
+  EXPECT_FALSE(drained) << "the commit has not ended";
+  CreateArenas();
+  EXPECT_TRUE(drained);
+  EXPECT_THAT(outcomes_, testing::ElementsAre(CommitOutcome::kUnavailable));
+  EXPECT_EQ(rig_.dram->Usage(1).used_bytes, 0u);
 }
 
 class CrowdedPrefixesTest : public PrefixesTest {

@@ -142,7 +142,31 @@ absl::StatusOr<Slot> MemoryTier::Allocate(TenantId tenant, uint64_t extents) {
     if (absl::Status grown = Grow(tenant, owner); !grown.ok()) return grown;
   }
   owner.used_bytes += extents * kExtentBytes;
+  GrowTo(tenant, owner.used_bytes + options_.arena_bytes);
   return Slot{.tenant = tenant, .runs = owner.extents.Take(extents)};
+}
+
+bool MemoryTier::GrowTo(TenantId tenant, uint64_t wanted_bytes) {
+  const auto found = tenants_.find(tenant);
+  if (!create_ || found == tenants_.end() || found->second.created_elsewhere) return false;
+  const auto arena = Prepare(tenant, wanted_bytes);
+  if (arena == nullptr) return false;
+  Tenant& owner = found->second;
+  owner.created_elsewhere = create_(tenant, arena);
+  if (!owner.created_elsewhere) {
+    owner.coming = nullptr;
+    owner.held_bytes -= owner.coming_bytes;
+  }
+  return owner.created_elsewhere;
+}
+
+bool MemoryTier::WhenGrown(TenantId tenant, uint64_t extents, std::function<void(bool grown)> call) {
+  const auto found = tenants_.find(tenant);
+  if (found == tenants_.end() || found->second.extents.free_extents() >= extents) return false;
+  Tenant& owner = found->second;
+  if (!owner.created_elsewhere && !GrowTo(tenant, owner.held_bytes + 1)) return false;
+  owner.waiting.push_back(std::move(call));
+  return true;
 }
 
 // After the budget was raised, the last arena may be smaller.
@@ -185,7 +209,10 @@ std::shared_ptr<ComingArena> MemoryTier::Prepare(TenantId tenant, uint64_t wante
 
 absl::Status MemoryTier::Prepared(TenantId tenant, const std::shared_ptr<ComingArena>& arena) {
   Tenant& owner = tenants_.at(tenant);
-  return owner.coming == arena ? TakeComing(tenant, owner) : absl::OkStatus();
+  const absl::Status taken = owner.coming == arena ? TakeComing(tenant, owner) : absl::OkStatus();
+  owner.created_elsewhere = false;
+  for (const auto& call : std::exchange(owner.waiting, {})) call(taken.ok());
+  return taken;
 }
 
 absl::Status MemoryTier::TakeComing(TenantId id, Tenant& tenant) {

@@ -8,6 +8,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "absl/status/status.h"
@@ -30,8 +31,8 @@ struct MemoryTierOptions {
 };
 inline constexpr uint32_t kArenasApart = uint32_t{1} << 20;
 
-// Arenas are created when a tenant first needs them, or in advance (Prepare), and stay with the tenant. Bytes in arenas
-// never exceed the tenant's budget, and so never the capacity: no other tenant can take a tenant's budget.
+// Arenas are created when a tenant first needs them, or in advance (Prepare, CreateOn), and stay with the tenant. Bytes
+// in arenas never exceed the tenant's budget, and so never the capacity: no other tenant can take a tenant's budget.
 class MemoryTier final : public Tier {
  public:
   // INVALID_ARGUMENT names the field. FAILED_PRECONDITION if the machine does not provide such memory.
@@ -48,6 +49,7 @@ class MemoryTier final : public Tier {
 
   TierKind kind() const override { return options_.kind; }
   absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents) override;
+  bool WhenGrown(TenantId tenant, uint64_t extents, std::function<void(bool grown)> call) override;
   void Free(Slot slot) override;
   TierUsage Usage(TenantId tenant) const override;  // all zero for an unknown tenant
   TierUsage Usage() const override;
@@ -64,6 +66,12 @@ class MemoryTier final : public Tier {
   std::shared_ptr<ComingArena> Prepare(TenantId tenant, uint64_t wanted_bytes);
   // Adds the arena, unless an allocation has taken it. RESOURCE_EXHAUSTED if the machine has no memory for it.
   absl::Status Prepared(TenantId tenant, const std::shared_ptr<ComingArena>& arena);
+  // Call once. Allocations then start arenas in advance, one ahead of the tenant's use, and WhenGrown waits for them.
+  // `create` must call MakeAhead on another thread, then Prepared. It returns false if it cannot.
+  using Create = std::function<bool(TenantId, const std::shared_ptr<ComingArena>&)>;
+  void CreateOn(Create create) { create_ = std::move(create); }
+  // Prepares an arena by that function. Returns whether it has started one.
+  bool GrowTo(TenantId tenant, uint64_t wanted_bytes);
 
   struct ArenaDescriptor {
     int descriptor = -1;  // owned by the tier: send it, do not close it
@@ -81,6 +89,8 @@ class MemoryTier final : public Tier {
     ExtentAllocator extents;
     std::shared_ptr<ComingArena> coming;  // null without one; its bytes are held
     uint64_t coming_bytes = 0;
+    bool created_elsewhere = false;                  // from `create_` to Prepared
+    std::vector<std::function<void(bool)>> waiting;  // until Prepared
   };
   struct OwnedArena {
     TenantId tenant;
@@ -99,6 +109,7 @@ class MemoryTier final : public Tier {
   const size_t max_arenas_;
   std::vector<OwnedArena> arenas_;
   std::function<void(const kernels::ArenaMemory&)> made_;  // may be empty
+  Create create_;                                          // may be empty
   // Addresses of the arenas, for readers on other threads while arenas are added; never reallocated.
   const std::unique_ptr<std::atomic<std::byte*>[]> addresses_;
 };

@@ -145,6 +145,88 @@ TEST(MemoryTier, PreparesArenasAheadOfNeed) {
   EXPECT_EQ(tier->Prepare(1, 100 * kExtentBytes), nullptr) << "the budget is held";
 }
 
+// A test's stand-in for the thread that creates arenas.
+struct Creator {
+  explicit Creator(MemoryTier& its_tier) : tier(its_tier) {
+    tier.CreateOn([this](TenantId tenant, const std::shared_ptr<ComingArena>& arena) {
+      if (busy) return false;
+      coming.emplace_back(tenant, arena);
+      return true;
+    });
+  }
+  absl::Status Create() {
+    const auto [tenant, arena] = std::exchange(coming, {}).at(0);
+    std::thread([&, made = arena] { made->MakeAhead(); }).join();
+    return tier.Prepared(tenant, arena);
+  }
+  MemoryTier& tier;
+  std::vector<std::pair<TenantId, std::shared_ptr<ComingArena>>> coming;
+  bool busy = false;
+};
+
+TEST(MemoryTier, CallersWaitForAnArenaThatAnotherThreadCreates) {
+  const auto tier = MakeTier(100, 4);
+  ASSERT_TRUE(tier->AddTenant(1, 10 * kExtentBytes).ok());
+  std::vector<std::pair<int, bool>> told;
+  const auto tell = [&](int who) { return [&told, who](bool grown) { told.emplace_back(who, grown); }; };
+  EXPECT_FALSE(tier->WhenGrown(1, 1, tell(0))) << "no thread creates arenas";
+  Creator creator(*tier);
+  EXPECT_FALSE(tier->WhenGrown(2, 1, tell(0))) << "an unknown tenant";
+  ASSERT_TRUE(tier->WhenGrown(1, 1, tell(1)));
+  ASSERT_TRUE(tier->WhenGrown(1, 6, tell(2)));
+  EXPECT_EQ(creator.coming.size(), 1u) << "one at a time";
+  EXPECT_TRUE(told.empty());
+  EXPECT_TRUE(creator.Create().ok());
+  EXPECT_THAT(told, testing::ElementsAre(std::pair(1, true), std::pair(2, true)));
+  EXPECT_FALSE(tier->WhenGrown(1, 1, tell(1)));
+  ASSERT_TRUE(tier->WhenGrown(1, 6, tell(3))) << "larger than one arena";
+  EXPECT_TRUE(creator.Create().ok());
+  EXPECT_FALSE(tier->WhenGrown(1, 6, tell(3)));
+  EXPECT_EQ(tier->Usage(1).held_bytes, 8 * kExtentBytes);
+  ASSERT_TRUE(tier->WhenGrown(1, 20, tell(4)));
+  EXPECT_TRUE(creator.Create().ok());
+  EXPECT_FALSE(tier->WhenGrown(1, 20, tell(4))) << "the whole budget is held";
+  EXPECT_EQ(tier->Usage(1).held_bytes, 10 * kExtentBytes);
+}
+
+TEST(MemoryTier, AllocationsStartTheNextArenaInAdvance) {
+  const auto tier = MakeTier(100, 4);
+  ASSERT_TRUE(tier->AddTenant(1, 12 * kExtentBytes).ok());
+  Creator creator(*tier);
+  creator.busy = true;
+  EXPECT_TRUE(tier->Allocate(1, 1).ok()) << "the allocation creates it if no thread can";
+  EXPECT_EQ(tier->Usage(1).held_bytes, 4 * kExtentBytes);
+  creator.busy = false;
+  EXPECT_TRUE(tier->Allocate(1, 1).ok());
+  ASSERT_EQ(creator.coming.size(), 1u);
+  EXPECT_EQ(tier->Usage(1).held_bytes, 8 * kExtentBytes);
+  EXPECT_TRUE(tier->Allocate(1, 3).ok()) << "an allocation that cannot wait takes it";
+  EXPECT_TRUE(tier->Allocate(1, 5).ok());
+  EXPECT_EQ(tier->Usage(1).held_bytes, 12 * kExtentBytes);
+  bool told = false;
+  ASSERT_TRUE(tier->WhenGrown(1, 3, [&](bool grown) { told = grown; })) << "the thread still maps its pages";
+  EXPECT_TRUE(creator.Create().ok());
+  EXPECT_TRUE(told);
+  EXPECT_FALSE(tier->WhenGrown(1, 3, nullptr)) << "the whole budget is held";
+}
+
+#if !defined(__SANITIZE_THREAD__) && !defined(__SANITIZE_ADDRESS__)  // their own memory is touched, too
+TEST(MemoryTier, WaitingForAnArenaTakesNoPageFaults) {
+  const auto tier = MakeTier(100, 64);
+  ASSERT_TRUE(tier->AddTenant(1, 64 * kExtentBytes).ok());
+  Creator creator(*tier);
+  rusage before{}, after{};
+  getrusage(RUSAGE_THREAD, &before);
+  ASSERT_TRUE(tier->WhenGrown(1, 8, [](bool) {}));
+  ASSERT_TRUE(creator.Create().ok());
+  ASSERT_TRUE(tier->Allocate(1, 8).ok());
+  getrusage(RUSAGE_THREAD, &after);
+  const auto system_us = [](const rusage& usage) { return usage.ru_stime.tv_sec * 1'000'000 + usage.ru_stime.tv_usec; };
+  EXPECT_LT(after.ru_minflt - before.ru_minflt, 64) << "of " << 64 * kExtentBytes / 4096 << " pages";
+  RecordProperty("system_us", std::to_string(system_us(after) - system_us(before)));
+}
+#endif
+
 TEST(MemoryTier, RefusesUnknownTenants) {
   const auto tier = MakeTier(8, 4);
   EXPECT_TRUE(absl::IsResourceExhausted(tier->Allocate(7, 1).status()));

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <vector>
 
 #include "absl/status/statusor.h"
@@ -52,6 +53,12 @@ class Tier {
   // RESOURCE_EXHAUSTED if the tenant's budget has no `extents` free extents: the caller must evict and retry.
   virtual absl::StatusOr<Slot> Allocate(TenantId tenant, uint64_t extents) = 0;
   virtual void Free(Slot slot) = 0;
+  // Call before Allocate if the caller can wait. Returns true if the tier first gets memory from the system, on another
+  // thread: then `call` follows, with false if the system has none. Ask again after true, because other callers may
+  // have taken the memory. Returns false, without a call, if Allocate would not wait for the system.
+  virtual bool WhenGrown(TenantId /*tenant*/, uint64_t /*extents*/, std::function<void(bool grown)> /*call*/) {
+    return false;
+  }
   virtual TierUsage Usage(TenantId tenant) const = 0;
   virtual TierUsage Usage() const = 0;
 

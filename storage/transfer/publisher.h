@@ -44,6 +44,10 @@ class Publisher {
     ReservationId id = 0;
   };
   Reserved Reserve(SessionId session, const TenantPool& pool, const ObjectHeader& plan, Nanos recompute, double flops);
+  // Tier::WhenGrown of the level that the session publishes to. Call before Reserve.
+  bool WhenGrown(SessionId session, TenantId tenant, uint64_t extents, std::function<void(bool grown)> call) {
+    return writer_.WhenGrown(tenant, level_of_(session), extents, std::move(call));
+  }
   const ObjectHeader* Planned(SessionId session, ReservationId id) const;
   // `done` is called once, possibly before this returns. kBusy (no thread is free, or the tenant exceeded its byte
   // rate) keeps the reservation; every other outcome ends it. `renews`: renews the session's other reservations.

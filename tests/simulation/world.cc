@@ -2,6 +2,7 @@
 #include "tests/simulation/world.h"
 
 #include <cstdlib>
+#include <utility>
 
 #include "proto/limits.h"
 
@@ -30,6 +31,13 @@ absl::StatusOr<Slot> FaultyTier::Allocate(TenantId tenant, uint64_t extents) {
     for (uint32_t i = 0; i < run.count; ++i) lent_[{run.arena, run.first + i}] = slot->tenant;
   }
   return slot;
+}
+
+bool FaultyTier::WhenGrown(TenantId tenant, uint64_t /*extents*/, std::function<void(bool)> call) {
+  if (growth_() % 8 != 0) return false;
+  const bool grown = growth_() % 4 != 0;
+  return system_.Run(
+      tenant, [] {}, [call = std::move(call), grown] { call(grown); });
 }
 
 void FaultyTier::Free(Slot slot) {
@@ -91,8 +99,8 @@ World::World(uint64_t seed, const Sizes& its_sizes, Bug its_bug)
       io(its_bug != Bug::kServesInOrder, seed + 3, clock),
       hbm(MakeMemory(its_sizes.hbm, TierKind::kHbm)),
       dram(MakeMemory(its_sizes.dram, TierKind::kDram)),
-      faulty_hbm(hbm == nullptr ? nullptr : std::make_unique<FaultyTier>(*hbm, its_bug, random)),
-      faulty_dram(std::make_unique<FaultyTier>(*dram, its_bug, random)) {
+      faulty_hbm(hbm == nullptr ? nullptr : std::make_unique<FaultyTier>(*hbm, its_bug, random, seed + 4, executor)),
+      faulty_dram(std::make_unique<FaultyTier>(*dram, its_bug, random, seed + 5, executor)) {
   executor.set_threads(sizes.threads);
   io.set_threads(sizes.threads);
   if (bug == Bug::kHidesHangs) io.HideHang();

@@ -24,15 +24,17 @@
 
 namespace ashlar::simulation {
 
-// A memory tier that makes the bug's mistake sometimes. Without a bug it only forwards calls, and tracks allocations.
+// A memory tier that makes the bug's mistake sometimes. Without a bug it forwards calls and tracks allocations.
+// Sometimes it lets callers wait for memory, and the system refuses it.
 class FaultyTier final : public storage::Tier {
  public:
   // The tier must keep the budget. The memory behind it may be larger, for bugs that need it.
-  FaultyTier(storage::MemoryTier& memory, Bug bug, std::mt19937_64& random)
-      : memory_(memory), bug_(bug), random_(random) {}
+  FaultyTier(storage::MemoryTier& memory, Bug bug, std::mt19937_64& random, uint64_t seed, storage::Executor& system)
+      : memory_(memory), bug_(bug), random_(random), growth_(seed), system_(system) {}
 
   TierKind kind() const override { return memory_.kind(); }
   absl::StatusOr<storage::Slot> Allocate(storage::TenantId tenant, uint64_t extents) override;
+  bool WhenGrown(storage::TenantId tenant, uint64_t extents, std::function<void(bool)> call) override;
   void Free(storage::Slot slot) override;
   storage::TierUsage Usage(storage::TenantId tenant) const override;
   storage::TierUsage Usage() const override { return memory_.Usage(); }
@@ -48,6 +50,8 @@ class FaultyTier final : public storage::Tier {
   storage::MemoryTier& memory_;
   const Bug bug_;
   std::mt19937_64& random_;
+  std::mt19937_64 growth_;
+  storage::Executor& system_;
   std::optional<storage::Slot> last_;  // kSharesExtents: the slot that the next one may get as well
   std::map<Extent, int> shared_;
   std::map<Extent, storage::TenantId> lent_;
