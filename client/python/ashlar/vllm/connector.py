@@ -27,6 +27,7 @@ from ashlar.vllm.model import Described, describe
 from ashlar.vllm.options import Options
 from ashlar.vllm.scheduler import Scheduler
 from ashlar.vllm.segments import refused
+from ashlar.vllm.serving import find_wake
 from ashlar.vllm.state import State
 from ashlar.vllm.stats import STATE, AshlarPromMetrics, AshlarStats
 from ashlar.vllm.template import rewritten_by, template_of
@@ -108,6 +109,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                     hash_tokens=kv_cache_config.hash_block_size or described.block,
                     state=self._state,
                     boundaries=boundaries,
+                    wake=self._find_wake(),
                 )
             else:
                 from vllm.distributed import get_tensor_model_parallel_rank
@@ -119,6 +121,21 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         except Exception:
             logger.exception("Ashlar: the cache is off in this engine")
             self._state.set("error")
+
+    def _find_wake(self) -> Callable[[], None] | None:
+        """Returns None, and logs the reason, if the engine cannot serve prefill."""
+        if not self._options.serve_prefill:
+            return None
+        wake, reason = find_wake(), ""
+        if not self._options.segments:
+            reason = "it needs segments"
+        elif self._vllm_config.parallel_config.tensor_parallel_size > 1:
+            reason = "tensor_parallel_size above 1 is not supported"
+        elif wake is None:
+            reason = "the engine runs in the caller's process; set VLLM_ENABLE_V1_MULTIPROCESSING to 1"
+        if reason:
+            logger.warning("Ashlar: serve_prefill is off: %s", reason)
+        return None if reason else wake
 
     def _describe(self, vllm_config: Any, kv_cache_config: Any, rank: int) -> Described:
         described = describe(vllm_config, kv_cache_config, self._options, rank)

@@ -8,6 +8,7 @@ in ordinary steps. The worker writes the interior's keys, values and states befo
 Segments that are missing, late or not worth a step are computed.
 
 Missing segments are computed separately later: when the engine has no requests, or when a second request has them.
+Those of other engines come first (see serving.py).
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from ashlar.vllm.messages import Alone, Fetch, Fetched, Jump
 from ashlar.vllm.model import Described
 from ashlar.vllm.options import Options
 from ashlar.vllm.segments import Names
+from ashlar.vllm.serving import Served, Serving
+from ashlar.vllm.sharing import Sharing
 from ashlar.vllm.stats import AshlarStats
 
 _PAUSE = 1.0  # seconds without lookups after a late lookup
@@ -55,6 +58,9 @@ class _Prompt:
     fetch: int | None = None  # number of its fetch; None: not requested
     since: float = 0.0  # time at which the scheduler first considered the request; 0: not yet
     lookup: ashlar.Request | None = None  # the scheduler's own lookup, which comes before a fetch
+    asked_others: bool = False  # the daemon was asked whether other engines compute its missing segments
+    sharing: Sharing | None = None  # they do
+    own: list[bytes] = dataclasses.field(default_factory=list)  # segments that this engine runs alone meanwhile
     landing: bool = False
     answers: dict[int, Fetched] = dataclasses.field(default_factory=dict)  # final answers to the fetch, by rank
     landed: list[Interior] | None = None  # landed interiors before `decide`
@@ -101,14 +107,19 @@ class Jumps:
         self._fetches: list[Fetch] = []
         self._released: list[int] = []
         self._cold: OrderedDict[bytes, _Cold] = OrderedDict()
-        self._running: tuple[int, list[Any]] | None = None  # number and blocks of the segment that runs alone
+        # Number and blocks of the segment that runs alone.
+        self._running: tuple[int, list[Any], Served | None] | None = None
+        self._running_name = b""
         self._ran: dict[int, int] = {}  # published segments of that run, by rank
         self._number = 0
         self._paused_until = 0.0
         self._states = sorted({place.group for place in described.linear})
         self.lookups = SegmentLookups(described, options)
+        self.serving: Serving | None = None
 
     def close(self) -> None:
+        if self.serving is not None:
+            self.serving.close()
         for prompt in self._prompts.values():
             self._end_lookup(prompt)
         self.lookups.close()
@@ -149,6 +160,7 @@ class Jumps:
 
     @staticmethod
     def _end_lookup(prompt: _Prompt) -> None:
+        prompt.sharing, prompt.own = None, []
         if prompt.lookup is not None:
             prompt.lookup.end()
             prompt.lookup = None
@@ -183,27 +195,35 @@ class Jumps:
         if now < self._paused_until or sum(prompt.lengths) - computed < max(1, self._options.min_tokens):
             self._give_up(prompt, pool)
         elif not self.lookups.available:
-            self._ask(prompt)
+            # A worker can look the prompt up, but not ask other engines. The layout comes with the engine's first step.
+            if not self._options.cold_parallel:
+                self._ask(prompt)
         else:
             prompt.salt = self.generation + prompt.own_salt
             prompt.lookup = self.lookups.start(_text(prompt), prompt.lengths, prompt.salt)
             if prompt.lookup is None:
                 self._give_up(prompt, pool)
 
-    def waits(self, request: Any, computed: int, pool: Any) -> bool:
-        """Returns whether the request waits for its segments, after a short wait for their lookup."""
+    def waits(self, request: Any, computed: int, pool: Any, found: int | None = 0) -> bool:
+        """Returns whether the request waits for its segments, after a short wait for their lookup.
+
+        `found`: tokens of an exact prefix after `computed` that can be loaded; None: not known yet.
+        """
         self.start(request, computed, pool)
         prompt = self._prompts.get(request.request_id)
         if prompt is None or prompt.ready:
             return False
-        if prompt.lookup is not None and not self._looked_up(prompt, pool):
+        if prompt.sharing is not None:
+            self._share(prompt, prompt.sharing)
+        elif prompt.lookup is not None and not self._looked_up(prompt, found, pool):
             return not prompt.ready
-        if prompt.landed is None and time.monotonic() - prompt.since > self._patience(prompt):
+        waits_here = prompt.landed is None and prompt.sharing is None
+        if waits_here and time.monotonic() - prompt.since > self._patience(prompt):
             self._late(prompt, pool)
         return not prompt.ready
 
-    def _looked_up(self, prompt: _Prompt, pool: Any) -> bool:
-        """Returns whether the scheduler's lookup has found segments, which a worker then lands."""
+    def _looked_up(self, prompt: _Prompt, found: int | None, pool: Any) -> bool:
+        """Returns whether the scheduler's lookup has found segments, which a worker then lands, or others compute some."""
         lookup, options = prompt.lookup, self._options
         assert lookup is not None
         wait = lookup_wait(options, sum(prompt.lengths) - prompt.computed, self.tokens_per_second)
@@ -213,6 +233,20 @@ class Jumps:
                 self._late(prompt, pool)
             return False
         plan = lookup.plan
+        if verdict == ashlar.Verdict.OK and prompt.asked_others and lookup.elsewhere > 0:
+            self._stats.add(lookup.elsewhere, "shared_segments")
+            seconds = min(options.land_ms / 1000, self._computing_seconds(prompt))
+            prompt.sharing = Sharing(lookup, time.monotonic() + seconds)
+            return True
+        if verdict == ashlar.Verdict.OK and self._may_share(prompt) and missing_segments(plan):
+            if found is None:
+                return False
+            if prompt.computed + found < prompt.lengths[0]:
+                self._end_lookup(prompt)
+                prompt.asked_others = True
+                prompt.lookup = self.lookups.start(_text(prompt), prompt.lengths, prompt.salt, shares=True)
+                if prompt.lookup is not None:
+                    return False
         self._end_lookup(prompt)
         if verdict == ashlar.Verdict.OK and finds_segments(plan):
             self._ask(prompt)
@@ -221,6 +255,22 @@ class Jumps:
             self._missed(prompt, missing_segments(plan))
         self._give_up(prompt, pool)
         return False
+
+    def _may_share(self, prompt: _Prompt) -> bool:
+        options = self._options
+        able = options.cold_parallel and self._publishes and self._ranks == 1
+        return able and not prompt.asked_others and not prompt.salt
+
+    def _share(self, prompt: _Prompt, sharing: Sharing) -> None:
+        """Runs this engine's part. Looks the prompt up again when all parts are there, or late."""
+        over = sharing.over()
+        prompt.own += self._missed(prompt, sharing.take_own(), 2)  # run even if the engine is not idle
+        runs = any(name in self._cold or name == self._running_name for name in prompt.own)
+        if not over or (runs and not sharing.late):
+            return
+        self._end_lookup(prompt)
+        prompt.since = time.monotonic()
+        self._ask(prompt)
 
     def _late(self, prompt: _Prompt, pool: Any) -> None:
         self._stats.add(1, "lookups", "timed_out")
@@ -235,7 +285,7 @@ class Jumps:
 
     def _ask_ahead(self) -> None:
         """Requests segments of later requests, in at most half of the worker's memory."""
-        if time.monotonic() < self._paused_until:
+        if time.monotonic() < self._paused_until or self._options.cold_parallel:  # others may compute missing ones
             return
         left = self._options.segment_tokens // 2 - sum(sum(each.lengths) for each in self._by_fetch.values())
         for prompt in self._prompts.values():
@@ -253,8 +303,10 @@ class Jumps:
         options = self._options
         if not prompt.landing:
             return options.lookup_ms / 1000
-        computing = sum(prompt.lengths) / self.tokens_per_second if self.tokens_per_second else _USUAL_PATIENCE
-        return min(options.land_ms / 1000, options.lookup_ms / 1000 + computing)
+        return min(options.land_ms / 1000, options.lookup_ms / 1000 + self._computing_seconds(prompt))
+
+    def _computing_seconds(self, prompt: _Prompt) -> float:
+        return sum(prompt.lengths) / self.tokens_per_second if self.tokens_per_second else _USUAL_PATIENCE
 
     def _give_up(self, prompt: _Prompt, pool: Any) -> None:
         self._leave(prompt, pool)
@@ -451,9 +503,11 @@ class Jumps:
             if not prompt.landed:
                 self._give_up(prompt, pool)
 
-    def _missed(self, prompt: _Prompt, missing: Sequence[int]) -> None:
+    def _missed(self, prompt: _Prompt, missing: Sequence[int], asked: int = 1) -> list[bytes]:
+        """Returns the names of the segments that this engine will run alone."""
+        names: list[bytes] = []
         if not self._publishes:
-            return
+            return names
         options = self._options
         for number in missing:
             if prompt.lengths[number] < options.seam_head + options.seam_tail + max(1, options.min_segment_tokens):
@@ -464,35 +518,46 @@ class Jumps:
             salt = prompt.salt
             name = hashlib.sha256(repr((number == 0, salt)).encode() + tokens.tobytes()).digest()
             cold = self._cold.pop(name, None) or _Cold(tokens, number == 0, salt)
-            cold.asked += 1
+            cold.asked += asked
             self._cold[name] = cold
+            names.append(name)
         while len(self._cold) > _REMEMBERED:
             self._cold.popitem(last=False)
+        return names
 
     # ---- segments that are run alone
 
     @property
     def has_cold(self) -> bool:
-        return self._running is not None or bool(self._cold)
+        serves = self.serving is not None and self.serving.pending
+        return self._running is not None or bool(self._cold) or serves
 
     def next_alone(self, idle: bool, pool: Any) -> Alone | None:
         """Returns a segment to run alone in this step: any segment if the engine is idle, else one that two requests had."""
+        self._count_served()
         if self._running is not None:
             return None
-        wanted = [(name, cold) for name, cold in self._cold.items() if idle or cold.asked > 1]
-        if not wanted:
-            return None
-        name, cold = max(wanted, key=lambda each: each[1].asked)
+        served = self.serving.take() if self.serving is not None and idle else None
+        if served is not None:
+            name, cold = b"", _Cold(served.tokens, served.first, "")
+        else:
+            wanted = [(name, cold) for name, cold in self._cold.items() if idle or cold.asked > 1]
+            if not wanted:
+                return None
+            name, cold = max(wanted, key=lambda each: each[1].asked)
         count, groups = self._described.count(len(cold.tokens)), self._described.key_groups
         needed = count * len(groups) + len(self._states)
-        if pool.get_num_free_blocks() < 2 * needed:
-            if idle:
-                del self._cold[name]  # too large
+        fits = pool.get_num_free_blocks() >= 2 * needed
+        if fits or idle:
+            self._cold.pop(name, None)
+        if served is not None and self.generation:  # it would be published under a name of other weights
+            fits = False
+        if not fits:
+            self._end_served(served, False)
             return None
-        del self._cold[name]
         blocks = pool.get_new_blocks(needed)
         self._number += 1
-        self._running = self._number, blocks
+        self._running, self._running_name = (self._number, blocks, served), name
         ids = [each.block_id for each in blocks]
         pages = {group: ids[place * count : (place + 1) * count] for place, group in enumerate(groups)}
         states = dict(zip(self._states, ids[count * len(groups) :]))
@@ -502,12 +567,23 @@ class Jumps:
         """`ended`: published segments by number of the run, and rank."""
         if self._running is None:
             return
-        number, blocks = self._running
+        number, blocks, served = self._running
         self._ran |= {rank: published for (run, rank), published in ended.items() if run == number}
         if len(self._ran) == self._ranks:
             pool.free_blocks(blocks)
             self._stats.add(max(self._ran.values()), "published_segments")
-            self._running, self._ran = None, {}
+            self._end_served(served, all(self._ran.values()))
+            self._running, self._running_name, self._ran = None, b"", {}
+
+    def _end_served(self, served: Served | None, published: bool) -> None:
+        if self.serving is not None and served is not None:
+            self.serving.end(served, published)
+            self._count_served()
+
+    def _count_served(self) -> None:
+        if self.serving is not None:
+            for outcome in self.serving.take_outcomes():
+                self._stats.add(1, "served_segments", outcome)
 
 
 def _text(prompt: _Prompt) -> npt.NDArray[np.int32]:

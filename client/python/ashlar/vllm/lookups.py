@@ -80,10 +80,21 @@ class SegmentLookups:
         self._opening = Opening(open_cache, self._described.identity.weights, options, "segment lookups", state)
         self.available = True
 
-    def start(self, tokens: npt.NDArray[np.int32], lengths: Sequence[int], salt: str) -> ashlar.Request | None:
-        """`tokens`: those of all segments and one more. Returns None if there is no daemon, so that nothing is found."""
-        cache = None if self._opening is None else self._opening.cache
-        return None if cache is None else cache.start_begin(tokens, lengths, salt=salt)
+    @property
+    def cache(self) -> ashlar.Cache | None:
+        return None if self._opening is None else self._opening.cache
+
+    def start(
+        self, tokens: npt.NDArray[np.int32], lengths: Sequence[int], salt: str, shares: bool = False
+    ) -> ashlar.Request | None:
+        """`tokens`: those of all segments and one more. Returns None if there is no daemon, so that nothing is found.
+
+        `shares`: other engines may be asked for missing segments.
+        """
+        cache = self.cache
+        return (
+            None if cache is None else cache.start_begin(tokens, lengths, salt=salt, fill=shares, cold_parallel=shares)
+        )
 
     def close(self) -> None:
         if self._opening is not None:

@@ -51,6 +51,8 @@ class Options:
     seam_tail: int = 8  # the same for last tokens
     segment_tokens: int = 16384  # capacity for keys and values of all prompts that wait for segments
     segment_dtype: str = "float16"  # of stored tuples; float32 takes twice the bytes
+    serve_prefill: bool = False  # whether an idle engine computes segments for other engines and for `ashlarctl warm`
+    cold_parallel: bool = False  # whether other engines compute a part of a cold prompt's segments
     min_segment_tokens: int = 0  # shorter hits are computed; 0: hits that cost more time than they save
 
     @staticmethod

@@ -27,11 +27,14 @@ from ashlar.vllm.options import Options
 from ashlar.vllm.prefix_lookups import PrefixLookups
 from ashlar.vllm.requests import Followed, Names, adapter_name
 from ashlar.vllm.segments import declared, name_alone, salt_of, unsupported
+from ashlar.vllm.serving import Serving
 from ashlar.vllm.state import State
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
 
+_INTRODUCTION = 60.0  # seconds in which a worker reports the layout of segments, after the engine has started
+_REST = 0.1  # seconds without a computed token after which the engine serves prefill
 _COMPLETE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 _SOURCES = {"dram": CacheHitSource.HOST, "ssd": CacheHitSource.DISK, "remote": CacheHitSource.P2P}
 
@@ -48,7 +51,9 @@ class Scheduler:
         hash_tokens: int,
         state: State,
         boundaries: Boundaries | None = None,
+        wake: Callable[[], None] | None = None,
     ) -> None:
+        """`wake`: as `serving.find_wake`; None: the engine serves no prefill."""
         self.stats = AshlarStats()
         self._described, self._options = described, options
         self._loads, self._saves = loads, saves
@@ -58,6 +63,11 @@ class Scheduler:
             logger.warning("Ashlar: segments are off: %s; prompts with segments are treated as plain prompts", reason)
             self._segments = False
         self._boundaries = boundaries
+        self._wake = wake if self._segments and saves else None
+        self._wakes_until = time.monotonic() + _INTRODUCTION
+        if self._wake is not None:
+            self._wake()  # a worker reports the layout of segments with the engine's first step
+        self._worked = 0.0  # time of the last step that computed tokens
         self._jumps = Jumps(described, options, hash_tokens, saves, self.stats, ranks)
         if not described.identity.plain:
             logger.warning(
@@ -144,7 +154,7 @@ class Scheduler:
         if jumps:
             self._jumps.start(request, computed, self._pool)  # both lookups run at the same time
         found, between = self._match_prefix(request, computed)
-        waits = jumps and self._jumps.waits(request, computed, self._pool)
+        waits = jumps and self._jumps.waits(request, computed, self._pool, found)
         if waits and found is not None:
             decided = self._jumps.decide(request, computed + found, self._pool)
             waits = not decided or self._jumps.refuses_prefix(request) or self._jumps.may_have_more(request, self._pool)
@@ -261,6 +271,8 @@ class Scheduler:
         saves, self._new_saves = self._new_saves, []
         handoffs, self._new_handoffs = self._new_handoffs, []
         self._steps += 1
+        if output.total_num_scheduled_tokens > 0:
+            self._worked = time.monotonic()
         fetches, jumps, released = self._jumps.step(output, self._pool)
         alone = None
         idle = not self._followed and output.total_num_scheduled_tokens == 0
@@ -291,6 +303,18 @@ class Scheduler:
             number=self._steps,
             adapters=asked,
         )
+
+    def _serve_prefill(self) -> None:
+        if self._wake is not None:
+            limit = (self._options.call_ms + self._options.land_ms) / 1000
+            cache = lambda: self._jumps.lookups.cache
+            self._jumps.serving = Serving(cache, self._may_serve, self._wake, limit)
+            self._wake = None
+
+    def _may_serve(self) -> bool:
+        """Returns whether the engine is idle, and has the weights of its namespace. Any thread."""
+        ready = self._segments and self._saves and not self._names.generation
+        return ready and not self._followed and time.monotonic() - self._worked > _REST
 
     def bare_step(self, output: Any) -> StepMetadata:
         """Call it after an error in `step`: requests that have jumped would be wrong without their jumps."""
@@ -363,7 +387,8 @@ class Scheduler:
         A hung daemon may write to blocks at any time; an idle engine then stops asking.
         """
         cold = self._jumps.has_cold and not self._followed and self._opening.cache is not None
-        if cold or self._new_handoffs:
+        awaits_layout = self._wake is not None and time.monotonic() < self._wakes_until
+        if cold or self._new_handoffs or awaits_layout:
             return True
         return bool(self._offers.under_way or self._doubtful) and time.monotonic() < self._reports_until
 
@@ -376,6 +401,8 @@ class Scheduler:
         report = output.kv_connector_worker_meta
         if not isinstance(report, WorkerReport):
             report = WorkerReport()
+        if report.refusing or report.without_segments:
+            self._wake = None
         if report.refusing:
             self._loads = self._saves = False
             self._state.set("unsupported", "a worker cannot use the cache; its log line has the reason")
@@ -391,6 +418,7 @@ class Scheduler:
             self._begin_anew(lambda followed: adapter_name(followed) in changed)
         if self._segments and 0 in report.layouts:
             self._jumps.lookups.open(report.layouts[0])
+            self._serve_prefill()
         if report.without_segments:
             self._segments = False
             self._jumps.reset(self._pool, self._names.generation)

@@ -21,6 +21,11 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "jumps": ((), "Parts of prompts that were composed from cached segments instead of computed."),
     "segments_refused": ((), "Cached segments that were computed because taking them would save no time."),
     "published_segments": ((), "Segments that this engine computed alone and published."),
+    "shared_segments": ((), "Segments of this engine's prompts that other engines were asked to compute."),
+    "served_segments": (
+        ("outcome",),
+        "Segments that other engines or an operator asked for, by outcome. busy: the engine got requests first.",
+    ),
     "handoffs": (("outcome",), "States sent to the node of a decode engine, by outcome."),
     "stores": (("outcome",), "Prompts offered to the cache by outcome. busy: too many stores were in progress."),
 }

@@ -185,7 +185,7 @@ class Worker:
     def _run_alone(self, step: StepMetadata) -> None:
         if step.alone is None:
             return
-        if self._composer is None:
+        if self._composer is None or self._opening is None:  # the engine sleeps: its weights may be elsewhere
             self._report.ran[step.alone.number, self._rank] = 0
             return
         seen = self._weights.look(step)  # the weights of this run: others may be accepted before it is published

@@ -74,6 +74,8 @@ PARTS = {
     "vllm.v1.core.single_type_kv_cache_manager:SingleTypeKVCacheManager": "req_to_blocks",
     "vllm.v1.core.single_type_kv_cache_manager:SlidingWindowManager": "get_num_skipped_tokens",
     "vllm.v1.metrics.stats:PrefillStats": "num_prompt_tokens num_local_cached_tokens num_external_cached_tokens set",
+    "vllm.v1.engine:EngineCoreRequestType": "WAKEUP",
+    "vllm.v1.engine.core:EngineCoreProc": "input_queue",
     "vllm.v1.kv_cache_interface:ChunkedLocalAttentionSpec": "attention_chunk_size unpadded_page_size_bytes",
     "vllm.v1.kv_cache_interface:KVCacheSpec": "block_size page_size_bytes prefix_cacheable",
     "vllm.v1.kv_cache_interface:KVQuantMode": "NONE FP8_PER_TENSOR",

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments that this engine computes for other engines and for operators' warm-ups (option `serve_prefill`).
+
+While the engine has no requests, a thread in the scheduler's process waits for segments at the daemon, one at a time.
+The scheduler runs each one alone, like a missing segment of its own prompts, and a worker publishes it. So the segments
+have the engine's own namespace and weights, and pass through no request, tokenizer or HTTP server. A process beside the
+server would need all of these, and the layout that only workers know.
+
+An engine's core without requests does not step. The thread wakes it with the message that vLLM itself puts into the
+core's input queue at shutdown; the core then steps while `pending`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+from vllm.logger import init_logger
+from vllm.v1.engine import EngineCoreRequestType
+from vllm.v1.engine.core import EngineCoreProc
+
+import ashlar
+
+logger = init_logger("vllm.ashlar")
+
+_WAIT_MS = 500  # limit of one call to the daemon
+_BUSY = 0.1  # seconds between two checks while the engine has requests
+_PATIENCE = 2.0  # seconds; if the engine gets requests first, the asking engine computes the segment after this
+
+
+def find_wake() -> Callable[[], None] | None:
+    """Returns a call that makes the engine's core look for work. Call it while the core creates its scheduler.
+
+    Returns None if the core has no loop, because the caller of `LLM` steps it.
+    """
+    frame = sys._getframe()
+    while frame is not None:
+        maker = frame.f_locals.get("self")
+        if isinstance(maker, EngineCoreProc):
+            inputs = maker.input_queue
+            return lambda: inputs.put_nowait((EngineCoreRequestType.WAKEUP, None))
+        frame = frame.f_back  # type: ignore[assignment]
+    return None
+
+
+@dataclasses.dataclass(eq=False)
+class Served:
+    """A segment of another engine. Serving's lock guards the last two fields."""
+
+    tokens: npt.NDArray[np.int32]
+    first: bool  # the first segment of prompts
+    started: bool = False  # it was taken, or is no longer wanted
+    published: bool | None = None  # None: it has not ended
+
+
+class Serving:
+    """The engine's thread calls all methods except those of the thread below."""
+
+    def __init__(
+        self,
+        cache: Callable[[], ashlar.Cache | None],
+        may_serve: Callable[[], bool],
+        wake: Callable[[], None],
+        run_seconds: float,
+    ) -> None:
+        """`cache`: returns the open cache of segments. `may_serve`: called by any thread. `run_seconds`: limit of a run."""
+        self._cache, self._may_serve, self._wake, self._run_seconds = cache, may_serve, wake, run_seconds
+        self._given: Served | None = None
+        self._changed = threading.Condition()
+        self._outcomes: queue.SimpleQueue[str] = queue.SimpleQueue()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._serve, name="ashlar-serve", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Call it before the cache is closed."""
+        self._ended.set()
+        with self._changed:
+            self._changed.notify_all()
+        self._thread.join(timeout=2 * _WAIT_MS / 1000)
+
+    @property
+    def pending(self) -> bool:
+        """Returns whether a segment waits to be run."""
+        given = self._given
+        return given is not None and not given.started
+
+    def take(self) -> Served | None:
+        """Returns the segment that waits. Call `end` for it."""
+        with self._changed:
+            if self._given is None or self._given.started:
+                return None
+            self._given.started = True
+            return self._given
+
+    def end(self, served: Served, published: bool) -> None:
+        with self._changed:
+            served.published = published
+            self._changed.notify_all()
+        self._outcomes.put("published" if published else "failed")
+
+    def take_outcomes(self) -> list[str]:
+        """Returns one outcome per segment that has ended since the last call."""
+        found = []
+        while not self._outcomes.empty():
+            found.append(self._outcomes.get())
+        return found
+
+    # ---- the thread
+
+    def _serve(self) -> None:
+        while not self._ended.is_set():
+            cache = self._cache() if self._may_serve() else None
+            if cache is None:
+                self._ended.wait(_BUSY)
+                continue
+            try:
+                with cache.serve_prefill(_WAIT_MS) or contextlib.nullcontext() as work:
+                    if work is not None:
+                        (run,) = work.missing
+                        if self._compute(Served(run.tokens, first=not run.transition)):
+                            work.mark_published(0)
+            except Exception as error:  # the asking engine computes the segment
+                if not self._ended.wait(1):
+                    logger.warning("Ashlar: cannot serve other engines: %s: %s", type(error).__name__, error)
+
+    def _compute(self, served: Served) -> bool:
+        """Returns whether the segment was published."""
+        with self._changed:
+            self._given = served
+        self._wake()
+        asked = time.monotonic()
+        with self._changed:
+            while served.published is None and not self._ended.is_set():
+                limit = self._run_seconds if served.started else _PATIENCE
+                if time.monotonic() - asked > limit:
+                    break
+                self._changed.wait(_BUSY)
+            if not served.started:
+                self._outcomes.put("busy")
+            served.started, self._given = True, None
+            return bool(served.published)
