@@ -4,10 +4,9 @@
 #include <gtest/gtest.h>
 #include <pthread.h>
 #include <semaphore.h>
-#include <signal.h>
 
-#include <atomic>
 #include <chrono>
+#include <csignal>
 #include <future>
 #include <thread>
 
@@ -99,10 +98,10 @@ TEST(CondVar, NotifyDoesNotWaitForAThreadThatWasNotifiedBefore) {
     while (counter.value == 0) counter.changed.Wait(counter.mutex);
   };
   const auto wait_for = [&](int threads) {
-    for (MutexLock lock(counter.mutex); waiting < threads;) {
-      lock.Unlock();
+    for (bool all = false; !all;) {
       std::this_thread::yield();
-      lock.Lock();
+      const MutexLock lock(counter.mutex);
+      all = waiting == threads;
     }
   };
   std::thread paused(wait);

@@ -1,11 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tenants take turns on the event loop, by the time that their closures take.
 #include <gtest/gtest.h>
-#include <time.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
+#include <ctime>
 #include <future>
 #include <numeric>
 #include <string>
