@@ -3,7 +3,7 @@
 Transformers.
 
 The model has random weights, so answers mean nothing. Each way runs in its own process: all prompts are assembled from
-cached segments and kept, then decode the same tokens in turn. Needs torch and transformers
+cached segments and kept, then decode the same tokens. The processes take turns, so that both see the same machine. Needs torch and transformers
 (`pip install ./client/python[transformers]`). It starts a private daemon.
 
 usage: transformers_in_place.py [--model qwen3_next|qwen3] [--dtype float32|bfloat16] [--requests N] [--segments N]
@@ -40,6 +40,7 @@ import ashlar.daemon
 from ashlar.transformers.shared_cache import key_value_bytes
 
 VOCABULARY = 1024
+CONTEXT = multiprocessing.get_context("spawn")
 
 
 def build(arguments: argparse.Namespace) -> transformers.PreTrainedModel:
@@ -100,7 +101,7 @@ def publish(arguments: argparse.Namespace, sockets: tuple[str, str], results: mu
 
 @torch.no_grad()
 def measure(
-    arguments: argparse.Namespace, sockets: tuple[str, str], shared: bool, results: multiprocessing.Queue
+    arguments: argparse.Namespace, sockets: tuple[str, str], shared: bool, mine, others, results: multiprocessing.Queue
 ) -> None:
     model, length = build(arguments), arguments.segments * arguments.tokens
     chance = torch.Generator().manual_seed(22)
@@ -113,16 +114,20 @@ def measure(
         before = resident_bytes()
         caches, assembled, took, logits = [], [], [], []
         for prompt in prompts(arguments):
+            mine.acquire()
             begun = time.perf_counter()
             caches.append(model(prompt).past_key_values)
             assembled.append(1000 * (time.perf_counter() - begun))
+            others.release()
             assert reuse.last.shared_tokens == (reuse.last.cached_tokens if shared else 0), reuse.last
         for at in range(arguments.decode):
+            mine.acquire()
             for tokens, past in zip(decoded, caches, strict=True):
                 begun = time.perf_counter()
                 output = model(tokens[at].view(1, 1), past_key_values=past, logits_to_keep=1)
                 took.append(1000 * (time.perf_counter() - begun))
                 logits.append(output.logits[0, -1].float().log_softmax(-1))
+            others.release()
         after = resident_bytes()
         own, in_place = key_value_bytes(caches)
         results.put(
@@ -137,19 +142,22 @@ def measure(
         )
 
 
-def run(function, *given):
-    """A process of its own: memory that one way has released does not count for the other."""
-    context = multiprocessing.get_context("spawn")
-    results = context.Queue()
-    process = context.Process(target=function, args=(*given, results))
+def start(function, *given):
+    """Starts a process of its own, in which memory that others have released does not count."""
+    results = CONTEXT.Queue()
+    process = CONTEXT.Process(target=function, args=(*given, results), daemon=True)
     process.start()
+    return process, results
+
+
+def result_of(process, results):
     while True:
         try:
             result = results.get(timeout=1)
             break
         except queue.Empty:
             if process.exitcode not in (None, 0):
-                raise SystemExit(f"{function.__name__} ended with status {process.exitcode}") from None
+                raise SystemExit(f"a process ended with status {process.exitcode}") from None
     process.join()
     return result
 
@@ -157,8 +165,12 @@ def run(function, *given):
 def compare(arguments: argparse.Namespace) -> dict[str, object]:
     with ashlar.daemon.start(dram="1GiB") as daemon:
         sockets = str(daemon.rpc_socket), str(daemon.session_socket)
-        published = run(publish, arguments, sockets)
-        copies, in_place = (run(measure, arguments, sockets, shared) for shared in (False, True))
+        published = result_of(*start(publish, arguments, sockets))
+        turns = CONTEXT.Semaphore(1), CONTEXT.Semaphore(0)
+        started = [
+            start(measure, arguments, sockets, shared, turns[shared], turns[not shared]) for shared in (False, True)
+        ]
+        copies, in_place = (result_of(*each) for each in started)
     one, other = (torch.from_numpy(way.pop("logits")) for way in (copies, in_place))
     return {
         **{name: value for name, value in vars(arguments).items() if name != "json"},
