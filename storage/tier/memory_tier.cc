@@ -209,7 +209,7 @@ std::shared_ptr<ComingArena> MemoryTier::Prepare(TenantId tenant, uint64_t wante
 
 absl::Status MemoryTier::Prepared(TenantId tenant, const std::shared_ptr<ComingArena>& arena) {
   Tenant& owner = tenants_.at(tenant);
-  const absl::Status taken = owner.coming == arena ? TakeComing(tenant, owner) : absl::OkStatus();
+  absl::Status taken = owner.coming == arena ? TakeComing(tenant, owner) : absl::OkStatus();
   owner.created_elsewhere = false;
   for (const auto& call : std::exchange(owner.waiting, {})) call(taken.ok());
   return taken;
