@@ -19,6 +19,7 @@ void Copies::Apply(Entry& entry, size_t level, CopyEvent event) const {
 bool Copies::Allocate(Entry& entry, size_t level, uint64_t extents) {
   // Evicting a victim ends its bundle: other victims, and possibly this entry.
   ++entry.holds;
+  scheduler_.BeforeEviction(entry.pool, level, extents);
   std::optional<Slot> slot = levels_[level].Allocate(entry.pool, extents, [this, level](ObjectId id) {
     Entry* victim = index_.EntryOf(id);
     if (victim != nullptr && victim->copies[level].rank.idle) Evict(*victim, level);
@@ -174,6 +175,9 @@ void Copies::Refresh(Entry& entry) {
   UpdateResidence(entry, live);
   const bool elsewhere = entry.remote != 0 || entry.transfer == Entry::Transfer::kTaken;
   const bool unsaved = live && !elsewhere && !entry.saved;
+  // Admission is asked again after an object is used.
+  entry.copies[levels_.memory() - 1].rank.dirty =
+      unsaved && scheduler_.JudgesEvicted() && (!entry.judged || entry.admitted);
   if (unsaved == entry.unsaved) return;
   entry.unsaved = unsaved;
   unsaved_ += unsaved ? 1 : -1;

@@ -5,7 +5,15 @@
 #include <optional>
 #include <utility>
 
+#include "proto/limits.h"
+
 namespace ashlar::storage {
+namespace {
+
+// How far ahead of eviction objects are judged: a part of the memory, and the most extents.
+constexpr uint64_t kPartAhead = 8, kMostAhead = 1024;
+
+}  // namespace
 
 CopyScheduler::CopyScheduler(Levels& levels, Executor& copying, AdmissionPolicy& admission, const ObjectIndex& index,
                              Owner& owner)
@@ -87,6 +95,38 @@ void CopyScheduler::QueueDown(Entry& entry) {
   queue.push_back(entry.id);
 }
 
+void CopyScheduler::BeforeEviction(const TenantPool& pool, size_t level, uint64_t extents) {
+  if (!JudgesEvicted() || flushing_ || level + 1 != levels_.disk()) return;
+  const uint64_t capacity = levels_.TierAt(level).Usage(pool.tenant).capacity_bytes / limits::kExtentBytes;
+  const uint64_t ahead = std::min(capacity / kPartAhead, kMostAhead);
+  uint64_t& judged = queues_[pool.tenant].judged;
+  if (judged >= extents + ahead / 2) {
+    judged -= extents;
+    return;
+  }
+  for (Entry* const victim : levels_[level].NextVictims(pool, extents + ahead)) Judge(*victim);
+  judged = ahead;
+}
+
+void CopyScheduler::Judge(Entry& entry) {
+  const bool coming = entry.copies[levels_.disk()].phase() != CopyPhase::kNone;
+  if (!entry.unsaved || entry.judged || coming) return;
+  entry.judged = true;
+  if (!ssd_->health().degraded() && !ssd_->health().stalled()) {
+    const TenantId tenant = entry.pool.tenant;
+    const uint64_t horizon = ssd_->Usage(tenant).capacity_bytes / limits::kExtentBytes;
+    entry.admitted =
+        admission_.AdmitsEvicted(tenant, entry.header.key, entry.AtEviction(), entry.header.Extents(), horizon);
+  }
+  if (entry.admitted) QueueDown(entry);
+  SetAdmitted(entry, entry.admitted && entry.queued_down);
+}
+
+void CopyScheduler::SetAdmitted(Entry& entry, bool admitted) {
+  entry.admitted = admitted;
+  entry.copies[levels_.memory() - 1].rank.dirty = entry.unsaved && admitted;
+}
+
 bool CopyScheduler::WantsCopyDown(const Entry& entry) {
   if (flushing_) {
     return ssd_ != nullptr && entry.unsaved && !levels_.OnDisk(entry) && entry.transfer != Entry::Transfer::kOffered;
@@ -101,14 +141,14 @@ bool CopyScheduler::WantsCopyDown(const Entry& entry) {
 
 bool CopyScheduler::Admits(const Entry& entry, size_t level) {
   if (!levels_.IsDisk(level)) return true;
-  if (ssd_->health().degraded() || entry.deferred) return false;
+  if (ssd_->health().degraded() || (entry.deferred && !entry.admitted)) return false;
   std::optional<Key> victim;
   if (levels_[level].Full(entry.pool, entry.header.Extents())) {
     const Entry* next = levels_[level].NextVictim(entry.pool);
     if (next == nullptr) return false;
     victim = next->header.key;
   }
-  return admission_.Admits(entry.pool.tenant, entry.header.key, victim);
+  return entry.admitted || admission_.Admits(entry.pool.tenant, entry.header.key, victim);
 }
 
 bool CopyScheduler::CopyDown(Entry& entry) {
@@ -140,7 +180,7 @@ void CopyScheduler::Flush(const std::vector<ObjectId>& order) {
   flushing_ = true;
   for (auto& [tenant, queue] : queues_) {
     for (const ObjectId waiting : std::exchange(queue.objects, {})) {
-      if (Entry* entry = index_.EntryOf(waiting)) entry->queued_down = false;
+      if (Entry* entry = index_.EntryOf(waiting)) entry->queued_down = entry->admitted = false;
     }
   }
   for (const ObjectId next : order) {
@@ -168,9 +208,12 @@ void CopyScheduler::Pump(Queue& queue) {
     entry->queued_down = false;
     const TenantPool pool = entry->pool;
     const bool done = flushing_ ? CopyToDisk(*entry) : CopyDown(*entry);
-    if (done || !levels_[levels_.size() - 1].IsFreeing(pool)) continue;
     entry = index_.EntryOf(next);
     if (entry == nullptr || entry->gone != MissReason::kNone) continue;
+    if (done || !levels_[levels_.size() - 1].IsFreeing(pool)) {
+      if (entry->admitted && entry->copies[levels_.disk()].phase() == CopyPhase::kNone) SetAdmitted(*entry, false);
+      continue;
+    }
     entry->queued_down = true;  // the extents that were evicted for it become free in a moment
     queue.objects.push_front(next);
     return;

@@ -54,6 +54,11 @@ class CopyScheduler {
 
   // Queues the object if a tier below should have a copy of it.
   void QueueDown(Entry& entry);
+  // Returns whether admission judges the objects that memory is about to evict and the disk does not have.
+  bool JudgesEvicted() const { return ssd_ != nullptr && admission_.mode() != AdmissionMode::kAll; }
+  // The pool will allocate extents at the level. Judges the objects that will be evicted soon, and queues the admitted
+  // ones, so that they are on the disk by then.
+  void BeforeEviction(const TenantPool& pool, size_t level, uint64_t extents);
   // Until EndFlush, writes objects that only memory has to the disk, regardless of admission: first the ones in
   // `order`, then others as they become whole. No object on the disk is evicted for them, and nothing else is copied
   // down. A degraded disk is tried once more; if it does not recover, nothing is written.
@@ -77,10 +82,13 @@ class CopyScheduler {
     std::deque<ObjectId> objects;
     size_t under_way = 0;   // copies and commits in progress that no caller waits for
     ObjectId admitted = 0;  // last object that was admitted but found no space; admission is not asked again
+    uint64_t judged = 0;    // extents that can be allocated before more copies must be judged
   };
 
   TierCopier::End EndOf(const Entry& entry, size_t level) const;
   void Done(Entry& entry, size_t level, const absl::Status& status);
+  void Judge(Entry& entry);
+  void SetAdmitted(Entry& entry, bool admitted);
   bool WantsCopyDown(const Entry& entry);
   bool Admits(const Entry& entry, size_t level);
   // These two return false if the object should be tried again once there is space.

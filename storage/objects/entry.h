@@ -60,6 +60,7 @@ class ObjectEvents {
 // Owned by the table, and never moved. The fields that every lookup needs come first.
 struct Entry : RankedObject {
   ReuseKind KindOfReuse() const;
+  ReuseModel::Subject AtEviction() const;
 
   bool ready = false;        // published; before that it is reserved or being published
   bool pinned = false;       // by an operator: at least one tier keeps a copy
@@ -69,6 +70,9 @@ struct Entry : RankedObject {
   bool queued_down = false;  // in its tenant's queue of objects to copy down
   bool unsaved = false;      // published, and not on the disk
   bool deferred = false;     // not written to the disk ahead of need (Placement::Defer)
+  bool judged = false;       // admission was asked before its eviction from memory, and it has not been used since
+  bool admitted = false;     // admission wants it on the disk for that reason, and it is not there yet
+  bool ends_text = false;  // the states at the end of a text: its next turn resumes there, and hardly any other prompt
   // Its transfer to another node in a drain. kOffered: the disk does not write it meanwhile. kTaken: it counts as
   // saved.
   enum class Transfer : uint8_t { kNone, kOffered, kTaken, kDeclined };
@@ -78,6 +82,7 @@ struct Entry : RankedObject {
   uint32_t references = 0;              // references to all copies together
   uint32_t holds = 0;                   // calls on the stack that use the entry: it is not vacated meanwhile
   uint32_t uses = 0;                    // lookups that found it
+  uint32_t turns = 0;                   // how often its text had been continued when it was published
   Nanos published_at = 0;
   Nanos last_used_at = 0;                             // last lookup; before the first one: time of publication
   std::optional<std::list<Entry*>::iterator> by_use;  // its place in the order in which objects expire
@@ -125,6 +130,11 @@ inline ReuseKind Entry::KindOfReuse() const {
     default:
       return ReuseKind::kCheckpoint;
   }
+}
+
+inline ReuseModel::Subject Entry::AtEviction() const {
+  const ReuseKind end = uses == 0 ? ReuseKind::kRequestEnd : ReuseKind::kContinued;
+  return {.kind = ends_text ? end : KindOfReuse(), .uses = uses + turns};
 }
 
 }  // namespace ashlar::storage

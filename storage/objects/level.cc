@@ -48,12 +48,26 @@ void Level::SetIdle(const TenantPool& pool, Rank& copy, bool idle) {
   all = idle ? all + copy.extents : all - copy.extents;
 }
 
-std::vector<RankedObject*> Level::Victims(const TenantPool& pool, uint64_t extents) {
-  const Share &own = ShareOf(pool), &other = ShareOf(OtherPool(pool));
-  const uint64_t of_other = std::min(other.idle, Above(other.used, other.floor));
-  if (extents > own.idle + of_other) return {};
-  const EvictionPolicy::Allowance from[] = {{pool, own.idle}, {OtherPool(pool), of_other}};
-  return policy_.Victims(from, extents);
+uint64_t Level::IdleOfOther(const TenantPool& pool) const {
+  const Share& other = ShareOf(OtherPool(pool));
+  return std::min(other.idle, Above(other.used, other.floor));
+}
+
+std::vector<RankedObject*> Level::Victims(const TenantPool& pool, uint64_t extents, EvictionPolicy::Purpose purpose) {
+  const uint64_t own = ShareOf(pool).idle, of_other = IdleOfOther(pool);
+  if (extents > own + of_other) return {};
+  const EvictionPolicy::Allowance from[] = {{pool, own}, {OtherPool(pool), of_other}};
+  return policy_.Victims(from, extents, purpose);
+}
+
+std::vector<Entry*> Level::NextVictims(const TenantPool& pool, uint64_t extents) {
+  const uint64_t free = FreeExtents(pool), idle = ShareOf(pool).idle + IdleOfOther(pool);
+  if (extents <= free) return {};
+  std::vector<Entry*> entries;
+  for (RankedObject* victim : Victims(pool, std::min(extents - free, idle), EvictionPolicy::Purpose::kInspect)) {
+    entries.push_back(static_cast<Entry*>(victim));  // Track adds only entries
+  }
+  return entries;
 }
 
 std::optional<Slot> Level::Allocate(const TenantPool& pool, uint64_t extents, absl::FunctionRef<void(ObjectId)> evict) {

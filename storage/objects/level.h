@@ -41,6 +41,8 @@ class Level {
   // Full: Allocate would have to evict copies for that number of extents. NextVictim: the first of them.
   bool Full(const TenantPool& pool, uint64_t extents) const { return extents > FreeExtents(pool); }
   Entry* NextVictim(const TenantPool& pool);  // null: none
+  // Returns the idle copies that would be evicted first if the pool allocated that number of extents, dirty ones too.
+  std::vector<Entry*> NextVictims(const TenantPool& pool, uint64_t extents);
   // Returns whether there is space for an object: free space or, with `evicting`, the space of copies that are each
   // worth less.
   bool HasSpaceFor(const RankedObject& object, uint64_t extents, bool evicting);
@@ -72,7 +74,10 @@ class Level {
   uint64_t FreeExtents(const TenantPool& pool) const;  // extents that the pool may allocate without evicting
   uint64_t FreeingExtents(TenantId tenant) const;      // evicted, but not yet free
   // Returns idle copies with at least that number of extents in total; empty if there are not enough.
-  std::vector<RankedObject*> Victims(const TenantPool& pool, uint64_t extents);
+  std::vector<RankedObject*> Victims(const TenantPool& pool, uint64_t extents,
+                                     EvictionPolicy::Purpose purpose = EvictionPolicy::Purpose::kEvict);
+  // Returns how many extents of the other pool may be evicted for this one.
+  uint64_t IdleOfOther(const TenantPool& pool) const;
 
   Tier& tier_;
   EvictionPolicy& policy_;

@@ -65,6 +65,7 @@ void Placement::Defer(Entry& entry) const {
 
 void Placement::Touch(Entry& entry) {
   levels_.Touch(entry);
+  entry.judged = entry.admitted;
   if (levels_.ssd() != nullptr) admission_.Seen(entry.pool.tenant, entry.header.key);
   scheduler_.QueueDown(entry);
 }
@@ -249,6 +250,7 @@ void Placement::Ended(Entry& entry, size_t level, const absl::Status& status) {
 
 void Placement::Failed(Entry& entry, size_t level, const absl::Status& status) {
   const bool wanted = entry.copies[level].phase() == CopyPhase::kCopying;
+  if (levels_.IsDisk(level)) entry.admitted = false;
   const size_t source = entry.copies[level].source;
   copies_.Break(entry, level, wanted ? CopyEvent::kFail : CopyEvent::kDrain);
   if (wanted) {
@@ -274,6 +276,8 @@ void Placement::Failed(Entry& entry, size_t level, const absl::Status& status) {
 }
 
 void Placement::Committed(Entry& entry, size_t level, const absl::Status& status) {
+  entry.admitted = false;
+  entry.judged &= !status.ok();
   if (status.ok()) return BecameWhole(entry, level, CopyEvent::kCommit);
   observer_.TierError(entry.pool.tenant, levels_.kind(level), status);
   copies_.Break(entry, level, CopyEvent::kFail);

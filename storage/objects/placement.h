@@ -59,6 +59,11 @@ class Placement final : private CopyScheduler::Owner {
 
   // The object was looked up, or reserved again.
   void Touch(Entry& entry);
+  // A lookup uses an object, or would use it if it were here.
+  void Missed(TenantId tenant, const Key& key) {
+    if (defers()) admission_.Missed(tenant, key);
+  }
+  void EraseEvicted(TenantId tenant) { admission_.EraseEvicted(tenant); }
   // The object's references or pins have changed.
   void Changed(Entry& entry);
   // `transfer` of the object has changed.

@@ -6,6 +6,11 @@
 #include <cstring>
 
 namespace ashlar::storage {
+namespace {
+
+constexpr double kLeastUsed = 0.25;  // at most about four bytes are written for one that is used
+
+}  // namespace
 
 FrequencySketch::FrequencySketch(size_t keys)
     : columns_(std::bit_ceil(std::max<size_t>(keys, 16))), counters_(kRows * columns_ / 16) {}
@@ -34,6 +39,15 @@ uint32_t FrequencySketch::Estimate(TenantId tenant, const Key& key) const {
 void FrequencySketch::Halve() {
   for (uint64_t& word : counters_) word = word >> 1 & 0x7777777777777777u;
   added_ /= 2;
+}
+
+void AdmissionPolicy::Seen(TenantId tenant, const Key& key) {
+  seen_.Add(tenant, key);
+}
+
+bool AdmissionPolicy::AdmitsEvicted(TenantId tenant, const Key& key, const LaterUses::Subject& subject,
+                                    uint64_t extents, uint64_t horizon) {
+  return later_[tenant].Evicted(key, subject, extents, horizon) >= kLeastUsed;
 }
 
 bool AdmissionPolicy::Admits(TenantId tenant, const Key& key, const std::optional<Key>& victim) const {

@@ -4,10 +4,12 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <optional>
 #include <vector>
 
 #include "proto/key.h"
+#include "storage/policy/later_uses.h"
 #include "storage/tier/tier.h"
 
 namespace ashlar::storage {
@@ -48,13 +50,22 @@ class AdmissionPolicy {
 
   AdmissionMode mode() const { return mode_; }
   // Records a publication or a lookup.
-  void Seen(TenantId tenant, const Key& key) { seen_.Add(tenant, key); }
+  void Seen(TenantId tenant, const Key& key);
+  // A lookup uses the object, or would use it.
+  void Missed(TenantId tenant, const Key& key) { later_[tenant].Used(key); }
   // `victim` is the object that would be evicted; empty if there is free space.
   bool Admits(TenantId tenant, const Key& key, const std::optional<Key>& victim) const;
+  // Returns whether to write an object because memory is about to evict it: it is likely enough to be used while a
+  // disk of `horizon` extents keeps it.
+  bool AdmitsEvicted(TenantId tenant, const Key& key, const LaterUses::Subject& subject, uint64_t extents,
+                     uint64_t horizon);
+  // Erases what is known of a tenant's evicted keys.
+  void EraseEvicted(TenantId tenant) { later_[tenant].Erase(); }
 
  private:
   const AdmissionMode mode_;
   FrequencySketch seen_;
+  std::map<TenantId, LaterUses> later_;
 };
 
 }  // namespace ashlar::storage

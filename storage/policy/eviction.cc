@@ -8,12 +8,47 @@
 namespace ashlar::storage {
 namespace {
 
+constexpr size_t kMostSkipped = 1024;  // dirty copies before the first clean one
+
 void Unlink(Rank& copy) {
   copy.older->younger = copy.younger;
   copy.younger->older = copy.older;
 }
 
 }  // namespace
+
+EvictionPolicy::Search::Search(std::span<const Allowance> pools, uint64_t extents, EvictionPolicy::Purpose purpose)
+    : extents_(extents), purpose_(purpose) {
+  for (const Allowance& from : pools) allowed_.push_back(from.extents);
+}
+
+bool EvictionPolicy::Search::ended() const {
+  return found_ >= extents_ || (dirty_.size() >= kMostSkipped && found_ + dirty_extents_ >= extents_);
+}
+
+bool EvictionPolicy::Search::Offer(const Rank& copy, size_t pool) {
+  if (copy.extents > allowed_[pool]) return false;
+  if (!copy.dirty || purpose_ == Purpose::kInspect) return Add(copy, pool);
+  dirty_.push_back({&copy, pool});
+  dirty_extents_ += copy.extents;
+  return true;
+}
+
+bool EvictionPolicy::Search::Add(const Rank& copy, size_t pool) {
+  if (copy.extents > allowed_[pool]) return false;
+  victims_.push_back(copy.object);
+  found_ += copy.extents;
+  allowed_[pool] -= copy.extents;
+  return true;
+}
+
+std::vector<RankedObject*> EvictionPolicy::Search::Take() {
+  for (const auto& [copy, pool] : dirty_) {
+    if (found_ < extents_) Add(*copy, pool);
+  }
+  if (found_ < extents_ && purpose_ == Purpose::kEvict) victims_.clear();
+  return std::move(victims_);
+}
 
 Rank& LruPolicy::Order(const TenantPool& pool) {
   const auto [found, fresh] = orders_.try_emplace(pool);
@@ -46,16 +81,16 @@ void LruPolicy::Erase(Rank& copy) {
   copy.order = nullptr;
 }
 
-std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> pools, uint64_t extents) {
+std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> pools, uint64_t extents,
+                                              EvictionPolicy::Purpose purpose) {
   std::vector<Cursor> cursors;
-  for (const auto& [pool, allowed] : pools) {
-    Rank& order = Order(pool);
-    cursors.push_back({&order, order.younger, allowed});
+  for (const Allowance& from : pools) {
+    Rank& order = Order(from.pool);
+    cursors.push_back({&order, order.younger, cursors.size()});
   }
   const uint64_t before = uses_;  // ranks with a later use were moved by this call
-  std::vector<RankedObject*> victims;
-  uint64_t found = 0;
-  while (found < extents) {
+  Search search(pools, extents, purpose);
+  while (!search.ended()) {
     Cursor* oldest = nullptr;
     for (Cursor& cursor : cursors) {
       const bool ended = cursor.next == cursor.order || cursor.next->used > before;
@@ -66,16 +101,11 @@ std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> pools, 
     oldest->next = current.younger;
     if (!current.idle) {
       MoveToRecentEnd(current);
-    } else if (current.extents > oldest->allowed) {
-      oldest->next = oldest->order;  // a pool keeps its most recently used copies
-    } else {
-      victims.push_back(current.object);
-      found += current.extents;
-      oldest->allowed -= current.extents;
+    } else if (!search.Offer(current, oldest->pool)) {
+      oldest->next = oldest->order;
     }
   }
-  if (found < extents) victims.clear();
-  return victims;
+  return search.Take();
 }
 
 Rank& PricePolicy::RingOf(const TenantPool& pool, const RankedObject& object) {
@@ -134,38 +164,33 @@ void PricePolicy::Advance(Cursor& cursor, TenantId tenant, uint64_t before) {
   cursor.price = models_.Rate(tenant, cursor.ring->model, cursor.next->at) * cursor.ring->worth;
 }
 
-std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> pools, uint64_t extents) {
+std::vector<RankedObject*> PricePolicy::Victims(std::span<const Allowance> pools, uint64_t extents,
+                                                EvictionPolicy::Purpose purpose) {
   const uint64_t before = uses_;  // ranks with a later use were moved by this call
-  std::vector<uint64_t> allowed;
   std::vector<Cursor> cursors;
-  for (const Allowance& from : pools) {
-    allowed.push_back(from.extents);
+  for (size_t pool = 0; pool < pools.size(); ++pool) {
+    const Allowance& from = pools[pool];
     for (const auto& ring : shelves_[from.pool].rings) {
-      cursors.push_back({ring.get(), ring->place.younger, allowed.size() - 1, 0});
+      cursors.push_back({ring.get(), ring->place.younger, pool, 0});
       Advance(cursors.back(), from.pool.tenant, before);
     }
   }
-  std::vector<RankedObject*> victims;
-  uint64_t found = 0;
-  while (found < extents) {
+  Search search(pools, extents, purpose);
+  while (!search.ended()) {
     std::erase_if(cursors, [](const Cursor& cursor) { return cursor.next == nullptr; });
     const auto cheapest = std::ranges::min_element(
         cursors, {}, [](const Cursor& cursor) { return std::pair(cursor.price, cursor.next->used); });
     if (cheapest == cursors.end()) break;
     Rank& copy = *cheapest->next;
     const size_t pool = cheapest->pool;
-    if (copy.extents > allowed[pool]) {  // a pool keeps its most valuable copies
+    if (!search.Offer(copy, pool)) {
       for (Cursor& cursor : cursors) cursor.next = cursor.pool == pool ? nullptr : cursor.next;
       continue;
     }
-    victims.push_back(copy.object);
-    found += copy.extents;
-    allowed[pool] -= copy.extents;
     cheapest->next = copy.younger;
     Advance(*cheapest, pools[pool].pool.tenant, before);
   }
-  if (found < extents) victims.clear();
-  return victims;
+  return search.Take();
 }
 
 double PricePolicy::PriceOf(const RankedObject& object) const {

@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "absl/container/flat_hash_map.h"
@@ -38,7 +39,8 @@ struct Rank {
   // Set by the level.
   RankedObject* object = nullptr;  // the object of this copy
   uint32_t extents = 0;
-  bool idle = false;  // may be evicted
+  bool idle = false;   // may be evicted
+  bool dirty = false;  // its eviction would lose an object that admission has not declined to write
 
   // Set by the policy.
   Rank* order = nullptr;  // null: not tracked
@@ -67,11 +69,37 @@ class EvictionPolicy {
     TenantPool pool;
     uint64_t extents = 0;  // most extents that this pool may lose
   };
+  // kEvict: dirty copies come last, unless there are many before the first clean one. kInspect: all in order of rank,
+  // and as many as there are.
+  enum class Purpose : uint8_t { kEvict, kInspect };
   // Returns the pools' idle copies to evict first, in order: just enough for `extents`, or none if all of them are not
   // enough. They stay tracked until Erase.
-  virtual std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) = 0;
+  virtual std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents,
+                                             Purpose purpose = Purpose::kEvict) = 0;
   // Returns whether a new object is worth more than each of `than`. The default is false.
   virtual bool IsDearer(const RankedObject& /*coming*/, std::span<RankedObject* const> /*than*/) const { return false; }
+
+ protected:
+  // Collects the victims of one search, offered in the order of rank.
+  class Search {
+   public:
+    Search(std::span<const Allowance> pools, uint64_t extents, Purpose purpose);
+
+    bool ended() const;
+    // Returns false if the copy is larger than what its pool may still lose: a pool keeps its copies of highest rank.
+    bool Offer(const Rank& copy, size_t pool);
+    std::vector<RankedObject*> Take();
+
+   private:
+    bool Add(const Rank& copy, size_t pool);
+
+    const uint64_t extents_;
+    const Purpose purpose_;
+    std::vector<uint64_t> allowed_;  // by pool
+    std::vector<std::pair<const Rank*, size_t>> dirty_;
+    std::vector<RankedObject*> victims_;
+    uint64_t found_ = 0, dirty_extents_ = 0;
+  };
 };
 
 // Evicts the least recently used copy of all pools. Every call is O(1), Victims amortised per returned copy: a copy
@@ -82,13 +110,13 @@ class LruPolicy final : public EvictionPolicy {
   void Track(const TenantPool& pool, Rank& copy) override;
   void Touch(Rank& copy) override;
   void Erase(Rank& copy) override;
-  std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) override;
+  std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents, Purpose purpose) override;
 
  private:
   struct Cursor {
     Rank* order;
     Rank* next;
-    uint64_t allowed;
+    size_t pool;
   };
 
   Rank& Order(const TenantPool& pool);
@@ -111,7 +139,7 @@ class PricePolicy final : public EvictionPolicy {
   void Track(const TenantPool& pool, Rank& copy) override;
   void Touch(Rank& copy) override;
   void Erase(Rank& copy) override;
-  std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents) override;
+  std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents, Purpose purpose) override;
   bool IsDearer(const RankedObject& coming, std::span<RankedObject* const> than) const override;
 
  private:

@@ -119,6 +119,37 @@ TEST_P(EvictionPolicyTest, ComparesPoolsByAgeWithinTheirLimits) {
   EXPECT_THAT(victims(0, 99), IsEmpty());
 }
 
+TEST_P(EvictionPolicyTest, EvictsDirtyCopiesLast) {
+  for (ObjectId id = 1; id <= 4; ++id) Track(kPool, id, 2);
+  Copy(1).dirty = Copy(3).dirty = true;
+  EXPECT_THAT(Victims(kPool, 4), ElementsAre(2, 4));
+  EXPECT_THAT(Victims(kPool, 6), ElementsAre(2, 4, 1)) << "rather than none";
+  EXPECT_THAT(Victims(kPool, 9), IsEmpty());
+  const EvictionPolicy::Allowance all{kPool, UINT64_MAX};
+  std::vector<ObjectId> next;
+  for (const RankedObject* object : policy_->Victims({&all, 1}, 9, EvictionPolicy::Purpose::kInspect)) {
+    next.push_back(object->id);
+  }
+  EXPECT_THAT(next, ElementsAre(1, 2, 3, 4)) << "in their order, and fewer than requested";
+}
+
+// Otherwise an eviction from a memory full of dirty copies would visit all of them.
+TEST_P(EvictionPolicyTest, BoundsTheSearchForCleanCopies) {
+  std::vector<Cached> many(1100);
+  for (ObjectId id = 0; id < many.size(); ++id) {
+    many[id].object.id = id;
+    many[id].object.pool = kPool;
+    many[id].copy.object = &many[id].object;
+    many[id].copy.extents = 1;
+    many[id].copy.idle = true;
+    many[id].copy.dirty = id + 1 < many.size();
+    policy_->Track(kPool, many[id].copy);
+  }
+  EXPECT_THAT(Victims(kPool, 2), ElementsAre(0, 1));
+  many[1000].copy.dirty = false;
+  EXPECT_THAT(Victims(kPool, 1), ElementsAre(1000));
+}
+
 TEST_P(EvictionPolicyTest, ErasesForGood) {
   for (ObjectId id = 1; id <= 3; ++id) Track(kPool, id, 1);
   policy_->Erase(Copy(2));
@@ -147,7 +178,8 @@ class PricePolicyTest : public ::testing::Test {
   std::vector<ObjectId> Victims(uint64_t extents) {
     const EvictionPolicy::Allowance all{kPool, UINT64_MAX};
     std::vector<ObjectId> ids;
-    for (const RankedObject* victim : policy_.Victims({&all, 1}, extents)) ids.push_back(victim->id);
+    for (const RankedObject* victim : policy_.Victims({&all, 1}, extents, EvictionPolicy::Purpose::kEvict))
+      ids.push_back(victim->id);
     return ids;
   }
   // Segments are used after eight requests, over and over; checkpoints never.

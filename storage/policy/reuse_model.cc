@@ -49,7 +49,7 @@ void ReuseModel::RecordAge(Counts& counts, uint64_t age, bool used) {
   counts.used[bucket] += used ? 1 : 0;
 }
 
-double ReuseModel::Expected(const Subject& subject, uint64_t age) const {
+double ReuseModel::Hazards(const Subject& subject, uint64_t age) const {
   const auto& before = kinds_[static_cast<size_t>(subject.kind)]->hazards_before[UsesBucket(subject.uses)];
   const size_t bucket = AgeBucket(age);
   return before[bucket] + (before[bucket + 1] - before[bucket]) * PartOf(bucket, age);
@@ -61,7 +61,7 @@ void ReuseModel::Ended(const Subject& subject, uint64_t age, bool used) {
   RecordAge(of.ended[UsesBucket(subject.uses)], age, used);
   Factor& factor = of.ended_factors[SizeBucket(subject.fresh)];
   factor.uses += used ? 1 : 0;
-  factor.expected += Expected(subject, age);
+  factor.expected += Hazards(subject, age);
   changed_[kind] = true;
   remembered_ += 1;
   if (remembered_ > kRemembered) Erase();
@@ -77,7 +77,7 @@ void ReuseModel::AskedForAgain(const Subject& subject, uint64_t age) {
   // Decay may have made these smaller than 1.
   for (double* of : {&counts.last.back(), &counts.through.back()}) *of = std::max(*of - 1, 0.0);
   Factor& factor = kind.ended_factors[SizeBucket(subject.fresh)];
-  factor.expected = std::max(factor.expected - Expected(subject, kForever), 0.0);
+  factor.expected = std::max(factor.expected - Hazards(subject, kForever), 0.0);
   Ended(subject, age, true);
 }
 
@@ -86,7 +86,7 @@ void ReuseModel::GoesOn(const Subject& subject, uint64_t age) {
   changed_[kind] = goes_on_[kind] = true;
   Kind& of = Of(kind);
   RecordAge(of.going_on[UsesBucket(subject.uses)], age, false);
-  of.going_on_factors[SizeBucket(subject.fresh)].expected += Expected(subject, age);
+  of.going_on_factors[SizeBucket(subject.fresh)].expected += Hazards(subject, age);
 }
 
 void ReuseModel::Erase() {

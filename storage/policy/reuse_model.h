@@ -56,6 +56,8 @@ class ReuseModel {
 
   // Expected uses per request of keeping the subject at this age.
   double Rate(const Subject& subject, uint64_t age) const { return Rate(ClassOf(subject), age); }
+  // Returns the hazards of all ages up to this one, summed: the subject is unused until then with likelihood exp(−sum).
+  double Hazards(const Subject& subject, uint64_t age) const;
   // A class of subjects that the model treats alike.
   struct Class {
     uint8_t kind = 0, uses = 0, size = 0;
@@ -114,7 +116,6 @@ class ReuseModel {
   static constexpr uint64_t kForever = ~uint64_t{0};
   static double PartOf(size_t bucket, uint64_t age);  // fraction of the bucket before that age, which lies in it
   static void RecordAge(Counts& counts, uint64_t age, bool used);
-  double Expected(const Subject& subject, uint64_t age) const;
   void Erase();
   static const Kind& Unknown();  // a kind without data
   Kind& Of(size_t kind);

@@ -88,7 +88,12 @@ void Prefixes::CommitJob::Reserve(const Object& object, ObjectHeader plan) {
   plan.shard = commit_.text.model().shard;
   const Publisher::Reserved reserved = prefixes_.publisher_.Reserve(session_, pool_, plan, 0, Saves(object));
   ObjectTable& table = prefixes_.table_;
-  for (Entry* shard : table.index().keys().All(pool_.tenant, plan.key)) shard->group = Keys().Group();
+  for (Entry* shard : table.index().keys().All(pool_.tenant, plan.key)) {
+    shard->group = Keys().Group();
+    if (shard->ready) continue;
+    shard->turns = keep_.turns;
+    shard->ends_text = EndsText(object);
+  }
   switch (reserved.outcome) {
     case ReserveOutcome::kGranted:
       if (object.what != Object::kBlock && prefixes_.Defers(pool_.tenant, commit_.text, plan, own_, depths_)) {
@@ -101,6 +106,14 @@ void Prefixes::CommitJob::Reserve(const Object& object, ObjectHeader plan) {
     default:
       return Fail(object, CommitOutcome::kNoSpace);
   }
+}
+
+// A prompt that is longer than the tokens so far goes on. A span needs the states from which it starts.
+bool Prefixes::CommitJob::EndsText(const Object& object) const {
+  const uint64_t end = commit_.text.tokens().size();
+  if (object.what == Object::kBlock || commit_.prompt_tokens > end) return false;
+  const uint64_t depth = object.what == Object::kSpan ? end : commit_.checkpoints[object.checkpoint].depth;
+  return depth == end || (keep_.span && depth == commit_.span->begin);
 }
 
 double Prefixes::CommitJob::Saves(const Object& object) const {

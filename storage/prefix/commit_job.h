@@ -41,6 +41,7 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   bool Begin(const Object& object);  // false: waits for memory
   bool WaitsFor(const ObjectHeader& plan);
   void Reserve(const Object& object, ObjectHeader plan);
+  bool EndsText(const Object& object) const;
   // FLOPs of this shard.
   double Saves(const Object& object) const;
   absl::StatusOr<ObjectHeader> Plan(const Object& object) const;

@@ -28,10 +28,14 @@ Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
   const std::span<const int32_t> tokens = commit.text.tokens();
   const std::optional<PrefixPlanner::SpanOffer> span = Offered(commit);
   Keep keep{.states = std::vector<bool>(commit.checkpoints.size(), true), .span = span.has_value()};
+  const auto count_turns = [&keep, &tokens](const PrefixNode& node) {
+    if (PrefixPlanner::IsEnd(node.data) && node.depth() < tokens.size()) ++keep.turns;
+  };
   // A rank that does not decide may commit before the one that does.
   if (commit.text.model().shard.rank != 0) {
     keep.known = Checkpoints(space, commit.text);
     std::ranges::reverse(keep.known);
+    space.planner->tree().Walk(tokens, count_turns);
     return keep;
   }
   std::vector<uint64_t> inside;
@@ -43,6 +47,7 @@ Prefixes::Keep Prefixes::Decide(Space& space, const PrefixCommit& commit) {
   keep.span = false;
   planner.tree().Walk(tokens, [&](PrefixNode& node) {
     Name(commit.text, node);
+    count_turns(node);
     if (!node.data.kept) return;
     if (node.data.span == nullptr) keep.known.push_back(node.depth());
     // A span of another length is a different object, and it exists.
@@ -61,6 +66,8 @@ Prefixes::Keep Prefixes::KeepOwn(TenantId tenant, const PrefixCommit& commit) {
   Keep keep{.states = std::vector<bool>(commit.checkpoints.size(), false),
             .known = conversations_.Checkpoints(tenant, commit.text)};
   std::ranges::sort(keep.known);
+  const Conversations::States* const earlier = conversations_.Find(tenant, commit.text);
+  keep.turns = earlier != nullptr ? 1 : 0;
   if (commit.checkpoints.empty()) return keep;
   const std::optional<PrefixPlanner::SpanOffer> span = Offered(commit);
   const auto base = span ? std::ranges::find(commit.checkpoints, span->begin, &PrefixCommit::Checkpoint::depth)

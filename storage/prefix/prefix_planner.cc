@@ -12,10 +12,6 @@ namespace {
 ReuseModel::Subject Prefix(const PrefixEntry& entry) {
   return {*entry.kind, entry.uses, entry.fresh};
 }
-// Returns whether a request ended there.
-bool IsEnd(const PrefixEntry& entry) {
-  return entry.kind == ReuseKind::kRequestEnd || entry.kind == ReuseKind::kContinued;
-}
 constexpr ReuseModel::Subject kEdge{.kind = ReuseKind::kEdge};
 
 }  // namespace
@@ -51,6 +47,7 @@ PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool
   match.shared = reached.depth;
   match.lease = resume;
   if (reached.inside != nullptr) LearnParting(reached.inside->data, reached.depth);
+  if (!candidates.empty() && candidates.back()->depth() > match.resume) match.missed = candidates.back();
   Credit(candidates, resume, match.resume);
   // A prompt that diverges from known prompts here creates a branch, whether or not it is ever computed.
   const uint64_t branch = reached.depth / options_.capture_tokens * options_.capture_tokens;
@@ -275,6 +272,10 @@ void PrefixPlanner::Lost(PrefixNode& node) {
 PrefixPlanner::Kept PrefixPlanner::IsKept(std::span<const int32_t> prefix) const {
   const auto reached = tree().Walk(prefix);
   return reached.inside != nullptr || reached.depth < prefix.size() ? Kept::kNot : IsKept(*reached.node);
+}
+
+bool PrefixPlanner::IsEnd(const PrefixEntry& entry) {
+  return entry.kind == ReuseKind::kRequestEnd || entry.kind == ReuseKind::kContinued;
 }
 
 PrefixPlanner::Kept PrefixPlanner::IsKept(const PrefixNode& node) {

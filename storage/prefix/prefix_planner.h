@@ -55,7 +55,8 @@ class PrefixPlanner {
       uint64_t begin = 0, depth = 0;
     };
     std::vector<Span> spans;
-    PrefixNode* lease = nullptr;  // the prefix to resume from; stays until Commit or Release
+    PrefixNode* lease = nullptr;   // the prefix to resume from; stays until Commit or Release
+    PrefixNode* missed = nullptr;  // the deepest known prefix, if it is deeper than `resume` and not kept
   };
   // Handles and learns from a request. Its match must be ended once, by Commit or Release. `rebuilds`: the engine can
   // also resume from spans.
@@ -97,6 +98,7 @@ class PrefixPlanner {
   enum class Kept : uint8_t { kNot, kByStates, kBySpan };
   Kept IsKept(std::span<const int32_t> prefix) const;
   static Kept IsKept(const PrefixNode& node);
+  static bool IsEnd(const PrefixEntry& entry);  // whether a request ended there
 
   const PrefixCosts& costs() const { return costs_; }
   const CheckpointBudget& budget() const { return budget_; }

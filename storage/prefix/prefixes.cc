@@ -110,11 +110,15 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   const auto prompt = text.tokens().first(text.tokens().size() - 1);
   PrefixPlanner::Match match = space.planner->Lookup(prompt, text.span_tokens() > 0);
   size_t whole = 0;
+  uint64_t missed = match.missed == nullptr ? 0 : match.missed->depth();
   for (PrefixNode* const node : match.kept) {
     const There there = stored_.FindState(tenant, text.model(), text.shared(), node->depth(), whole);
     if (there == There::kWhole) asked.candidates.push_back({.depth = node->depth()});
-    if (there == There::kGone) space.planner->Lost(*node);
+    if (there != There::kGone) continue;
+    missed = std::max(missed, node->depth());
+    space.planner->Lost(*node);
   }
+  if (missed > 0) NoteMissed(tenant, text, text.shared(), missed);
   asked.checkpoint_at = match.checkpoint_at;
   // Another engine of this namespace may use a finer capture unit.
   std::erase_if(asked.checkpoint_at, [&](uint64_t depth) { return depth % text.model().capture_tokens != 0; });
@@ -122,6 +126,20 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   space.planner->Release(std::move(match));  // the found objects are leased
   AddOwn(tenant, text, asked);
   return asked;
+}
+
+// The states at the depth, or a span to there, would have been used, with the blocks before them.
+void Prefixes::NoteMissed(TenantId tenant, const PrefixText& text, const PrefixKeys& keys, uint64_t depth) {
+  Placement& placement = table_.placement();
+  if (!placement.defers()) return;
+  placement.Missed(tenant, keys.Checkpoint(depth));
+  for (const Key& block : keys.blocks().first(std::min(keys.blocks().size(), depth / keys.block_tokens()))) {
+    placement.Missed(tenant, block);
+  }
+  if (text.span_tokens() == 0) return;
+  for (const uint64_t begin : Checkpoints(spaces_.at(text.model().ns), text)) {
+    if (begin < depth && depth - begin <= text.span_tokens()) placement.Missed(tenant, keys.Span(begin, depth));
+  }
 }
 
 void Prefixes::AddSpans(Space& space, const PrefixText& text, std::span<const PrefixPlanner::Match::Span> spans,
@@ -146,13 +164,19 @@ void Prefixes::AddOwn(TenantId tenant, const PrefixText& text, Asked& asked) {
     if (depth == 0 || depth > prompt.size()) continue;
     size_t whole = 0;
     if (text.own()->Checkpoint(depth) != mark->checkpoint_key()) continue;  // belongs to another text
-    if (stored_.FindState(tenant, text.model(), *text.own(), depth, whole) != There::kWhole) continue;
+    if (stored_.FindState(tenant, text.model(), *text.own(), depth, whole) != There::kWhole) {
+      if (mark == &conversation->last) NoteMissed(tenant, text, *text.own(), depth);
+      continue;
+    }
     const auto place = std::ranges::lower_bound(asked.candidates, depth, {}, &Candidate::depth);
     if (place == asked.candidates.end() || place->depth != depth) {
       asked.candidates.insert(place, {.depth = depth, .own = true});
     }
     if (mark->span_begin == 0 || text.span_tokens() == 0) continue;
-    if (stored_.FindSpan(tenant, text.model(), mark->key) != There::kWhole) continue;
+    if (stored_.FindSpan(tenant, text.model(), mark->key) != There::kWhole) {
+      table_.placement().Missed(tenant, mark->key);
+      continue;
+    }
     const auto behind = prompt.subspan(depth);
     const auto same = std::ranges::mismatch(behind, mark->tokens).in1 - behind.begin();
     AddSpan(asked.candidates, depth, depth + static_cast<uint64_t>(same), true, mark->key);

@@ -159,6 +159,7 @@ class Prefixes {
   static std::vector<uint64_t> Checkpoints(const Space& space, const PrefixText& text);
   void RecoverSpans(Space& space, const PrefixText& text, Depths& spans);
   void Erase(std::map<NamespaceId, Space>::iterator space);
+  void NoteMissed(TenantId tenant, const PrefixText& text, const PrefixKeys& keys, uint64_t depth);
   void AddSpans(Space& space, const PrefixText& text, std::span<const PrefixPlanner::Match::Span> spans, Asked& asked);
   void AddOwn(TenantId tenant, const PrefixText& text, Asked& asked);
   void EvictState(TenantId tenant, PrefixNode& node);
@@ -167,6 +168,7 @@ class Prefixes {
     std::vector<bool> states;
     bool span = false;
     std::vector<uint64_t> known;  // depths with known states of the text, ascending
+    uint32_t turns = 0;           // earlier requests that the text continues
     bool any() const { return span || std::ranges::count(states, true) > 0; }
   };
   Keep Decide(Space& space, const PrefixCommit& commit);

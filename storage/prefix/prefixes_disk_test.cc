@@ -83,6 +83,61 @@ TEST_F(ConversationOnDisk, IsCompleteAfterDrain) {
   EXPECT_EQ(Ask(Join(text_, {1})).prefix.depth, text_.size());
 }
 
+// Memory for a few texts, and a disk for all.
+class EvictedText : public PrefixesTest {
+ protected:
+  static constexpr int32_t kLength = kBlock + 44;
+
+  EvictedText() : PrefixesTest(Small()) {}
+
+  static TieredOptions Small() {
+    TieredOptions options{.hbm = 0, .dram = 128, .ssd = 1024, .admission = AdmissionMode::kSecondUse};
+    options.cache.objects.eviction = EvictionMode::kLru;
+    return options;
+  }
+  static Tokens Text(int32_t number) { return Numbers(10'000 * number, kLength); }
+  // Segments, each used once, take the place of all that is in memory.
+  void Flood() {
+    for (int i = 0; i < 100; ++i, ++next_) {
+      ASSERT_TRUE(rig_.Publish(kAnn, TestPlan(next_, 64), next_));
+      rig_.Settle();
+    }
+  }
+
+  uint64_t next_ = 1000;
+};
+
+TEST_F(EvictedText, IsNotWrittenIfItWasSeenOnce) {
+  for (int32_t text = 1; text <= 5; ++text) {
+    Serve(Text(text));
+    Flood();
+  }
+  EXPECT_EQ(rig_.observer.bytes_to_disk, 0u);
+  EXPECT_EQ(Ask(Join(Text(1), {1})).prefix.depth, 0u);
+}
+
+// Its earlier turns were used, so the last one probably will be.
+TEST_F(EvictedText, IsWrittenIfItIsTheLastTurnOfAConversation) {
+  const Tokens first = Text(1), second = Join(first, Numbers(5, 40)), third = Join(second, Numbers(500, 40));
+  Serve(first);
+  EXPECT_EQ(Serve(second), first.size());
+  EXPECT_EQ(Serve(third), second.size());
+  Flood();
+  EXPECT_EQ(Serve(Join(third, {1})), third.size());
+}
+
+// Of texts that were evicted after their first turn, many had a second one.
+TEST_F(EvictedText, IsWrittenIfOthersLikeItWereContinued) {
+  for (int32_t text = 1; text <= 20; ++text) {
+    Serve(Text(text));
+    Flood();
+    Serve(Join(Text(text), {1}));
+  }
+  Serve(Text(50));
+  Flood();
+  EXPECT_EQ(Serve(Join(Text(50), {1})), Text(50).size());
+}
+
 // Prefixes on the disk, and an engine that knows how fast it computes.
 class SlowDisk : public PrefixesTest {
  protected:

@@ -80,6 +80,7 @@ bool Erasure::Run(Slice& slice) {
     const NamespaceId* const ns = selection_.ns ? &*selection_.ns : nullptr;
     prefixes_.Erase(*selection_.tenant, ns);
     table_.ghosts().EraseAll(*selection_.tenant, ns);
+    table_.placement().EraseEvicted(*selection_.tenant);
     explainer_.Erase(*selection_.tenant, ns);
     progress_.found_gone = true;
   }

@@ -39,6 +39,7 @@ struct Tally {
   double longest_turn_ms = 0;
   double turns = 0, long_turns = 0;  // all, and those of more than a millisecond
   double landed_bytes = 0, evicted_bytes = 0, promoted_bytes = 0;
+  double published_bytes = 0, written_bytes = 0;  // objects, and their copies on the disk
 };
 
 // Sums the samples of a metric whose labels contain `labels`.
@@ -63,6 +64,8 @@ absl::StatusOr<Tally> ReadTally(uint16_t metrics_port) {
   tally.landed_bytes = Sum(*text, "ashlar_landed_bytes_total");
   tally.evicted_bytes = Sum(*text, "ashlar_evicted_bytes_total");
   tally.promoted_bytes = Sum(*text, "ashlar_tier_copied_bytes_total", "from=\"ssd\"");
+  tally.published_bytes = Sum(*text, "ashlar_published_bytes_total");
+  tally.written_bytes = Sum(*text, "ashlar_tier_copied_bytes_total", "to=\"ssd\"");
   return tally;
 }
 
@@ -208,6 +211,8 @@ void Record(const Replayer& replayer, const nlohmann::json& run, nlohmann::json&
       row["landed_bytes"] = tally->landed_bytes;
       row["evicted_bytes"] = tally->evicted_bytes;
       row["promoted_bytes"] = tally->promoted_bytes;
+      row["published_bytes"] = tally->published_bytes;
+      row["written_bytes"] = tally->written_bytes;
     }
     Print(row);
     runs.push_back(std::move(row));

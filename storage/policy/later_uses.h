@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// LaterUses: learns how many of the objects that memory evicts are used later.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+
+#include "absl/container/flat_hash_map.h"
+#include "proto/key.h"
+#include "storage/policy/reuse_model.h"
+
+namespace ashlar::storage {
+
+// The objects of one tenant. Time is the number of extents that have come to the point of eviction: a disk of n extents
+// keeps an object for about n of them. A spell begins there and ends with the next lookup that uses the object, or
+// would if it were here, so evicted objects are learned from too. Spells that go on count up to their age
+// (ReuseModel). If there are too many, only a sample of the keys is followed.
+class LaterUses {
+ public:
+  // `uses`: earlier uses of the object, and of the text that it continues.
+  using Subject = ReuseModel::Subject;
+
+  // The object has come to the point of eviction. Returns the likelihood that it is used while `horizon` more extents
+  // come there.
+  double Evicted(const Key& key, const Subject& subject, uint64_t extents, uint64_t horizon);
+  // A lookup uses the object, or would use it.
+  void Used(const Key& key);
+  // Erases the keys; what was learned stays.
+  void Erase();
+
+ private:
+  // Names are parts of keys, which are hashes.
+  struct Begun {
+    uint64_t name = 0, at = 0;
+  };
+  struct Spell {
+    uint64_t began = 0;
+    Subject subject;
+  };
+
+  static uint64_t NameOf(const Key& key);
+  bool IsFollowed(uint64_t name) const { return name % stride_ == 0; }
+  void Follow(uint64_t name, const Subject& subject);
+  void End(uint64_t name, bool used);
+  void Refresh();
+
+  ReuseModel model_;
+  uint64_t now_ = 0;
+  uint64_t stride_ = 1;                          // one in this many keys is followed
+  std::deque<Begun> begun_;                      // the oldest first; some have ended
+  absl::flat_hash_map<uint64_t, Spell> spells_;  // that go on
+  std::array<double, 2 * kReuseKinds> came_{};   // spells begun, by kind and whether there were uses
+  size_t events_ = 0;                            // spells begun or ended since the last refresh
+};
+
+}  // namespace ashlar::storage
