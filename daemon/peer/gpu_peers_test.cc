@@ -98,9 +98,10 @@ struct GpuNode {
       const TransportStats stats = node->transport->stats();
       return stats.grants == 0 && stats.transfers == 0 && stats.loans == 0;
     });
-    const storage::Cache::Stats left = node->OnLoop([&] { return node->cache.stats(); });
-    EXPECT_EQ(left.leases, held.size());
-    EXPECT_EQ(left.reservations, 0u);
+    Await([&] {
+      const storage::Cache::Stats left = node->OnLoop([&] { return node->cache.stats(); });
+      return left.leases == held.size() && left.reservations == 0;
+    });
   }
 
   static constexpr uint64_t kSmallExtents = 3;

@@ -42,10 +42,12 @@ absl::Status CutBehindEnd(int memfd) {
   return absl::OkStatus();
 }
 
-// In pieces, because the other threads' page faults and mapping changes wait for each.
+// In pieces of at least 4 MiB, at most 4,096 of them: other threads wait for each, with their page faults and mapping
+// changes.
 void Unmap(std::byte* data, uint64_t bytes) {
-  constexpr uint64_t kPiece = uint64_t{4} << 20;
-  for (uint64_t at = 0; at < bytes; at += kPiece) munmap(data + at, std::min(kPiece, bytes - at));
+  constexpr uint64_t kLeast = uint64_t{4} << 20, kMost = 4096;
+  const uint64_t piece = (bytes / kMost / kLeast + 1) * kLeast;
+  for (uint64_t at = 0; at < bytes; at += piece) munmap(data + at, std::min(piece, bytes - at));
 }
 
 }  // namespace
