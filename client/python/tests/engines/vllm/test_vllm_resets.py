@@ -48,10 +48,10 @@ def test_a_request_that_continues_over_a_reset_is_not_saved(shared_daemon):
         text = prompt("reset within", 100)
         child.call("execute", BEGIN.format(name="long", text=text, tokens=200, steps=3))
         kept = "sum(len(save[1].tokens) for save in half._under_way.values()) + half._number"
-        before = child.call("evaluate", f"(lambda half: {kept})(server.connector()._scheduler)")
+        before = child.call("evaluate", f"(lambda half: {kept})(server.connector()._scheduler._offers)")
         assert not child.call("evaluate", "server.connector().reset_cache()"), "its keys are of two sets of weights"
         child.call("execute", "while llm.llm_engine.has_unfinished_requests():\n    llm.llm_engine.step()")
-        assert child.call("evaluate", f"(lambda half: {kept})(server.connector()._scheduler)") == before
+        assert child.call("evaluate", f"(lambda half: {kept})(server.connector()._scheduler._offers)") == before
         child.call("erase")
         assert child.call("evaluate", "server.connector().reset_cache()")
 
