@@ -13,19 +13,19 @@
 
 namespace ashlar::storage {
 
-// The objects of one tenant. Time is the number of extents that have come to the point of eviction: a disk of n extents
-// keeps an object for about n of them. A spell begins there and ends with the next lookup that uses the object, or
-// would if it were here, so evicted objects are learned from too. Spells that go on count up to their age
-// (ReuseModel). If there are too many, only a sample of the keys is followed.
+// The objects of one tenant. Time is counted in extents that were considered for eviction: a disk of n extents keeps an
+// object for about n of them. A spell begins when an object is considered for eviction, and ends with the next lookup
+// that uses the object, or would use it if it were cached, so the model also learns from evicted objects. A spell that
+// has not ended counts up to its age (ReuseModel). If there are too many spells, only a sample of the keys is followed.
 class LaterUses {
  public:
   // `uses`: earlier uses of the object, and of the text that it continues.
   using Subject = ReuseModel::Subject;
 
-  // The object has come to the point of eviction. Returns the likelihood that it is used while `horizon` more extents
-  // come there.
+  // The object is considered for eviction. Returns the probability that it is used before `horizon` more extents are
+  // considered.
   double Evicted(const Key& key, const Subject& subject, uint64_t extents, uint64_t horizon);
-  // A lookup uses the object, or would use it.
+  // A lookup uses the object, or would use it if it were cached.
   void Used(const Key& key);
   // Erases the keys; what was learned stays.
   void Erase();
@@ -48,9 +48,9 @@ class LaterUses {
 
   ReuseModel model_;
   uint64_t now_ = 0;
-  uint64_t stride_ = 1;                          // one in this many keys is followed
-  std::deque<Begun> begun_;                      // the oldest first; some have ended
-  absl::flat_hash_map<uint64_t, Spell> spells_;  // that go on
+  uint64_t stride_ = 1;                          // one key in `stride_` is followed
+  std::deque<Begun> begun_;                      // oldest first; includes spells that have ended
+  absl::flat_hash_map<uint64_t, Spell> spells_;  // by name; those that have not ended
   std::array<double, 2 * kReuseKinds> came_{};   // spells begun, by kind and whether there were uses
   size_t events_ = 0;                            // spells begun or ended since the last refresh
 };

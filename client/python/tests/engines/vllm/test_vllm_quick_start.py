@@ -109,6 +109,16 @@ def prints(shown, printed):
     return all(any(page_blocks.shows(each, line) for line in lines) for each in shown.splitlines())
 
 
+def wait_until_stored(terminals, seconds=60):
+    """Waits until the daemon has kept what the server saved: vLLM stops an engine at once, also while it saves."""
+    deadline = time.monotonic() + seconds
+    while 'outcome="kept"' not in (
+        printed := terminals.run("curl -s localhost:8000/metrics | grep ashlar_stores_total || true")
+    ):
+        assert time.monotonic() < deadline, f"nothing was stored:\n{printed}"
+        time.sleep(0.2)
+
+
 def test_commands_of_the_quick_start_work(tmp_path):
     model = tmp_path / "tiny"
     for part in tiny_checkpoint.parts():
@@ -133,6 +143,7 @@ def test_commands_of_the_quick_start_work(tmp_path):
         lines = [line.text.replace("MODEL", str(model)) for line in curls]
         assert page_blocks.shows(curls[0].output, terminals.run(lines[0]))
         assert "hits_total" not in terminals.run(lines[1])
+        wait_until_stored(terminals)
         terminals.interrupt(process)
         serve("second")
         assert page_blocks.shows(curls[0].output, terminals.run(lines[0]))
