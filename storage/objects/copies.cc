@@ -168,6 +168,7 @@ void Copies::Refresh(Entry& entry) {
   for (size_t i = 0; i < levels_.size(); ++i) {
     Copy& copy = entry.copies[i];
     const bool ranked = live && copy.whole();
+    levels_[i].SetLower(copy.rank, levels_.Lower(entry, i));
     if (ranked && !copy.rank.tracked()) levels_[i].Track(entry, copy.rank);
     levels_[i].SetIdle(entry.pool, copy.rank, ranked && !last && !copy.used());
     if (!ranked && copy.rank.tracked()) levels_[i].Erase(copy.rank);

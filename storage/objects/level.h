@@ -59,6 +59,7 @@ class Level {
   void Track(Entry& entry, Rank& copy);
   void Touch(Rank& copy) { policy_.Touch(copy); }
   void SetIdle(const TenantPool& pool, Rank& copy, bool idle);
+  void SetLower(Rank& copy, TierKind lower) { policy_.SetLower(copy, lower); }
   void Erase(Rank& copy) { policy_.Erase(copy); }  // call SetIdle(false) first
 
   void AddTo(PoolShares& shares) const;

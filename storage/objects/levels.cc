@@ -5,7 +5,7 @@
 
 namespace ashlar::storage {
 
-Levels::Levels(const Tiers& tiers, const ReuseModels* prices, Observer& observer)
+Levels::Levels(const Tiers& tiers, const ReuseModels* uses, const PromotionCosts& costs, Observer& observer)
     : beside_(tiers.beside),
       common_(tiers.common),
       memory_(tiers.memory.size()),
@@ -15,8 +15,8 @@ Levels::Levels(const Tiers& tiers, const ReuseModels* prices, Observer& observer
   std::vector<Tier*> all = tiers.memory;
   if (ssd_ != nullptr) all.push_back(ssd_);
   for (Tier* tier : all) {
-    if (prices != nullptr) {
-      policies_.push_back(std::make_unique<PricePolicy>(*prices));
+    if (uses != nullptr) {
+      policies_.push_back(std::make_unique<PricePolicy>(*uses, costs));
     } else {
       policies_.push_back(std::make_unique<LruPolicy>());
     }
@@ -58,6 +58,13 @@ size_t Levels::SourceBelow(const Entry& entry, size_t level) const {
     if (entry.copies[from].readable() || comes) return from;
   }
   return kNowhere;
+}
+
+TierKind Levels::Lower(const Entry& entry, size_t level) const {
+  for (size_t i = Below(level); i < levels_.size(); ++i) {
+    if (entry.copies[i].whole()) return kind(i);
+  }
+  return entry.transfer == Entry::Transfer::kTaken ? TierKind::kRemote : TierKind::kNone;
 }
 
 size_t Levels::OnAnotherGpu(const Entry& entry, size_t level) const {

@@ -12,6 +12,7 @@
 #include "storage/objects/level.h"
 #include "storage/observer.h"
 #include "storage/policy/eviction.h"
+#include "storage/policy/promotion.h"
 #include "storage/policy/reuse_models.h"
 #include "storage/tier/tiers.h"
 
@@ -23,8 +24,8 @@ class Levels {
  public:
   static constexpr size_t kNowhere = SIZE_MAX;
 
-  // `prices`: the cheapest copy is evicted first; null: the least recently used one.
-  Levels(const Tiers& tiers, const ReuseModels* prices, Observer& observer);
+  // `uses`: the cheapest copy is evicted first; null: the least recently used one. `costs` of loading, by tenant.
+  Levels(const Tiers& tiers, const ReuseModels* uses, const PromotionCosts& costs, Observer& observer);
 
   size_t size() const { return levels_.size(); }  // levels of this node
   size_t beside() const { return beside_; }       // number of sibling levels at the top
@@ -52,6 +53,8 @@ class Levels {
   // The nearest lower level from which a copy at this level can be read, or another GPU's with a whole copy; kNowhere
   // if there is none.
   size_t SourceBelow(const Entry& entry, size_t level) const;
+  // The nearest lower tier that keeps a whole copy, or kRemote if a peer has taken the object; kNone if there is none.
+  TierKind Lower(const Entry& entry, size_t level) const;
   size_t OnAnotherGpu(const Entry& entry, size_t level) const;
   static bool IsCopiedFrom(const Entry& entry, size_t level, size_t source);
   static bool IsCopiedFromBelow(const Entry& entry, size_t level);

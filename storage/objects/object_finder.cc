@@ -42,6 +42,7 @@ FoundObject ObjectFinder::Find(TenantId tenant, const Query& query, std::vector<
     rest.push_back(ObjectReference(*other, its));
     result.tier = std::max(result.tier, table_.levels().NearestTo(*other, its));  // complete when its last shard is
   }
+  table_.costs()[tenant].Computed(query.flops, query.recompute);
   const Nanos of_remote = std::max(query.recompute, query.remote_recompute);
   MissReason refused = table_.placement().Promote(*entry, level, {query.recompute, of_remote}, query.needed_at);
   // The first shard decides whether the hit pays.

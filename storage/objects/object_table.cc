@@ -17,7 +17,7 @@ ObjectTable::ObjectTable(ObjectTableOptions options, const Tiers& tiers, Executo
       ghosts_(options.ghosts_per_tenant),
       residences_(std::move(options.residence), index_),
       lifetimes_(clock),
-      levels_(tiers, options.eviction == EvictionMode::kPrice ? &reuse_ : nullptr, observer),
+      levels_(tiers, options.eviction == EvictionMode::kPrice ? &reuse_ : nullptr, promotion_, observer),
       placement_(levels_, copying, admission_, promotion_, clock, observer, index_, *this, options.copy_transitions),
       ranks_(levels_) {}
 

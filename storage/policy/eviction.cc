@@ -108,10 +108,17 @@ std::vector<RankedObject*> LruPolicy::Victims(std::span<const Allowance> pools, 
   return search.Take();
 }
 
-Rank& PricePolicy::RingOf(const TenantPool& pool, const RankedObject& object) {
-  const Reuse& reuse = object.reuse;
-  const ReuseModel::Class model = ReuseModels::ClassOf(reuse);
-  const double worth = std::clamp<double>(reuse.saves_a_byte, kLeastWorth, kMostWorth);
+double PricePolicy::WorthOf(const Rank& copy) const {
+  const double computing = copy.object->reuse.saves_a_byte;
+  if (copy.lower == TierKind::kNone) return computing;
+  const auto costs = costs_.find(copy.object->pool.tenant);
+  const double loading = costs == costs_.end() ? 0 : costs->second.FlopsPerByte(copy.lower);
+  return loading > 0 ? std::min(computing, loading) : computing;
+}
+
+Rank& PricePolicy::RingOf(const TenantPool& pool, const Rank& copy) {
+  const ReuseModel::Class model = ReuseModels::ClassOf(copy.object->reuse);
+  const double worth = std::clamp(WorthOf(copy), kLeastWorth, kMostWorth);
   const auto half_octave = static_cast<int>(std::lround(2 * std::log2(worth)));
   const uint32_t name = (model.kind * 256u + model.uses) << 8 | static_cast<uint8_t>(half_octave);
   Shelf& shelf = shelves_[pool];
@@ -136,17 +143,41 @@ void PricePolicy::Append(Rank& copy, Rank& place) {
 }
 
 void PricePolicy::Track(const TenantPool& pool, Rank& copy) {
-  Append(copy, RingOf(pool, *copy.object));
+  Append(copy, RingOf(pool, copy));
 }
 
 void PricePolicy::Touch(Rank& copy) {
   Unlink(copy);
-  Append(copy, RingOf(copy.object->pool, *copy.object));
+  Append(copy, RingOf(copy.object->pool, copy));
 }
 
 void PricePolicy::Erase(Rank& copy) {
   Unlink(copy);
   copy.order = nullptr;
+}
+
+void PricePolicy::SetLower(Rank& copy, TierKind lower) {
+  if (copy.lower == lower) return;
+  copy.lower = lower;
+  if (!copy.tracked()) return;
+  Rank& place = RingOf(copy.object->pool, copy);
+  if (&place == copy.order) return;
+  Unlink(copy);
+  // Copies are written down when they are new or before they would be evicted, so the place is near one of the ends.
+  Rank *older = place.older, *younger = place.younger;
+  for (int steps = 0; steps < kMostSteps && older != &place && older->used > copy.used; ++steps) {
+    if (younger == &place || younger->used > copy.used) {
+      older = younger->older;
+      break;
+    }
+    older = older->older;
+    younger = younger->younger;
+  }
+  copy.order = &place;
+  copy.older = older;
+  copy.younger = older->younger;
+  copy.older->younger = &copy;
+  copy.younger->older = &copy;
 }
 
 void PricePolicy::Advance(Cursor& cursor, TenantId tenant, uint64_t before) {

@@ -12,6 +12,7 @@
 #include "absl/container/flat_hash_map.h"
 #include "proto/outcome.h"
 #include "storage/ids.h"
+#include "storage/policy/promotion.h"
 #include "storage/policy/reuse_models.h"
 #include "storage/tier/tier.h"
 
@@ -39,8 +40,9 @@ struct Rank {
   // Set by the level.
   RankedObject* object = nullptr;  // the object of this copy
   uint32_t extents = 0;
-  bool idle = false;   // may be evicted
-  bool dirty = false;  // its eviction would lose an object that admission has not declined to write
+  bool idle = false;                 // may be evicted
+  bool dirty = false;                // its eviction would lose an object that admission has not declined to write
+  TierKind lower = TierKind::kNone;  // nearest lower tier that has the object; set by EvictionPolicy::SetLower
 
   // Set by the policy.
   Rank* order = nullptr;  // null: not tracked
@@ -64,6 +66,8 @@ class EvictionPolicy {
   // The object was looked up, or its last reference was released.
   virtual void Touch(Rank& copy) = 0;
   virtual void Erase(Rank& copy) = 0;
+  // A lower tier has the object, or (kNone) none has it any more. The copy may be tracked or not.
+  virtual void SetLower(Rank& copy, TierKind lower) { copy.lower = lower; }
 
   struct Allowance {
     TenantPool pool;
@@ -128,23 +132,28 @@ class LruPolicy final : public EvictionPolicy {
 };
 
 // Evicts the cheapest copy. The price is the saved FLOPs per byte times the expected uses per request (reuse_models.h).
+// If a lower tier has the object, its copy there is loaded instead of computing, so the saved FLOPs are at most those
+// that the engine would compute during the load (PromotionCost::FlopsPerByte).
 // Copies of one class with a worth within half an octave form a ring, ordered by last use. The oldest copy of a ring is
 // taken as its cheapest, which is exact unless the likelihood of use rises with age. Track, Touch and Erase are O(1),
 // Victims is O(rings) per returned copy; a few dozen rings are not empty.
 class PricePolicy final : public EvictionPolicy {
  public:
-  explicit PricePolicy(const ReuseModels& models) : models_(models) {}
+  PricePolicy(const ReuseModels& models, const PromotionCosts& costs) : models_(models), costs_(costs) {}
 
   PolicyKind kind() const override { return PolicyKind::kPrice; }
   void Track(const TenantPool& pool, Rank& copy) override;
   void Touch(Rank& copy) override;
   void Erase(Rank& copy) override;
+  void SetLower(Rank& copy, TierKind lower) override;
   std::vector<RankedObject*> Victims(std::span<const Allowance> pools, uint64_t extents, Purpose purpose) override;
   bool IsDearer(const RankedObject& coming, std::span<RankedObject* const> than) const override;
 
  private:
   // FLOPs per byte. A declared worth is clamped to this range, which bounds the number of rings.
   static constexpr double kLeastWorth = 1.0 / 16, kMostWorth = 1 << 28;
+  // Longest search for a moved copy's place in its new ring; a later place makes little difference.
+  static constexpr int kMostSteps = 64;
 
   // Copies of one pool, class and worth.
   struct Ring {
@@ -163,13 +172,15 @@ class PricePolicy final : public EvictionPolicy {
     double price;
   };
 
-  Rank& RingOf(const TenantPool& pool, const RankedObject& object);
+  Rank& RingOf(const TenantPool& pool, const Rank& copy);
+  double WorthOf(const Rank& copy) const;
   double PriceOf(const RankedObject& object) const;
   void Append(Rank& copy, Rank& place);
   // Moves the cursor to the oldest evictable copy from before the call.
   void Advance(Cursor& cursor, TenantId tenant, uint64_t before);
 
   const ReuseModels& models_;
+  const PromotionCosts& costs_;
   uint64_t uses_ = 0;
   std::map<TenantPool, Shelf> shelves_;
 };

@@ -23,8 +23,8 @@ struct Cached {
   Rank copy;
 };
 
-std::unique_ptr<EvictionPolicy> Make(EvictionMode mode, const ReuseModels& models) {
-  if (mode == EvictionMode::kPrice) return std::make_unique<PricePolicy>(models);
+std::unique_ptr<EvictionPolicy> Make(EvictionMode mode, const ReuseModels& models, const PromotionCosts& costs) {
+  if (mode == EvictionMode::kPrice) return std::make_unique<PricePolicy>(models, costs);
   return std::make_unique<LruPolicy>();
 }
 
@@ -59,7 +59,8 @@ class EvictionPolicyTest : public ::testing::TestWithParam<EvictionMode> {
 
   std::array<Cached, 7> objects_;
   ReuseModels models_;
-  const std::unique_ptr<EvictionPolicy> policy_ = Make(GetParam(), models_);
+  const PromotionCosts costs_;
+  const std::unique_ptr<EvictionPolicy> policy_ = Make(GetParam(), models_, costs_);
 };
 
 INSTANTIATE_TEST_SUITE_P(All, EvictionPolicyTest, ::testing::Values(EvictionMode::kPrice, EvictionMode::kLru),
@@ -192,10 +193,66 @@ class PricePolicyTest : public ::testing::Test {
     }
   }
 
+  // Loading a byte from the tier takes as long as computing that many FLOPs.
+  void Measure(TierKind tier, double flops_a_byte) {
+    PromotionCost& cost = costs_[kPool.tenant];
+    constexpr uint64_t kBytes = 1 << 20;
+    cost.Computed(1e6, 1000);
+    cost.Promoted(tier, kBytes, now_, now_ + static_cast<Nanos>(kBytes * flops_a_byte / 1000));
+    now_ += Nanos{1} << 30;
+  }
+
   std::map<ObjectId, Cached> objects_;
   ReuseModels models_;
-  PricePolicy policy_{models_};
+  PromotionCosts costs_;
+  PricePolicy policy_{models_, costs_};
+  Nanos now_ = 0;
 };
+
+TEST_F(PricePolicyTest, EvictsCheaplyLoadedFirst) {
+  Measure(TierKind::kSsd, 10);
+  Add(1, ReuseKind::kSegment, 10'000);
+  Add(2, ReuseKind::kSegment, 100);
+  Add(3, ReuseKind::kSegment, 1);
+  policy_.SetLower(objects_[1].copy, TierKind::kSsd);
+  policy_.SetLower(objects_[3].copy, TierKind::kSsd);
+  EXPECT_THAT(Victims(3), ElementsAre(3, 1, 2)) << "computing 3 is cheaper than loading it";
+}
+
+TEST_F(PricePolicyTest, EvictsByFlopsWhileTheLowerTierIsSlowOrNotMeasured) {
+  Add(1, ReuseKind::kSegment, 10'000);
+  Add(2, ReuseKind::kSegment, 100);
+  policy_.SetLower(objects_[1].copy, TierKind::kSsd);
+  EXPECT_THAT(Victims(2), ElementsAre(2, 1)) << "not measured";
+  Measure(TierKind::kSsd, 5'000);
+  policy_.SetLower(objects_[1].copy, TierKind::kNone);
+  policy_.SetLower(objects_[1].copy, TierKind::kSsd);
+  EXPECT_THAT(Victims(2), ElementsAre(2, 1)) << "slow";
+  costs_.erase(kPool.tenant);
+  Measure(TierKind::kSsd, 10);
+  policy_.SetLower(objects_[1].copy, TierKind::kNone);
+  policy_.SetLower(objects_[1].copy, TierKind::kSsd);
+  EXPECT_THAT(Victims(2), ElementsAre(1, 2)) << "fast";
+}
+
+TEST_F(PricePolicyTest, LossOfTheLowerCopyRaisesThePrice) {
+  Measure(TierKind::kSsd, 10);
+  Add(1, ReuseKind::kSegment, 10'000);
+  policy_.SetLower(objects_[1].copy, TierKind::kSsd);
+  Add(2, ReuseKind::kSegment, 100);
+  EXPECT_THAT(Victims(2), ElementsAre(1, 2));
+  policy_.SetLower(objects_[1].copy, TierKind::kNone);
+  EXPECT_THAT(Victims(2), ElementsAre(2, 1));
+}
+
+TEST_F(PricePolicyTest, MovedCopiesKeepTheirOrder) {
+  Measure(TierKind::kSsd, 10);
+  for (ObjectId id = 1; id <= 9; ++id) Add(id, ReuseKind::kSegment, 1000);
+  for (const ObjectId id : {4u, 9u, 1u, 6u, 2u, 8u, 3u, 7u}) policy_.SetLower(objects_[id].copy, TierKind::kSsd);
+  EXPECT_THAT(Victims(9), ElementsAre(1, 2, 3, 4, 6, 7, 8, 9, 5));
+  for (const ObjectId id : {8u, 1u, 3u, 2u}) policy_.SetLower(objects_[id].copy, TierKind::kNone);
+  EXPECT_THAT(Victims(9), ElementsAre(4, 6, 7, 9, 1, 2, 3, 5, 8));
+}
 
 TEST_F(PricePolicyTest, EvictsLowestSavingPerByteFirst) {
   Add(1, ReuseKind::kSegment, 100);

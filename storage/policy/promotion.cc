@@ -11,7 +11,18 @@ void PromotionCost::Rate::Measured(uint64_t bytes, Nanos took) {
 }
 
 Nanos PromotionCost::Rate::Of(uint64_t bytes) const {
-  return bytes_ == 0 ? 0 : static_cast<Nanos>(nanos_ / bytes_ * static_cast<double>(bytes));
+  return static_cast<Nanos>(PerByte() * static_cast<double>(bytes));
+}
+
+void PromotionCost::Computed(double flops, Nanos took) {
+  if (!(flops > 0) || took <= 0) return;
+  flops_ = kKept * flops_ + flops;
+  nanos_ = kKept * nanos_ + static_cast<double>(took);
+}
+
+double PromotionCost::FlopsPerByte(TierKind from) const {
+  const auto copies = copies_.find(from);
+  return copies == copies_.end() || nanos_ == 0 ? 0 : copies->second.busy.PerByte() * flops_ / nanos_;
 }
 
 Nanos PromotionCost::Estimate(TierKind from, uint64_t bytes, Nanos ahead) const {

@@ -21,6 +21,12 @@ class PromotionCost {
   void Promoted(TierKind from, uint64_t bytes, Nanos began, Nanos ended);
   // A landing of `bytes` took `took`, without the time it waited for loading, which Promoted counts.
   void Landed(uint64_t bytes, Nanos took) { landings_.rate.Measured(bytes, took); }
+  // The engine takes `took` to compute that many FLOPs, as it declares. Ignored if either is 0, which means unknown.
+  void Computed(double flops, Nanos took);
+
+  // Returns the FLOPs that the engine computes while a byte is loaded from the tier: what a copy in a higher tier saves
+  // as long as this one is there. 0: not measured yet.
+  double FlopsPerByte(TierKind from) const;
 
   // Estimates the time until an object in `from` has landed, if `ahead` passes before it is needed. Unknown costs are
   // 0, and loading from the top tier costs 0. A landing may overlap the load, so the sum is an upper bound.
@@ -50,14 +56,15 @@ class PromotionCost {
 
  private:
   static constexpr uint64_t kProbe = 16;
+  static constexpr double kKept = 0.875;  // weight of earlier measurements
 
   class Rate {
    public:
     void Measured(uint64_t bytes, Nanos took);
+    double PerByte() const { return bytes_ == 0 ? 0 : nanos_ / bytes_; }  // nanoseconds; 0: not measured
     Nanos Of(uint64_t bytes) const;
 
    private:
-    static constexpr double kKept = 0.875;  // weight of earlier measurements
     double nanos_ = 0, bytes_ = 0;
   };
   struct Way {
@@ -70,6 +77,7 @@ class PromotionCost {
 
   std::map<TierKind, Way> copies_;  // by source tier
   Way landings_;
+  double flops_ = 0, nanos_ = 0;  // recent computing, as the engine declares it
   uint64_t declined_loads_ = 0;
 };
 

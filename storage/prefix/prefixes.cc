@@ -108,6 +108,11 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   Probe(space, text);
   if (text.span_tokens() > 0) ProbeSpans(space, text);
   const auto prompt = text.tokens().first(text.tokens().size() - 1);
+  if (text.tokens_per_second > 0) {
+    const double seconds = static_cast<double>(prompt.size()) / text.tokens_per_second;
+    const double flops = text.model().costs.Flops(0, prompt.size()) / text.model().shard.size;
+    table_.costs()[tenant].Computed(flops, static_cast<Nanos>(std::min(1e18, 1e9 * seconds)));
+  }
   PrefixPlanner::Match match = space.planner->Lookup(prompt, text.span_tokens() > 0);
   size_t whole = 0;
   uint64_t missed = match.missed == nullptr ? 0 : match.missed->depth();

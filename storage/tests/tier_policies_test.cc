@@ -66,6 +66,31 @@ TEST_F(TierPoliciesTest, ACopyAndALandingAreMeasuredOnceEach) {
   EXPECT_EQ(ask(7001), MissReason::kNone);
 }
 
+// The disk has object 1, which saves much but is loaded quickly; object 4 would have to be computed.
+TEST_F(TierPoliciesTest, MemoryEvictsTheObjectThatTheDiskLoadsFaster) {
+  Make({.hbm = 0, .dram = 7, .ssd = 64, .admission = AdmissionMode::kSecondUse});
+  const auto use = [&](uint64_t text, double flops) {
+    const ObjectHeader plan = Plan(text);
+    const Nanos recompute = static_cast<Nanos>(flops / 1000);
+    const Query query{
+        .kind = plan.kind, .key = plan.key, .tokens = plan.tokens, .recompute = recompute, .flops = flops};
+    const Match match = rig_->cache->Lookup(kSession, {&query, 1});
+    rig_->clock.Advance(1);
+    rig_->Settle();
+    rig_->cache->Release(kSession, match.lease);
+    return match.found[0].tier;
+  };
+  PublishAndSettle(1);
+  use(1, 1e9);
+  rig_->Settle();
+  ASSERT_EQ(Used(*rig_->ssd), 3u);
+  for (const uint64_t text : {3, 4}) PublishAndSettle(text);
+  ASSERT_EQ(use(1, 1e9), TierKind::kSsd) << "now it is known how long loading takes";
+  PublishAndSettle(5);
+  EXPECT_EQ(Ask(4).tier, TierKind::kDram);
+  EXPECT_EQ(Ask(1).tier, TierKind::kSsd);
+}
+
 TEST_F(TierPoliciesTest, TheDiskStoresObjectsUsedTwice) {
   Make({.hbm = 0, .dram = 8, .ssd = 64, .admission = AdmissionMode::kSecondUse});
   for (const uint64_t text : {1, 2}) PublishAndSettle(text);

@@ -52,7 +52,7 @@ class SegmentReplay {
         costs_(model, setting.adaptive),
         capacity_(setting.capacity_bytes == 0 ? kNoLimit : setting.capacity_bytes),
         prefixes_(model.costs, {.capacity_bytes = PrefixBytes(setting), .capture_tokens = capture}),
-        order_(setting.by_price ? std::unique_ptr<storage::EvictionPolicy>(new storage::PricePolicy(reuse_))
+        order_(setting.by_price ? std::unique_ptr<storage::EvictionPolicy>(new storage::PricePolicy(reuse_, loading_))
                                 : std::make_unique<storage::LruPolicy>()) {
     prefixes_.WhenGone([this](storage::PrefixNode& node) { GonePrefix(node); });
   }
@@ -91,6 +91,7 @@ class SegmentReplay {
   const SegmentCosts costs_;
   const uint64_t capacity_;
   storage::PrefixPlanner prefixes_;
+  storage::PromotionCosts loading_;  // empty: there is one tier
   storage::ReuseModels reuse_;
   const std::unique_ptr<storage::EvictionPolicy> order_;
   uint64_t used_ = 0, published_ = 0;
