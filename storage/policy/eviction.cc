@@ -8,7 +8,7 @@
 namespace ashlar::storage {
 namespace {
 
-constexpr size_t kMostSkipped = 1024;  // dirty copies before the first clean one
+constexpr size_t kMostSkipped = 1024;  // dirty copies that one search skips
 
 void Unlink(Rank& copy) {
   copy.older->younger = copy.younger;
@@ -18,19 +18,15 @@ void Unlink(Rank& copy) {
 }  // namespace
 
 EvictionPolicy::Search::Search(std::span<const Allowance> pools, uint64_t extents, EvictionPolicy::Purpose purpose)
-    : extents_(extents), purpose_(purpose) {
+    : extents_(extents), purpose_(purpose), skips_dirty_(purpose == Purpose::kEvict) {
   for (const Allowance& from : pools) allowed_.push_back(from.extents);
-}
-
-bool EvictionPolicy::Search::ended() const {
-  return found_ >= extents_ || (dirty_.size() >= kMostSkipped && found_ + dirty_extents_ >= extents_);
 }
 
 bool EvictionPolicy::Search::Offer(const Rank& copy, size_t pool) {
   if (copy.extents > allowed_[pool]) return false;
-  if (!copy.dirty || purpose_ == Purpose::kInspect) return Add(copy, pool);
+  if (!copy.dirty || !skips_dirty_) return Add(copy, pool);
   dirty_.push_back({&copy, pool});
-  dirty_extents_ += copy.extents;
+  if (dirty_.size() == kMostSkipped) AddDirty();
   return true;
 }
 
@@ -42,10 +38,15 @@ bool EvictionPolicy::Search::Add(const Rank& copy, size_t pool) {
   return true;
 }
 
-std::vector<RankedObject*> EvictionPolicy::Search::Take() {
-  for (const auto& [copy, pool] : dirty_) {
-    if (found_ < extents_) Add(*copy, pool);
+void EvictionPolicy::Search::AddDirty() {
+  for (const auto& [copy, pool] : std::exchange(dirty_, {})) {
+    if (!ended()) Add(*copy, pool);
   }
+  skips_dirty_ = false;
+}
+
+std::vector<RankedObject*> EvictionPolicy::Search::Take() {
+  AddDirty();
   if (found_ < extents_ && purpose_ == Purpose::kEvict) victims_.clear();
   return std::move(victims_);
 }

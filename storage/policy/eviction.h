@@ -89,25 +89,27 @@ class EvictionPolicy {
    public:
     Search(std::span<const Allowance> pools, uint64_t extents, Purpose purpose);
 
-    bool ended() const;
+    bool ended() const { return found_ >= extents_; }
     // Returns false if the copy is larger than what its pool may still lose: a pool keeps its copies of highest rank.
     bool Offer(const Rank& copy, size_t pool);
     std::vector<RankedObject*> Take();
 
    private:
     bool Add(const Rank& copy, size_t pool);
+    void AddDirty();  // adds the skipped copies that are needed, and skips none afterwards
 
     const uint64_t extents_;
     const Purpose purpose_;
+    bool skips_dirty_;
     std::vector<uint64_t> allowed_;  // by pool
     std::vector<std::pair<const Rank*, size_t>> dirty_;
     std::vector<RankedObject*> victims_;
-    uint64_t found_ = 0, dirty_extents_ = 0;
+    uint64_t found_ = 0;
   };
 };
 
-// Evicts the least recently used copy of all pools. Every call is O(1), Victims amortised per returned copy: a copy
-// found in use moves to the recent end, where its release would put it anyway.
+// Evicts the least recently used copy of all pools. Every call is O(1), Victims amortised per returned or skipped copy:
+// a copy found in use moves to the recent end, where its release would put it anyway.
 class LruPolicy final : public EvictionPolicy {
  public:
   PolicyKind kind() const override { return PolicyKind::kLru; }
@@ -136,7 +138,7 @@ class LruPolicy final : public EvictionPolicy {
 // that the engine would compute during the load (PromotionCost::FlopsPerByte).
 // Copies of one class with a worth within half an octave form a ring, ordered by last use. The oldest copy of a ring is
 // taken as its cheapest, which is exact unless the likelihood of use rises with age. Track, Touch and Erase are O(1),
-// Victims is O(rings) per returned copy; a few dozen rings are not empty.
+// Victims is O(rings) per returned or skipped copy; a few dozen rings are not empty.
 class PricePolicy final : public EvictionPolicy {
  public:
   PricePolicy(const ReuseModels& models, const PromotionCosts& costs) : models_(models), costs_(costs) {}

@@ -151,6 +151,19 @@ TEST_P(EvictionPolicyTest, BoundsTheSearchForCleanCopies) {
   EXPECT_THAT(Victims(kPool, 1), ElementsAre(1000));
 }
 
+TEST_P(EvictionPolicyTest, DirtyCopiesThatMustStayHideNoOthers) {
+  const TenantPool other{9, PoolKind::kPrivate};
+  std::vector<Cached> many(1100);
+  for (Cached& cached : many) {
+    cached.object.id = 10;
+    cached.object.pool = other;
+    cached.copy = {.object = &cached.object, .extents = 1, .idle = true, .dirty = true};
+    policy_->Track(other, cached.copy);
+  }
+  for (ObjectId id = 1; id <= 3; ++id) Track(kPool, id, 2);
+  EXPECT_THAT(Victims({{kPool, 99}, {other, 1}}, 5), ElementsAre(10, 1, 2));
+}
+
 TEST_P(EvictionPolicyTest, ErasesForGood) {
   for (ObjectId id = 1; id <= 3; ++id) Track(kPool, id, 1);
   policy_->Erase(Copy(2));
