@@ -162,8 +162,9 @@ bool MemoryTier::GrowTo(TenantId tenant, uint64_t wanted_bytes) {
 
 bool MemoryTier::WhenGrown(TenantId tenant, uint64_t extents, std::function<void(bool grown)> call) {
   const auto found = tenants_.find(tenant);
-  if (found == tenants_.end() || found->second.extents.free_extents() >= extents) return false;
+  if (found == tenants_.end()) return false;
   Tenant& owner = found->second;
+  if (owner.extents.free_extents() >= extents || extents > owner.budget_bytes / kExtentBytes) return false;
   if (!owner.created_elsewhere && !GrowTo(tenant, owner.held_bytes + 1)) return false;
   owner.waiting.push_back(std::move(call));
   return true;

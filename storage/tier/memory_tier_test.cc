@@ -183,10 +183,13 @@ TEST(MemoryTier, CallersWaitForAnArenaThatAnotherThreadCreates) {
   EXPECT_TRUE(creator.Create().ok());
   EXPECT_FALSE(tier->WhenGrown(1, 6, tell(3)));
   EXPECT_EQ(tier->Usage(1).held_bytes, 8 * kExtentBytes);
-  ASSERT_TRUE(tier->WhenGrown(1, 20, tell(4)));
+  EXPECT_FALSE(tier->WhenGrown(1, 11, tell(4))) << "larger than the budget";
+  EXPECT_EQ(tier->Usage(1).held_bytes, 8 * kExtentBytes);
+  ASSERT_TRUE(tier->WhenGrown(1, 10, tell(4)));
   EXPECT_TRUE(creator.Create().ok());
-  EXPECT_FALSE(tier->WhenGrown(1, 20, tell(4))) << "the whole budget is held";
   EXPECT_EQ(tier->Usage(1).held_bytes, 10 * kExtentBytes);
+  ASSERT_TRUE(tier->Allocate(1, 1).ok());
+  EXPECT_FALSE(tier->WhenGrown(1, 10, tell(4))) << "the whole budget is held";
 }
 
 TEST(MemoryTier, AllocationsStartTheNextArenaInAdvance) {
