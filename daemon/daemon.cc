@@ -453,7 +453,6 @@ bool Daemon::Stop(storage::Nanos grace) {
   impl_->workers.Stop();  // waits for the cancelled transfers
   const auto left = std::chrono::duration_cast<std::chrono::nanoseconds>(end - std::chrono::steady_clock::now());
   impl_->disk_hangs = !impl_->tiers->StopDisk(std::max(left, std::chrono::nanoseconds(kDiskPatience)));
-  impl_->tiers->StopArenas();
   impl_->loop.Stop();      // runs their completions and drains sessions
   impl_->mappings.Stop();  // unmaps their memory
   impl_->http = nullptr;

@@ -68,10 +68,9 @@ class TierSet {
   // each tenant that has used dram, one arena ahead of its use plus as much as it has on the disk. Allocations do the
   // first part themselves (MemoryTier::CreateOn). Runs on the loop, after Configure.
   void PrepareArenas();
-  // Creates no further arena in advance, after the one that is being created. Runs before the loop stops.
-  void StopArenas() { arenas_->Stop(); }
-  // Starts no further disk operation, and waits at most `patience` for those in flight. Returns false, after logging
-  // the stuck threads, if some have not returned; then neither the set nor the cache may be destroyed.
+  // Waits for arenas that are being created. Starts no further disk operation, and waits at most `patience` for those
+  // in flight. Returns false, after logging the stuck threads, if some have not returned; then neither the set nor the
+  // cache may be destroyed.
   bool StopDisk(std::chrono::nanoseconds patience);
   // Closes the disk's files. Call after StopDisk, when the cache is no longer used.
   void CloseDisk();
