@@ -5,7 +5,7 @@ workers have saved them."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -56,8 +56,13 @@ class Offers:
         """Whether blocks are held for saves."""
         return bool(self._under_way)
 
-    def offer(self, followed: Followed, computed: int, end: int, ids: Sequence[list[int]] | None) -> Save | None:
-        """Returns a save of a step that computes the tokens [computed, end), whose blocks are `ids`."""
+    def offer(
+        self, followed: Followed, computed: int, end: int, block_ids: Callable[[], Sequence[list[int]] | None]
+    ) -> Save | None:
+        """Returns a save of a step that computes the tokens [computed, end).
+
+        `block_ids`: returns the request's blocks. This copies its tables, so it is called only for a save.
+        """
         if followed.mixed:
             return None
         request = followed.request
@@ -74,7 +79,7 @@ class Offers:
         exact = self._jumps.exact_tokens(request)
         most = request.num_tokens if exact is None else min(request.num_tokens, exact - 1)
         depths = [depth for depth in depths if depth <= most]
-        if not depths or ids is None or (save := self._hold(followed, depths, ids)) is None:
+        if not depths or (ids := block_ids()) is None or (save := self._hold(followed, depths, ids)) is None:
             return None
         save.running = save.depths[-1] % self._described.block != 0
         return save

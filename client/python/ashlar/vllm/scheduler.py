@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -330,8 +331,8 @@ class Scheduler:
         for name, computed in computed_tokens.items():
             if (followed := self._followed.get(name)) is not None:
                 end = computed + output.num_scheduled_tokens[name]
-                ids = output.kv_connector_block_state.get_block_ids(name)
-                if (save := self._offers.offer(followed, computed, end, ids)) is not None:
+                block_ids = functools.partial(output.kv_connector_block_state.get_block_ids, name)
+                if (save := self._offers.offer(followed, computed, end, block_ids)) is not None:
                     saves.append(save)
 
     def new_request(self, request: Any) -> None:

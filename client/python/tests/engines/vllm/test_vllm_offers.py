@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scheduler's half offers to the cache in a step, without an engine."""
+
+from types import SimpleNamespace
+
+from ashlar.vllm.offers import Offers
+from ashlar.vllm.options import Options
+from ashlar.vllm.requests import Followed
+from ashlar.vllm.scheduler import Scheduler
+from ashlar.vllm.stats import AshlarStats
+
+
+def test_a_requests_tables_are_copied_only_for_a_save():
+    request = SimpleNamespace(num_prompt_tokens=100, num_tokens=130)
+    described = SimpleNamespace(linear=[], grain=256)
+    jumps = SimpleNamespace(exact_tokens=lambda request: None)
+    half = SimpleNamespace(
+        _saves=True,
+        _opening=SimpleNamespace(cache=object()),
+        _followed={"one": Followed(request, "", saved=100)},
+        _offers=Offers(described, Options(), None, jumps, AshlarStats(), 1, 16, 0),
+    )
+    copied = []
+
+    def step(computed):
+        output = SimpleNamespace(
+            scheduled_new_reqs=[],
+            scheduled_cached_reqs=SimpleNamespace(req_ids=["one"], num_computed_tokens=[computed]),
+            num_scheduled_tokens={"one": 1},
+            kv_connector_block_state=SimpleNamespace(get_block_ids=copied.append),
+        )
+        Scheduler._offer_all(half, output, [])
+        return list(copied)
+
+    assert step(120) == []
+    request.num_tokens = 256
+    assert step(255) == ["one"]
