@@ -243,7 +243,7 @@ class Jumps:
                 return False
             if prompt.computed + found < prompt.lengths[0]:
                 self._end_lookup(prompt)
-                prompt.asked_others = True
+                prompt.asked_others, prompt.since = True, time.monotonic()  # the second plan has its own lookup_ms
                 prompt.lookup = self.lookups.start(_text(prompt), prompt.lengths, prompt.salt, shares=True)
                 if prompt.lookup is not None:
                     return False

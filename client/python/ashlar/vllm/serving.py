@@ -116,14 +116,19 @@ class Serving:
     # ---- the thread
 
     def _serve(self) -> None:
+        reports = False  # the next call reports a segment's result to the daemon
         while not self._ended.is_set():
-            cache = self._cache() if self._may_serve() else None
+            idle = self._may_serve()
+            cache = self._cache() if idle or reports else None
             if cache is None:
                 self._ended.wait(_BUSY)
                 continue
             try:
-                with cache.serve_prefill(_WAIT_MS) or contextlib.nullcontext() as work:
-                    if work is not None:
+                with cache.serve_prefill(_WAIT_MS if idle else 0) or contextlib.nullcontext() as work:
+                    reports = work is not None
+                    if work is not None and not idle:
+                        self._outcomes.put("busy")
+                    elif work is not None:
                         (run,) = work.missing
                         if self._compute(Served(run.tokens, first=not run.transition)):
                             work.mark_published(0)

@@ -36,10 +36,14 @@ class Daemon:
     """Gives each work once, to the thread that asks."""
 
     def __init__(self, *works):
-        self.works, self.asked = list(works), 0
+        self.works, self.waits = list(works), []
+
+    @property
+    def asked(self):
+        return len(self.waits)
 
     def serve_prefill(self, wait_ms):
-        self.asked += 1
+        self.waits.append(wait_ms)
         return self.works.pop(0) if self.works else None
 
 
@@ -125,6 +129,23 @@ def test_a_busy_engine_does_not_ask():
     given.close()
 
 
+def test_a_result_is_reported_at_once_if_the_engine_has_requests_by_then():
+    engine, works, idle = Engine([100], 120), [Work(), Work()], [True]
+    daemon = Daemon(*works)
+    given, _ = serve(engine, daemon, lambda: idle[0])
+    until(lambda: given.pending)
+    idle[0] = False
+    alone = engine.jumps.next_alone(True, engine.pool)
+    engine.jumps.ran({(alone.number, 0): 1}, engine.pool)
+    until(lambda: daemon.asked == 3)
+    assert works[0].marked == [0] and works[1].ended and not works[1].marked
+    given._ended.wait(0.3)
+    assert daemon.asked == 3 and daemon.waits[1:] == [0, 0], "it reports both segments, and waits for no further one"
+    assert engine.jumps.next_alone(True, engine.pool) is None
+    assert engine.stats.data["served_segments|busy"] == 1
+    given.close()
+
+
 def test_the_engines_own_segments_come_later():
     engine, work = Engine([100], 120), Work()
     engine.jumps._missed(engine.jumps._prompts["one"], [0], 5)
@@ -159,9 +180,10 @@ class Lookup:
         self.jobs = []
         segments = [types.SimpleNamespace(miss="never_seen") for _ in range(2)]
         self.plan = types.SimpleNamespace(segments=segments, steps=[])
+        self.verdict = ashlar.Verdict.OK
 
     def poll_plan(self):
-        return ashlar.Verdict.OK
+        return self.verdict
 
     def start_wait_cold(self, timeout_ms):
         self.jobs.append(Job())
@@ -255,6 +277,21 @@ def test_a_prompt_does_not_wait_longer_than_it_computes(monkeypatch):
     assert waits(engine) and engine.step({})[0] == []
     now[0] += 2
     assert waits(engine) and len(engine.step({})[0]) == 1 and engine.jumps.lookups.made[1].ended
+
+
+def test_the_lookup_that_asks_others_has_its_own_limit(monkeypatch):
+    now = [time.monotonic()]
+    monkeypatch.setattr("ashlar.vllm.jumps.time.monotonic", lambda: now[0])
+    engine = cold_engine(lookup_ms=200)
+    made = engine.jumps.lookups.made
+    assert waits(engine, None)
+    now[0] += 0.15
+    assert waits(engine) and len(made) == 2
+    made[1].verdict = ashlar.Verdict.PENDING
+    now[0] += 0.15
+    assert waits(engine)
+    now[0] += 0.15
+    assert not waits(engine) and made[1].ended
 
 
 def test_engines_of_several_ranks_do_not_ask():
