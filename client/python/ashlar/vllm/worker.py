@@ -127,7 +127,8 @@ class Worker:
         caches = self._caches
         try:
             engine = EngineModel(vllm_config, kv_cache_config, self._described)
-            most = vllm_config.scheduler_config.max_num_batched_tokens
+            # Positions after max_model_len may have no rotary frequencies.
+            most = min(vllm_config.scheduler_config.max_num_batched_tokens, vllm_config.model_config.max_model_len)
             publishes = vllm_config.kv_transfer_config.is_kv_producer
             self._composer = Composer(
                 engine, self._described, self._options, caches.states, most, publishes, self._pace, caches.order

@@ -19,6 +19,7 @@ from ashlar.request import StepKind
 from ashlar.tensors import MATRIX, compose, delta_tuple
 from ashlar.vllm import composing
 from ashlar.vllm.composing import Composer, _state_shape, _transition_shape
+from ashlar.vllm.jumps import _Cold
 from ashlar.vllm.lookups import SegmentLookups
 from ashlar.vllm.messages import Fetched
 from ashlar.vllm.segments import NORM_EPSILON, Names
@@ -86,6 +87,12 @@ class Naive(Composer):
         if taken is not None and step.kind is not StepKind.CHECKPOINT:
             taken.transition = torch.eye(taken.transition.shape[-1]).expand_as(taken.transition)
         return taken
+
+
+def run_alone(server, tokens):
+    """Runs these tokens alone, like another engine's segment."""
+    server.connector()._scheduler._jumps._cold[b"given"] = _Cold(np.array(tokens, np.int32), True, "")
+    settle(server)
 
 
 def set_seams(server, head, tail, naive=False):

@@ -3,8 +3,8 @@
 
 import time
 
-from segmented_engines import MODEL, texts
-from tiny_engines import count, prompt, same
+from segmented_engines import MODEL, PATIENT, Segmented, texts
+from tiny_engines import connector, count, prompt, same
 
 TAKEN = 100 + 3 * 84  # for four texts of 100 tokens: the first one, and three interiors
 
@@ -49,6 +49,18 @@ def test_a_segment_that_fails_to_run_alone_affects_no_request(segmented, expecte
     child.probe("settle")
     child.call("erase")
     assert child.call("free_blocks") == free
+
+
+def test_a_segment_longer_than_the_models_length_is_not_run(shared_daemon):
+    options = connector(shared_daemon, segments=True, **PATIENT)
+    with Segmented(MODEL, options, max_model_len=512) as child:
+        child.ask(texts("layout", 1), prompt("layout", 20))
+        child.probe("settle")
+        published = count(child, "published_segments")
+        child.probe("run_alone", prompt("longer than prompts", 513))
+        assert count(child, "published_segments") == published
+        child.probe("run_alone", prompt("as long as prompts", 512))
+        assert count(child, "published_segments") == published + 1
 
 
 def test_a_prompt_that_waits_for_others_is_not_late(segmented):
