@@ -110,6 +110,8 @@ class Jumps:
         # Number and blocks of the segment that runs alone.
         self._running: tuple[int, list[Any], Served | None] | None = None
         self._running_name = b""
+        # Those of ended lookups. Dropping one would block until its call to the daemon is over.
+        self._ending: list[Sharing] = []
         self._ran: dict[int, int] = {}  # published segments of that run, by rank
         self._number = 0
         self._paused_until = 0.0
@@ -158,8 +160,10 @@ class Jumps:
         prompt.jumping, prompt.landed, prompt.landing = None, None, False
         prompt.answers = {}
 
-    @staticmethod
-    def _end_lookup(prompt: _Prompt) -> None:
+    def _end_lookup(self, prompt: _Prompt) -> None:
+        self._ending = [each for each in self._ending if not each.ended]
+        if prompt.sharing is not None:
+            self._ending.append(prompt.sharing)
         prompt.sharing, prompt.own = None, []
         if prompt.lookup is not None:
             prompt.lookup.end()

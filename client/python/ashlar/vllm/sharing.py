@@ -20,6 +20,7 @@ class Sharing:
         self._lookup, self._deadline = lookup, deadline
         self._known = 0
         self._own: list[int] = []
+        self._over = False
         self._wait()
 
     def _wait(self) -> None:
@@ -40,9 +41,14 @@ class Sharing:
 
     def over(self) -> bool:
         """Returns whether no other engine computes anything more for the prompt, or it is late."""
-        if not self._job.poll():
-            return self.late
-        if self._job.result() != ashlar.Verdict.RESTART or self.late:
-            return True
-        self._wait()  # some engines have failed
-        return False
+        if self._over or not self._job.poll():
+            return self._over or self.late
+        self._over = self._job.result() != ashlar.Verdict.RESTART or self.late
+        if not self._over:
+            self._wait()  # some engines have failed
+        return self._over
+
+    @property
+    def ended(self) -> bool:
+        """Returns whether the call to the daemon is over. It is soon after the lookup's end."""
+        return self._job.poll()

@@ -3,6 +3,7 @@
 
 import time
 import types
+import weakref
 
 import numpy as np
 from test_vllm_jumps import Engine
@@ -162,12 +163,14 @@ def test_the_engines_own_segments_come_later():
 
 class Job:
     def __init__(self):
-        self.verdict = None
+        self.verdict, self.results = None, 0
 
     def poll(self):
         return self.verdict is not None
 
     def result(self):
+        self.results += 1
+        assert self.results == 1, "call it once"
         return self.verdict
 
 
@@ -277,6 +280,19 @@ def test_a_prompt_does_not_wait_longer_than_it_computes(monkeypatch):
     assert waits(engine) and engine.step({})[0] == []
     now[0] += 2
     assert waits(engine) and len(engine.step({})[0]) == 1 and engine.jumps.lookups.made[1].ended
+
+
+def test_the_end_of_a_prompt_does_not_wait_for_the_daemon():
+    engine = cold_engine()
+    while not (made := engine.jumps.lookups.made)[1:] or not made[1].jobs:
+        assert waits(engine)
+    job = weakref.ref(made[1].jobs.pop())
+    engine.jumps.forget(engine.request, engine.pool)
+    assert made[1].ended and job() is not None, "dropping it would wait for it"
+    job().verdict = ashlar.Verdict.PENDING
+    engine.jumps.add(engine.request, [100, 100])
+    engine.jumps.forget(engine.request, engine.pool)
+    assert job() is None
 
 
 def test_the_lookup_that_asks_others_has_its_own_limit(monkeypatch):
