@@ -106,9 +106,9 @@ function(ashlar_test name)
   gtest_discover_tests(${name} TEST_PREFIX "${arg_PREFIX}" DISCOVERY_TIMEOUT 60 PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
 endfunction()
 
-# ashlar_room(LIBRARY [SOURCES ...] [ALONE ...] [TEST NAME TEST_SOURCES ...]): a sub-folder's part of its parent's library,
+# ashlar_sub_folder(LIBRARY [SOURCES ...] [ALONE ...] [TEST NAME TEST_SOURCES ...]): a sub-folder's part of its parent's library,
 # and of one of its parent's tests. ALONE: as in ashlar_unity.
-function(ashlar_room library)
+function(ashlar_sub_folder library)
   cmake_parse_arguments(arg "" "TEST" "SOURCES;ALONE;TEST_SOURCES" ${ARGN})
   if(arg_SOURCES)
     target_sources(${library} PRIVATE ${arg_SOURCES})

@@ -23,7 +23,7 @@ MAY_INCLUDE = {
 FOLDERS = {*MAY_INCLUDE, "tests"}
 # The sub-folders that each sub-folder may include besides itself and loose files in its parent. A loose file may
 # include any of them. There must be no cycle, with loose files counted one by one. Tests and testing/ are free.
-ROOMS = {
+SUB_FOLDERS = {
     "kernels": {
         "reference": set(),
         "host": {"host/attention", "host/decoding", "host/linear", "host/rows"},
@@ -141,7 +141,7 @@ TESTING = {"testing", "testdata"}
 INCLUDE = re.compile(r'^\s*#\s*include\s*(?:"([^"]+)"|<([^>]+)>)')
 
 
-def room(path):
+def sub_folder(path):
     """Returns the sub-folder of its top folder that a path is in, "" for a loose file, None for tests and their
     helpers."""
     if path.stem.endswith("_test") or TESTING & set(path.parts):
@@ -149,21 +149,21 @@ def room(path):
     return "/".join(path.parts[1:-1])
 
 
-def check_rooms(root, path, target):
+def check_sub_folders(root, path, target):
     """Yields violations of an include that stays in its top folder."""
-    top, here, there = path.parts[0], room(path), room(pathlib.PurePosixPath(target))
-    rooms = ROOMS.get(top, {})
+    top, here, there = path.parts[0], sub_folder(path), sub_folder(pathlib.PurePosixPath(target))
+    rows = SUB_FOLDERS.get(top, {})
     if not here or not there or here == there:
         return
-    if here in rooms and there not in rooms[here]:
+    if here in rows and there not in rows[here]:
         yield f"includes {target}: {top}/{here}/ may not depend on {top}/{there}/"
 
 
 def without_row(paths):
-    """Yields one line for each sub-folder that has sources and no row in ROOMS."""
-    folders = {(path.parts[0], room(path)) for path in paths if room(path)}
+    """Yields one line for each sub-folder that has sources and no row in SUB_FOLDERS."""
+    folders = {(path.parts[0], sub_folder(path)) for path in paths if sub_folder(path)}
     for top, name in sorted(folders):
-        if name not in ROOMS.get(top, {}):
+        if name not in SUB_FOLDERS.get(top, {}):
             yield f"{top}/{name}: has sources and no row in check_layering.py"
 
 
@@ -189,7 +189,7 @@ def circles(edges):
 
 def node(path):
     """Returns the node of a cycle: a sub-folder, or a loose file without its extension."""
-    return f"{path.parts[0]}/{room(path)}/" if room(path) else str(path.with_suffix(""))
+    return f"{path.parts[0]}/{sub_folder(path)}/" if sub_folder(path) else str(path.with_suffix(""))
 
 
 def find(root, target):
@@ -214,7 +214,7 @@ def check_include(root, path, quoted, angled):
     elif find(root, target):
         target_folder = find(root, target).split("/")[0]
         if target_folder == folder:
-            yield from check_rooms(root, path, find(root, target))
+            yield from check_sub_folders(root, path, find(root, target))
     else:
         # With angle brackets, files in the same folder are not found.
         if quoted and (root / path.parent / target).is_file():
@@ -248,7 +248,12 @@ def check(root):
                     breaches += [f"{path}:{number}: {what}" for what in check_include(root, path, *match.groups())]
                     target = find(root, match.group(1) or match.group(2))
                     target = target and pathlib.PurePosixPath(target)
-                    if target and room(path) is not None and room(target) is not None and node(path) != node(target):
+                    if (
+                        target
+                        and sub_folder(path) is not None
+                        and sub_folder(target) is not None
+                        and node(path) != node(target)
+                    ):
                         edges.setdefault(node(path), set()).add(node(target))
     for name in sorted(FORBIDDEN_FOLDERS):
         if (root / name).exists():

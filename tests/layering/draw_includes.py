@@ -32,7 +32,7 @@ def includes(root):
     for folder in sorted(check_layering.MAY_INCLUDE):
         for absolute in sorted((root / folder).rglob("*")):
             path = absolute.relative_to(root)
-            if path.suffix not in check_layering.SOURCES or check_layering.room(path) is None:
+            if path.suffix not in check_layering.SOURCES or check_layering.sub_folder(path) is None:
                 continue
             for line in absolute.read_text(encoding="utf-8").splitlines():
                 match = check_layering.INCLUDE.match(line)
@@ -41,7 +41,7 @@ def includes(root):
                     yield path, pathlib.PurePosixPath("proto") / text
                 elif text and check_layering.find(root, text):
                     target = pathlib.PurePosixPath(check_layering.find(root, text))
-                    if check_layering.room(target) is not None:
+                    if check_layering.sub_folder(target) is not None:
                         yield path, target
 
 
@@ -53,7 +53,7 @@ def graph(root, top):
         if top == "":
             a, b = source.parts[0], target.parts[0]
         elif source.parts[0] == target.parts[0] == top:
-            a, b = check_layering.room(source), check_layering.room(target)
+            a, b = check_layering.sub_folder(source), check_layering.sub_folder(target)
             if not b:  # every folder may use the loose common files
                 continue
             a = a or top
