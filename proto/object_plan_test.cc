@@ -42,8 +42,8 @@ TEST(Part, UnitOffsetEqualsANaiveWalk) {
     part.unit_bytes = static_cast<uint32_t>(std::min<uint64_t>(kExtentBytes, 1 + random() % (2 << (random() % 18))));
     part.units = 1 + random() % 300;
     part.last_unit_bytes = 1 + random() % part.unit_bytes;
-    const uint64_t room = (kExtentBytes - part.unit_bytes) / limits::kUnitAlignment + 1;
-    part.offset = random() % 4 * kExtentBytes + random() % room * limits::kUnitAlignment;
+    const uint64_t offsets_in_extent = (kExtentBytes - part.unit_bytes) / limits::kUnitAlignment + 1;
+    part.offset = random() % 4 * kExtentBytes + random() % offsets_in_extent * limits::kUnitAlignment;
     const std::vector<uint64_t> offsets = NaiveUnitOffsets(part);
     for (uint32_t unit = 0; unit < part.units; ++unit) {
       ASSERT_EQ(part.UnitOffset(unit), offsets[unit]) << "unit " << unit << " of " << part.unit_bytes << " bytes";

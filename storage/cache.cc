@@ -67,18 +67,18 @@ struct Cache::Impl {
   const TenantId* Tenant(SessionId session) const { return sessions.Tenant(session); }
 
   std::unique_ptr<Search> StartLookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt,
-                                      HasRoom has_room, const LeaseId& lease) {
+                                      HasSpace has_space, const LeaseId& lease) {
     const TenantId* tenant = Tenant(session);
     if (tenant != nullptr) table.reuse().Tick(*tenant);
     return std::make_unique<Search>(
         matcher, session, tenant == nullptr ? std::nullopt : std::optional(*tenant), queries, prompt,
-        std::move(has_room), lease,
+        std::move(has_space), lease,
         offers.draining() && !sessions.IsOfNode(session) ? MissReason::kDaemonUnavailable : MissReason::kNone);
   }
 
-  Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt, const HasRoom& has_room,
+  Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt, const HasSpace& has_space,
                const LeaseId& lease) {
-    const auto search = StartLookup(session, queries, prompt, has_room, lease);
+    const auto search = StartLookup(session, queries, prompt, has_space, lease);
     Slice whole;
     search->Run(whole);
     return search->Take();
@@ -187,18 +187,19 @@ std::optional<Cache::Freed> Cache::CloseSession(SessionId session, const std::fu
   return freed;
 }
 
-Match Cache::Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room, const LeaseId& lease) {
-  return impl_->Lookup(session, queries, nullptr, has_room, lease);
+Match Cache::Lookup(SessionId session, std::span<const Query> queries, const HasSpace& has_space,
+                    const LeaseId& lease) {
+  return impl_->Lookup(session, queries, nullptr, has_space, lease);
 }
 
 Match Cache::Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt,
-                    const HasRoom& has_room, const LeaseId& lease) {
-  return impl_->Lookup(session, queries, &prompt, has_room, lease);
+                    const HasSpace& has_space, const LeaseId& lease) {
+  return impl_->Lookup(session, queries, &prompt, has_space, lease);
 }
 
 std::unique_ptr<Search> Cache::StartLookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt,
-                                           HasRoom has_room, const LeaseId& lease) {
-  return impl_->StartLookup(session, queries, prompt, std::move(has_room), lease);
+                                           HasSpace has_space, const LeaseId& lease) {
+  return impl_->StartLookup(session, queries, prompt, std::move(has_space), lease);
 }
 
 std::unique_ptr<Prober> Cache::StartProbe(TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,

@@ -116,20 +116,20 @@ class Cache {
 
   // Looks up every query, and leases the objects it finds under one lease for the whole match. An object with a changed
   // header is dropped and missed with kChecksumFailed. If the session would exceed its limits, everything is missed
-  // with kBusy, and an Attach is refused with RESOURCE_EXHAUSTED. `has_room` is asked in order; a hit without space in
+  // with kBusy, and an Attach is refused with RESOURCE_EXHAUSTED. `has_space` is asked in order; a hit without space in
   // the reply is answered and counted as kBusy, but is leased. Objects that are needed later are prefetched, and the
   // lease's deadline counts from the latest time of need. `lease` is the id of the lease; if it is in use, everything
   // is missed with kInvalidRequest. All zero: a random id.
-  Match Lookup(SessionId session, std::span<const Query> queries, const HasRoom& has_room = nullptr,
+  Match Lookup(SessionId session, std::span<const Query> queries, const HasSpace& has_space = nullptr,
                const LeaseId& lease = {});
   // Looks up a prompt that may also resume. The queries are its segments from position 0. The lookup takes the cover of
   // prefix and segments that saves most (storage/prefix/cover.h). Segments whose heads end inside the prefix are
   // answered kCovered without a lookup.
-  Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt, const HasRoom& has_room,
+  Match Lookup(SessionId session, std::span<const Query> queries, const PrefixText& prompt, const HasSpace& has_space,
                const LeaseId& lease = {});
   // Either lookup in slices; `prompt` may be null. Queries, prompt and cache must outlive the search.
   std::unique_ptr<Search> StartLookup(SessionId session, std::span<const Query> queries, const PrefixText* prompt,
-                                      HasRoom has_room, const LeaseId& lease = {});
+                                      HasSpace has_space, const LeaseId& lease = {});
   // Estimates what a lookup of an engine that lands from the common tier would find. No lease, no use, no other side
   // effect. `head` and `tail` are the model's seams. Queries, prompt and cache must outlive the prober.
   std::unique_ptr<Prober> StartProbe(TenantId tenant, std::span<const Query> queries, const PrefixText* prompt,

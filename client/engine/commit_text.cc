@@ -243,9 +243,9 @@ void CommitText(CacheState& cache, const CommittedText& committed) {
   const SpanCopy span(cache, text.token_count - text.span_begin);
   std::optional<Staging::Held> held;
   if (staged) {
-    absl::StatusOr<Staging::Held> room = cache.staging.Hold(bytes + (text.span_count > 0 ? span.Bytes() : 0));
-    if (!room.ok()) return SetOutcomes(text, OutcomeOf(room.status()));
-    held.emplace(*std::move(room));
+    absl::StatusOr<Staging::Held> space = cache.staging.Hold(bytes + (text.span_count > 0 ? span.Bytes() : 0));
+    if (!space.ok()) return SetOutcomes(text, OutcomeOf(space.status()));
+    held.emplace(*std::move(space));
     parts.region = held->region();
   }
   for (const Checkpoint& checkpoint : CheckpointsOf(text)) {

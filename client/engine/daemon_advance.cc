@@ -14,15 +14,15 @@ uint64_t DaemonAdvance::StateBytes(const State& state) const {
   return uint64_t{layer_.value_heads} * layer_.d_k * layer_.d_v * ElementBytes(state.dtype);
 }
 
-uint64_t DaemonAdvance::Room(std::span<const ChainPiece> pieces, uint64_t tokens) const {
+uint64_t DaemonAdvance::StagedBytes(std::span<const ChainPiece> pieces, uint64_t tokens) const {
   const RowWidths widths(shape_);
   const auto floats = [](int64_t count) { return Staging::Align(static_cast<uint64_t>(count) * sizeof(float)); };
   const auto n = static_cast<int64_t>(tokens);
   const auto of = [&](const State& state) { return Staging::Align(StateBytes(state)) + floats(shape_.heads); };
-  uint64_t room = of(advance_.state) + 2 * floats(n * widths.keys) + 2 * floats(n * widths.values) +
-                  floats(n * widths.gates) + floats(n * widths.betas);
-  for (const ChainPiece& piece : pieces) room += piece.copy == nullptr ? 0 : of(*piece.copy);
-  return room;
+  uint64_t bytes = of(advance_.state) + 2 * floats(n * widths.keys) + 2 * floats(n * widths.values) +
+                   floats(n * widths.gates) + floats(n * widths.betas);
+  for (const ChainPiece& piece : pieces) bytes += piece.copy == nullptr ? 0 : of(*piece.copy);
+  return bytes;
 }
 
 float* DaemonAdvance::Stage(const float* rows, int64_t stride, uint64_t first, uint64_t tokens, int64_t width,
@@ -76,9 +76,9 @@ kernels::TokenInputs DaemonAdvance::StageInputs(uint64_t first, uint64_t tokens,
 
 bool DaemonAdvance::RunPart(std::span<const ChainPiece> pieces, uint64_t first_token, uint64_t tokens,
                             std::vector<uint32_t>& lost) {
-  absl::StatusOr<Staging::Held> room = cache_.staging.Hold(Room(pieces, tokens));
-  if (!room.ok()) return false;
-  Staging::Held held = *std::move(room);
+  absl::StatusOr<Staging::Held> space = cache_.staging.Hold(StagedBytes(pieces, tokens));
+  if (!space.ok()) return false;
+  Staging::Held held = *std::move(space);
   const int64_t values = RowWidths(shape_).values;
   ashlar::LayerAdvance asked{.layer = advance_.layer, .steps = {}, .region = held.region()};
   asked.state = Stage(advance_.state, held, true);
@@ -135,10 +135,10 @@ bool DaemonAdvance::Run(std::span<const ChainPiece> pieces, std::vector<uint32_t
   for (ChainPiece piece : pieces) {
     if (part.size() >= limits::kMaxStepsPerComposition && !flush()) return false;
     while (piece.cached == nullptr && piece.tokens > limits::kMaxTokensPerComposition - tokens) {
-      const uint64_t room = limits::kMaxTokensPerComposition - tokens;
-      if (room > 0) part.push_back({.tokens = room});
-      tokens += room;
-      piece.tokens -= room;
+      const uint64_t left = limits::kMaxTokensPerComposition - tokens;
+      if (left > 0) part.push_back({.tokens = left});
+      tokens += left;
+      piece.tokens -= left;
       if (!flush()) return false;
     }
     tokens += piece.tokens;

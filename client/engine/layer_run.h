@@ -81,7 +81,7 @@ class DaemonAdvance {
   RunningState Stage(const State& state, Staging::Held& held, bool with_content) const;
   void CopyOut(const RunningState& from, const State& to) const;
   kernels::TokenInputs StageInputs(uint64_t first, uint64_t tokens, Staging::Held& held) const;
-  uint64_t Room(std::span<const ChainPiece> pieces, uint64_t tokens) const;
+  uint64_t StagedBytes(std::span<const ChainPiece> pieces, uint64_t tokens) const;
   bool RunPart(std::span<const ChainPiece> pieces, uint64_t first_token, uint64_t tokens, std::vector<uint32_t>& lost);
 
   CacheState& cache_;

@@ -96,8 +96,8 @@ Status CheckReach(const LayerGroups& groups, const GivenPages& given, uint64_t f
   if (groups.named && given.none() && tokens > 0) return Invalid(field, ".page_tables: null");
   return OfEach(groups, given, field,
                 [&](const PageTable& table, const std::string& pages, const std::string& count, size_t g) {
-                  const uint64_t page_tokens = groups.all[g].page_tokens, room = table.count * page_tokens;
-                  if (first <= room && tokens <= room - first) {
+                  const uint64_t page_tokens = groups.all[g].page_tokens, capacity = table.count * page_tokens;
+                  if (first <= capacity && tokens <= capacity - first) {
                     return CheckExist(table, first / page_tokens, (first + tokens + page_tokens - 1) / page_tokens,
                                       groups.all[g].pages, pages);
                   }

@@ -126,13 +126,13 @@ void PublishTogether(CacheState& cache, std::span<const TakenRun> taken, std::sp
                      uint64_t bytes, std::span<PublishOutcome> outcomes) {
   std::optional<Staging::Held> held;
   if (bytes > 0) {
-    absl::StatusOr<Staging::Held> room = cache.staging.Hold(bytes);
-    if (!room.ok()) {
-      const bool full = absl::IsResourceExhausted(room.status());
+    absl::StatusOr<Staging::Held> space = cache.staging.Hold(bytes);
+    if (!space.ok()) {
+      const bool full = absl::IsResourceExhausted(space.status());
       std::ranges::fill(outcomes, full ? PublishOutcome::kBusy : PublishOutcome::kUnavailable);
       return AbandonRuns(cache, taken);
     }
-    held.emplace(*std::move(room));
+    held.emplace(*std::move(space));
   }
   std::vector<GroupedPages> pages;
   for (const ComputedRun& run : computed) pages.push_back(GroupedPages::From(PagesOf(run)));

@@ -23,14 +23,14 @@ struct Load {
 // Returns the number of `items`, counted from the first, that one call can carry: at least one, at most `most`.
 template <typename Item, typename Weigh>
 size_t CountForCall(std::span<const Item> items, size_t most, Weigh weigh) {
-  constexpr size_t kRoom = size_t{1} << 20;  // space in a message for everything except the items
+  constexpr size_t kReserved = size_t{1} << 20;  // space in a message for everything except the items
   Load sum;
   size_t count = 0;
   for (; count < items.size() && count < most; ++count) {
     const Load load = weigh(items[count]);
     sum.bytes += load.bytes;
     sum.lookups += load.lookups;
-    const bool fits = sum.bytes <= limits::kMaxRequestBytes - kRoom && sum.lookups <= limits::kMaxLookupsPerMatch;
+    const bool fits = sum.bytes <= limits::kMaxRequestBytes - kReserved && sum.lookups <= limits::kMaxLookupsPerMatch;
     if (count > 0 && !fits) break;
   }
   return count;

@@ -91,7 +91,7 @@ TEST_F(AdminEventsTest, WrongRequestsNameTheField) {
   EXPECT_EQ(status.error_message(), "namespace: wrong length; expected 32 bytes");
 }
 
-TEST_F(AdminEventsTest, SubscribersAreBoundedAndLeaveRoomForOperators) {
+TEST_F(AdminEventsTest, SubscribersAreBoundedAndLeaveCapacityForOperators) {
   std::vector<std::unique_ptr<Follower>> followers;
   for (int i = 0; i < 8; ++i) followers.push_back(Follow({}));
   EXPECT_EQ(Follow({})->reader->Finish().error_code(), grpc::StatusCode::RESOURCE_EXHAUSTED);

@@ -176,12 +176,12 @@ class EventCalls final : public v1::EventStream::Service {
  private:
   grpc::Status Subscribe(grpc::ServerContext* context, const v1::EventsRequest* request,
                          grpc::ServerWriter<v1::EventBatch>* writer) override {
-    const bool room = subscribers_.fetch_add(1) < kSubscribers;
+    const bool admitted = subscribers_.fetch_add(1) < kSubscribers;
     const absl::Status status =
-        room ? service_.Follow(
-                   *request, [writer](const v1::EventBatch& batch) { return writer->Write(batch); },
-                   [this, context] { return stopping_ || context->IsCancelled(); })
-             : absl::ResourceExhaustedError("events: too many subscribers; try again later");
+        admitted ? service_.Follow(
+                       *request, [writer](const v1::EventBatch& batch) { return writer->Write(batch); },
+                       [this, context] { return stopping_ || context->IsCancelled(); })
+                 : absl::ResourceExhaustedError("events: too many subscribers; try again later");
     --subscribers_;
     return ToGrpc(status);
   }

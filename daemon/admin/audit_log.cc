@@ -40,8 +40,8 @@ constexpr std::chrono::milliseconds kNoPatience{0};
 std::string UserName(uid_t uid) {
   passwd entry{};
   passwd* found = nullptr;
-  char room[4096];
-  if (getpwuid_r(uid, &entry, room, sizeof room, &found) != 0 || found == nullptr) return absl::StrCat(uid);
+  char buffer[4096];
+  if (getpwuid_r(uid, &entry, buffer, sizeof buffer, &found) != 0 || found == nullptr) return absl::StrCat(uid);
   return entry.pw_name;
 }
 

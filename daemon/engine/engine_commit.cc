@@ -202,7 +202,7 @@ void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* re
     return done(absl::OkStatus());
   }
   const Done refused = BusyAsData(done, [answer_all] { answer_all(CommitOutcome::kBusy); });
-  OnLoop(*session, Room::kRequest, refused, [this, session = *session, ns = model->ns, commit, reply, done] {
+  OnLoop(*session, CallClass::kRequest, refused, [this, session = *session, ns = model->ns, commit, reply, done] {
     // Tokens of salted texts are not announced, because routers would send prompts with other salts here, which miss.
     if (texts_ != nullptr && !commit->text.salted()) texts_->Note(session->about().tenant, ns, commit->text.shared());
     cache_.Commit(session->about().id, std::move(*commit), [reply, done](const std::vector<CommitOutcome>& outcomes) {

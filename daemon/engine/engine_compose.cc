@@ -38,7 +38,7 @@ void EngineService::Compose(const std::shared_ptr<Session>& session, std::shared
   const Done refused = BusyAsData(done, [reply, interiors] {
     Write({MissReason::kBusy, std::vector<MissReason>(interiors)}, reply);
   });
-  OnLoop(session, Room::kRequest, refused, [this, session, plan = std::move(plan), interiors, reply, done] {
+  OnLoop(session, CallClass::kRequest, refused, [this, session, plan = std::move(plan), interiors, reply, done] {
     const storage::SessionId id = session->about().id;
     if (!session->metadata().landings.MayStart(plan->number)) {
       observer_.Composed(session->about().tenant, MissReason::kCancelled, 0);

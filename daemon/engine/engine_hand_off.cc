@@ -44,7 +44,7 @@ void EngineService::HandOff(const v1::HandOffRequest& request, v1::HandOffReply*
   if (!hand_off_) return answer({.outcome = HandOffOutcome::kUnavailable});
   const auto text = std::make_shared<const storage::PrefixText>(model->prefixes, *std::move(tokens), *conversation,
                                                                 *std::move(media), *salt);
-  OnLoop(*session, Room::kRequest, done,
+  OnLoop(*session, CallClass::kRequest, done,
          [this, tenant = (*session)->about().tenant, text, node = request.node(), patience = request.patience_ms(),
           answer] { hand_off_().Start(tenant, *text, node, patience, answer); });
 }

@@ -244,7 +244,7 @@ void EngineService::Land(const v1::LandRequest& request, LandingReplies& replies
   const bool needs_pages = request.pages_id() != 0 || !request.segments().empty();
   if (absl::Status read = landing->Read(request, **session, needs_pages); !read.ok()) return refused(read);
   if (absl::Status read = landing->ReadSegments(request); !read.ok()) return refused(read);
-  OnLoop(*session, Room::kRequest, refused, [this, session = *session, landing, &replies] {
+  OnLoop(*session, CallClass::kRequest, refused, [this, session = *session, landing, &replies] {
     const absl::StatusOr<storage::Match> match = cache_.Held(session->about().id, landing->lease);
     const auto miss_all = [&](MissReason reason) {
       replies.Ended(MissAll(observer_, session->about().tenant, landing->target.segments, match, reason));
@@ -330,7 +330,7 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, Landi
                 [this, session = *session, call, refused, look_up](RemoteLookup::Adopted adopted) {
                   if (adopted != nullptr) adopted->Mark(call->asked.segments);
                   call->adopted = std::move(adopted);
-                  OnLoop(session, Room::kRequest, refused, look_up);
+                  OnLoop(session, CallClass::kRequest, refused, look_up);
                 });
 }
 

@@ -63,7 +63,7 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
                     for (Asked& prompt : call->prompts) adopted->Mark(prompt.segments);
                   }
                   call->adopted = std::move(adopted);
-                  OnLoop(session, Room::kRequest, done, look_up);
+                  OnLoop(session, CallClass::kRequest, done, look_up);
                 });
 }
 
@@ -126,7 +126,7 @@ void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::Attac
   if (!lease.ok()) return done(lease.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr && request.model() != 0) return done(Invalid("model: unknown handle ", request.model()));
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, model, reply, done] {
+  OnLoop(*session, CallClass::kRequest, done, [this, session = *session, lease = *lease, model, reply, done] {
     const auto shard = model == nullptr ? std::nullopt : std::optional(model->shard);
     absl::StatusOr<storage::Match> match = cache_.Attach(session->about().id, lease, shard);
     if (!match.ok()) return done(match.status());
@@ -158,7 +158,7 @@ void EngineService::Release(const v1::ReleaseRequest& request, v1::ReleaseReply*
     if (!lease.ok()) return done(lease.status());
     leases.push_back(*lease);
   }
-  OnLoop(*session, Room::kRelease, done,
+  OnLoop(*session, CallClass::kRelease, done,
          [this, session = *session, leases = std::move(leases), next = size_t{0}, done](storage::Slice& slice) mutable {
            for (; next < leases.size(); ++next) {
              if (!slice.Take()) return false;

@@ -109,7 +109,7 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
     if (answer->admission == 0) Write(answer->shortage, reply->mutable_lacks());
     return absl::OkStatus();
   };
-  OnLoop(*session, Room::kRequest, done,
+  OnLoop(*session, CallClass::kRequest, done,
          [this, session = *session, lease = *lease, admit, begun = false, &request, reply,
           done](storage::Slice& slice) mutable {
            if (!std::exchange(begun, true)) {
@@ -129,7 +129,7 @@ void EngineService::ExtendAdmission(const v1::ExtendAdmissionRequest& request, v
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
   OnLoop(
-      *session, Room::kRequest, done,
+      *session, CallClass::kRequest, done,
       [this, session = *session, lease = *lease, begun = false, &request, reply, done](storage::Slice& slice) mutable {
         const PagePools::Request* held = pools_.Find(session->about().id, lease);
         if (held == nullptr) return done(absl::NotFoundError("lease: unknown or released")), true;
@@ -150,7 +150,7 @@ void EngineService::MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFil
   if (!session.ok()) return done(session.status());
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, lease = *lease, &request, done] {
+  OnLoop(*session, CallClass::kRequest, done, [this, session = *session, lease = *lease, &request, done] {
     const PagePools::Request* held = pools_.Find(session->about().id, lease);
     if (held == nullptr) return done(absl::NotFoundError("lease: unknown or released"));
     const std::vector<PagePool::Segment> segments = held->pool->Segments(held->admission);
@@ -173,7 +173,7 @@ void EngineService::AttachAdmission(const v1::AttachAdmissionRequest& request, v
   if (!session.ok()) return done(session.status());
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
-  OnLoop(*session, Room::kRequest, done,
+  OnLoop(*session, CallClass::kRequest, done,
          [this, session = *session, lease = *lease, reply, done](storage::Slice& slice) {
            EndRequestsWith(session);
            const auto held = pools_.Attach(session->about().id, session->about().tenant, lease);

@@ -84,10 +84,11 @@ void EngineService::PlanPrefill(const v1::PlanPrefillRequest& request, v1::PlanP
     reply->set_expected_ns(planned->expected);
     done(absl::OkStatus());
   };
-  OnLoop(*session, Room::kRequest, done, [this, session = *session, asker, cold = std::move(cold), answer]() mutable {
-    EndRoutesWith(session);
-    router_.Plan(asker, std::move(cold), answer);
-  });
+  OnLoop(*session, CallClass::kRequest, done,
+         [this, session = *session, asker, cold = std::move(cold), answer]() mutable {
+           EndRoutesWith(session);
+           router_.Plan(asker, std::move(cold), answer);
+         });
 }
 
 void EngineService::AwaitPrefill(const v1::AwaitPrefillRequest& request, v1::AwaitPrefillReply* reply, Done done) {
@@ -99,7 +100,7 @@ void EngineService::AwaitPrefill(const v1::AwaitPrefillRequest& request, v1::Awa
     for (const PlannedSegmentState state : *states) reply->add_states(static_cast<uint32_t>(state));
     done(absl::OkStatus());
   };
-  OnLoop(*session, Room::kRequest, done,
+  OnLoop(*session, CallClass::kRequest, done,
          [this, session = *session, plan = request.plan(), wait = request.wait_ns(), answer] {
            router_.Await(session->about().id, plan, wait, answer);
          });
@@ -108,7 +109,7 @@ void EngineService::AwaitPrefill(const v1::AwaitPrefillRequest& request, v1::Awa
 void EngineService::EndPrefill(const v1::EndPrefillRequest& request, v1::EndPrefillReply*, Done done) {
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
-  OnLoop(*session, Room::kRelease, done, [this, session = *session, plan = request.plan(), done] {
+  OnLoop(*session, CallClass::kRelease, done, [this, session = *session, plan = request.plan(), done] {
     router_.End(session->about().id, plan);
     done(absl::OkStatus());
   });
@@ -144,7 +145,7 @@ void EngineService::ServePrefill(const v1::ServePrefillRequest& request, v1::Ser
     reply->set_due_in_ns(given->due_in);
     done(absl::OkStatus());
   };
-  OnLoop(*session, Room::kRequest, done,
+  OnLoop(*session, CallClass::kRequest, done,
          [this, session = *session, engine, results = std::move(results), wait = request.wait_ns(), answer] {
            EndRoutesWith(session);
            router_.workers().Serve(engine, results, wait, answer);

@@ -138,7 +138,7 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
     if (!named.ok()) return done(named.status());
     call->objects.push_back(*std::move(named));
   }
-  OnLoop(*session, Room::kRequest, done, [this, call] { ReserveFrom(call, 0); });
+  OnLoop(*session, CallClass::kRequest, done, [this, call] { ReserveFrom(call, 0); });
 }
 
 void EngineService::ReserveFrom(const std::shared_ptr<ReserveCall>& call, size_t first) {
@@ -152,7 +152,7 @@ void EngineService::ReserveFrom(const std::shared_ptr<ReserveCall>& call, size_t
         ReserveFrom(call, i);
       };
       if (call->may_wait && cache_.WhenGrown(about.id, object->plan, grown)) return;
-      router_.YieldRoom(about.tenant, object->plan.key);
+      router_.YieldSpace(about.tenant, object->plan.key);
       reservation = cache_.Reserve(about.id, object->plan, object->text, storage::PoolKind::kPublic, object->recompute,
                                    object->flops);
     }
@@ -194,7 +194,7 @@ void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply*
   const Done refused = BusyAsData(done, [reply, count = request.objects_size()] {
     reply->mutable_outcomes()->Resize(count, static_cast<uint32_t>(PublishOutcome::kBusy));
   });
-  OnLoop(*session, Room::kRequest, refused, [this, session = *session, objects, deadline, reply, done] {
+  OnLoop(*session, CallClass::kRequest, refused, [this, session = *session, objects, deadline, reply, done] {
     const storage::SessionId id = session->about().id;
     const int count = static_cast<int>(objects->size());
     if (count == 0) return done(absl::OkStatus());
@@ -235,7 +235,7 @@ void EngineService::Abandon(const v1::AbandonRequest& request, v1::AbandonReply*
     return done(Invalid("reservations: too many; expected at most ", limits::kMaxObjectsPerCall));
   }
   std::vector<storage::ReservationId> reservations(request.reservations().begin(), request.reservations().end());
-  OnLoop(*session, Room::kRelease, done, [this, session = *session, reservations = std::move(reservations), done] {
+  OnLoop(*session, CallClass::kRelease, done, [this, session = *session, reservations = std::move(reservations), done] {
     for (const storage::ReservationId reservation : reservations) cache_.Abandon(session->about().id, reservation);
     done(absl::OkStatus());
   });

@@ -34,9 +34,9 @@ absl::Status EngineService::Authenticate(const std::string& secret, uid_t user, 
   return callers == Callers::kSessions ? Resolve(secret).status() : absl::OkStatus();
 }
 
-void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done done, EventLoop::Work work) {
+void EngineService::OnLoop(std::shared_ptr<Session> session, CallClass call_class, Done done, EventLoop::Work work) {
   const storage::TenantId tenant = session->about().tenant;
-  if (room == Room::kRequest && !call_rates_.Take(tenant, 1)) {
+  if (call_class == CallClass::kRequest && !call_rates_.Take(tenant, 1)) {
     const uint64_t limit = call_rates_.limit(tenant);
     return done(
         absl::ResourceExhaustedError(absl::StrCat("calls_per_second: the tenant exceeded its limit of ", limit)));
@@ -47,8 +47,8 @@ void EngineService::OnLoop(std::shared_ptr<Session> session, Room room, Done don
     return true;
   };
   constexpr auto kOn = EventLoop::On::kAnyThread;
-  const bool posted = room == Room::kRelease ? loop_.PostRelease(tenant, std::move(closure), kOn)
-                                             : loop_.Post(tenant, std::move(closure), kOn);
+  const bool posted = call_class == CallClass::kRelease ? loop_.PostRelease(tenant, std::move(closure), kOn)
+                                                        : loop_.Post(tenant, std::move(closure), kOn);
   if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
@@ -94,7 +94,7 @@ void EngineService::CloseModel(const v1::CloseModelRequest& request, v1::CloseMo
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
   (*session)->RemoveModel(request.model());
-  OnLoop(*session, Room::kRelease, done, [this, session = *session, model = request.model(), done] {
+  OnLoop(*session, CallClass::kRelease, done, [this, session = *session, model = request.model(), done] {
     router_.workers().ModelClosed(session->about().id, model);
     done(absl::OkStatus());
   });
@@ -132,7 +132,7 @@ void EngineService::DeclarePages(const v1::DeclarePagesRequest& request, v1::Dec
   // The pool outlives the declaration while requests hold pages.
   auto of_pool = Budget::Take((*session)->about().models, storage::PagePool::MemoryBytes(request.pages()));
   if (!of_pool.ok()) return done(absl::ResourceExhaustedError(absl::StrCat("pages: ", of_pool.status().message())));
-  OnLoop(*session, Room::kRequest, done,
+  OnLoop(*session, CallClass::kRequest, done,
          [this, session = *session, pages = *pages, of_pool = *std::move(of_pool), &request, done, add] {
            auto pool = pools_.Open(session->about().tenant, pages->region()->block(), request.pages(), of_pool);
            if (!pool.ok()) return done(pool.status());

@@ -154,10 +154,10 @@ class EngineService final : public PromptProber {
   // UNAUTHENTICATED for an unknown or ended session.
   absl::StatusOr<std::shared_ptr<Session>> Resolve(const std::string& secret) const;
 
-  enum class Room { kRequest, kRelease };
+  enum class CallClass { kRequest, kRelease };
   // Runs `work` on the metadata thread if the session is still open there. Calls `done` with an error if it is not, if
   // the queue is full, or if the session ends between two slices of the work.
-  void OnLoop(std::shared_ptr<Session> session, Room room, Done done, EventLoop::Work work);
+  void OnLoop(std::shared_ptr<Session> session, CallClass call_class, Done done, EventLoop::Work work);
 
   // Calls `then` with what other nodes have of the prompts, immediately if nothing. The prompts must live until then.
   // The caller must keep the argument of `then` until its lookups have ended.

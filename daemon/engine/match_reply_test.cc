@@ -160,7 +160,7 @@ TEST(MatchReply, TheLargestReplyFitsAMessage) {
     Write(writer, all_hit, out);
   }
   EXPECT_LE(reply.ByteSizeLong(), limits::kMaxReplyBytes);
-  EXPECT_GE(reply.ByteSizeLong(), limits::kMaxReplyBytes / 4 * 3) << "no room is given away";
+  EXPECT_GE(reply.ByteSizeLong(), limits::kMaxReplyBytes / 4 * 3) << "the whole reply is used";
   EXPECT_EQ(reply.prompts(0).segments(0).miss_reason(), kHit);
   EXPECT_EQ(reply.prompts(reply.prompts_size() - 1).segments(0).miss_reason(), kBusy);
 }

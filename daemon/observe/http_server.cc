@@ -115,7 +115,7 @@ struct HttpServer::Impl {
   void Admit(Door door, UniqueFd socket) {
     std::string peer = PeerName(door, socket.get());
     if (std::ranges::count(connections, false, &Connection::cut) >= static_cast<ptrdiff_t>(kMaxConnections)) {
-      MakeRoom();
+      CutOldestOfBusiestPeer();
     }
     arriving = {door, socket.get(), std::move(peer), SteadyClock::now() + options.patience};
     // Only the address family is used, to skip options that a Unix socket does not have.
@@ -125,7 +125,7 @@ struct HttpServer::Impl {
     MHD_add_connection(http, socket.Release(), reinterpret_cast<const sockaddr*>(&address), size);
   }
 
-  void MakeRoom() {
+  void CutOldestOfBusiestPeer() {
     std::map<std::string, size_t> of_peer;
     for (const Connection& one : connections) of_peer[one.peer] += one.cut ? 0 : 1;
     const auto most = std::ranges::max_element(of_peer, {}, [](const auto& peer) { return peer.second; });

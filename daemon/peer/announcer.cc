@@ -41,9 +41,9 @@ TierKind Announcer::Resides(const storage::TenantPool&, const ObjectHeader& head
 
 void Announcer::Flush(TellAll tell_all) {
   if (!telling_) return;
-  const size_t room = directory_.Room();
-  if (room == 0) return;
-  storage::Slice slice(std::min(room, kSaidAtOnce));
+  const size_t capacity = directory_.RemainingCapacity();
+  if (capacity == 0) return;
+  storage::Slice slice(std::min(capacity, kSaidAtOnce));
   if (tell_all(*telling_, slice)) telling_.reset();
 }
 

@@ -88,7 +88,7 @@ class SlowDirectory final : public TestDirectory {
     return queue_.Announce({Id(ns, key), holding, worth});
   }
   void Withdraw(const NamespaceId& ns, const Key& key, const TensorShard&) override { queue_.Withdraw(Id(ns, key)); }
-  size_t Room() const override { return queue_.Room(); }
+  size_t RemainingCapacity() const override { return queue_.RemainingCapacity(); }
   bool GaveUp(const NamespaceId& ns, const Key& key, const TensorShard&) const override {
     return queue_.GaveUp(Id(ns, key));
   }

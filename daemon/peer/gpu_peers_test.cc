@@ -159,7 +159,7 @@ TEST_F(GpuPeersTest, FallsBackToDramWithoutGpuAccess) {
   a.FillDram();
   a.Publish(plan_, 1);
   const Query query = Ask(plan_);
-  EXPECT_NE(b.Lookup({&query, 1}).found[0].reason, MissReason::kNone) << "dram has no room";
+  EXPECT_NE(b.Lookup({&query, 1}).found[0].reason, MissReason::kNone) << "dram has no space";
   EXPECT_THAT(a.Where(plan_), ElementsAre(TierKind::kHbm));
   a.LetDramGo();
   EXPECT_EQ(Land(b, plan_, 1), MissReason::kNone);
@@ -183,12 +183,12 @@ TEST_F(GpuPeersTest, AnEvictedObjectIsSentFromTheGpuToItsEnd) {
   ASSERT_EQ(match.found[0].tier, TierKind::kRemote);
   a->OnLoop([&] { a->cache.retention().Evict(0, plan_.key); });
   for (uint64_t text = 10; text < 15; ++text) a.Publish(TestPlan(text, 64), text);
-  EXPECT_GT(a.Used(*a->hbm), kHbmExtents - extents) << "all room was wanted";
+  EXPECT_GT(a.Used(*a->hbm), kHbmExtents - extents) << "all space was wanted";
   b.control.stands = false;
   EXPECT_EQ(LandUnder(*b.node, match, plan_, 1), MissReason::kNone);
   a.AwaitNothingLeased();
   b.AwaitNothingLeased();
-  EXPECT_LE(a.Used(*a->hbm), kHbmExtents - extents) << "its room is free again";
+  EXPECT_LE(a.Used(*a->hbm), kHbmExtents - extents) << "its space is free again";
 }
 
 // Each shard is only on a GPU; one lookup finds all of them.

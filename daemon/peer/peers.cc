@@ -264,7 +264,7 @@ void Peers::Workers(const PeerHello&, storage::TenantId tenant, const NamespaceI
       workers.push_back({.worker = offer.worker,
                          .tokens_per_second = offer.tokens_per_second,
                          .queued_tokens = offer.queued_tokens,
-                         .room = static_cast<uint32_t>(offer.room)});
+                         .capacity = static_cast<uint32_t>(offer.capacity)});
     }
     done(std::move(workers));
   });

@@ -20,7 +20,7 @@ struct RemoteWorker {
   uint64_t worker = 0;  // its number on that node
   double tokens_per_second = 0;
   uint64_t queued_tokens = 0;
-  size_t room = 0;
+  size_t capacity = 0;
   storage::Nanos delay = 0;  // measured latency of replies from that node
 };
 

@@ -13,13 +13,13 @@ storage::Nanos ReadyAfter(const LptWorker& worker, uint64_t tokens) {
 
 // Assigns every segment to a worker, in this order.
 LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, std::span<const LptWorker> workers,
-              std::span<const size_t> rooms) {
+              std::span<const size_t> capacities) {
   LptPlan plan{.worker = std::vector<size_t>(tokens.size(), LptPlan::kNobody),
                .ends = std::vector<storage::Nanos>(tokens.size(), 0)};
   std::vector<LptWorker> now(workers.begin(), workers.end());
-  std::vector<size_t> room_at(rooms.begin(), rooms.end());
+  std::vector<size_t> capacity_at(capacities.begin(), capacities.end());
   const auto full = [&](const LptWorker& worker) {
-    return worker.room == 0 || (worker.node != LptWorker::kNoNode && room_at[worker.node] == 0);
+    return worker.capacity == 0 || (worker.node != LptWorker::kNoNode && capacity_at[worker.node] == 0);
   };
   for (const size_t segment : order) {
     size_t best = LptPlan::kNobody;
@@ -33,8 +33,8 @@ LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, s
     }
     if (best == LptPlan::kNobody) continue;
     now[best].ready_in = ReadyAfter(now[best], tokens[segment]);
-    --now[best].room;
-    if (now[best].node != LptWorker::kNoNode) --room_at[now[best].node];
+    --now[best].capacity;
+    if (now[best].node != LptWorker::kNoNode) --capacity_at[now[best].node];
     plan.worker[segment] = best;
     plan.ends[segment] = best_end;
     plan.ends_at = std::max(plan.ends_at, best_end);
@@ -49,13 +49,14 @@ storage::Nanos ComputeTime(uint64_t tokens, double tokens_per_second) {
   return static_cast<storage::Nanos>(std::min(nanos, static_cast<double>(kLongestCompute)));
 }
 
-LptPlan PlanLpt(std::span<const uint64_t> tokens, std::span<const LptWorker> workers, std::span<const size_t> rooms) {
+LptPlan PlanLpt(std::span<const uint64_t> tokens, std::span<const LptWorker> workers,
+                std::span<const size_t> capacities) {
   std::vector<size_t> order(tokens.size());
   std::iota(order.begin(), order.end(), size_t{0});
   std::ranges::stable_sort(order, std::ranges::greater{}, [&](size_t segment) { return tokens[segment]; });
-  LptPlan shared = Share(tokens, order, workers, rooms);
-  if (workers.empty() || workers[0].tokens_per_second <= 0 || workers[0].room < tokens.size()) return shared;
-  LptPlan alone = Share(tokens, order, workers.first(1), rooms);
+  LptPlan shared = Share(tokens, order, workers, capacities);
+  if (workers.empty() || workers[0].tokens_per_second <= 0 || workers[0].capacity < tokens.size()) return shared;
+  LptPlan alone = Share(tokens, order, workers.first(1), capacities);
   return alone.ends_at <= shared.ends_at ? alone : shared;
 }
 

@@ -26,8 +26,8 @@ struct LptWorker {
   double tokens_per_second = 0;  // 0: it takes nothing
   storage::Nanos ready_in = 0;   // time until it has finished its assignments
   storage::Nanos delay = 0;      // from the end of computing a segment until the requesting node has it
-  size_t room = SIZE_MAX;        // segments that it can still take
-  // Index in `rooms` of its node, which all workers of the node share; kNoNode: limited only by its own room.
+  size_t capacity = SIZE_MAX;    // segments that it can still take
+  // Index in `capacities` of its node, which all workers of the node share; kNoNode: limited only by its own capacity.
   size_t node = kNoNode;
   static constexpr size_t kNoNode = SIZE_MAX;
 };
@@ -40,11 +40,11 @@ struct LptPlan {
 };
 
 // Assigns segments in descending length to the worker that finishes first. Ties go to the first worker and the first
-// segment. If the first worker alone would finish as early, it gets all. `rooms` is the number of segments that each
-// node can still take.
+// segment. If the first worker alone would finish as early, it gets all. `capacities` is the number of segments that
+// each node can still take.
 //
 // With m idle workers of equal speed, the plan takes at most 4/3 − 1/(3m) of the optimal time (Graham).
 LptPlan PlanLpt(std::span<const uint64_t> tokens, std::span<const LptWorker> workers,
-                std::span<const size_t> rooms = {});
+                std::span<const size_t> capacities = {});
 
 }  // namespace ashlar::daemon

@@ -52,23 +52,23 @@ TEST(PlanLpt, TheRequesterKeepsAllIfItIsAsFastAlone) {
   EXPECT_EQ(PlanLpt(tokens, workers).worker, (std::vector<size_t>{0, 1}));
 }
 
-TEST(PlanLpt, RatesLoadsAndRoomCount) {
+TEST(PlanLpt, RatesLoadsAndCapacityCount) {
   const std::vector<uint64_t> tokens = {1000, 1000, 1000, 1000};
   std::vector<LptWorker> workers = {{.tokens_per_second = 1000}, {.tokens_per_second = 4000}};
   EXPECT_EQ(std::ranges::count(PlanLpt(tokens, workers).worker, 1u), 3);
-  workers[1].room = 1;
+  workers[1].capacity = 1;
   EXPECT_EQ(std::ranges::count(PlanLpt(tokens, workers).worker, 1u), 1);
-  workers[1].room = 0;
+  workers[1].capacity = 0;
   EXPECT_EQ(std::ranges::count(PlanLpt(tokens, workers).worker, 1u), 0);
 }
 
-TEST(PlanLpt, ANodesRoomIsSharedByItsWorkers) {
+TEST(PlanLpt, ANodesCapacityIsSharedByItsWorkers) {
   const std::vector<uint64_t> tokens(10, 1000);
   std::vector<LptWorker> workers = Equal(5, 4000);
   workers[0].tokens_per_second = 0;
   for (size_t i = 1; i < workers.size(); ++i) workers[i].node = i < 4 ? 0 : 1;
-  const size_t rooms[] = {4, 2};
-  const LptPlan plan = PlanLpt(tokens, workers, rooms);
+  const size_t capacities[] = {4, 2};
+  const LptPlan plan = PlanLpt(tokens, workers, capacities);
   EXPECT_EQ(std::ranges::count_if(plan.worker, [](size_t worker) { return worker >= 1 && worker < 4; }), 4);
   EXPECT_EQ(std::ranges::count(plan.worker, 4u), 2);
   EXPECT_EQ(std::ranges::count(plan.worker, LptPlan::kNobody), 4);
@@ -95,7 +95,7 @@ TEST(PlanLpt, WarmUpWithoutWorkersAssignsNothing) {
   EXPECT_THAT(plan.worker, testing::Each(LptPlan::kNobody));
   EXPECT_EQ(plan.ends_at, 0);
   // A worker that takes any segment gets as many as it has space for.
-  const std::vector<LptWorker> one = {{.tokens_per_second = 0}, {.tokens_per_second = 10, .room = 1}};
+  const std::vector<LptWorker> one = {{.tokens_per_second = 0}, {.tokens_per_second = 10, .capacity = 1}};
   EXPECT_EQ(PlanLpt(tokens, one).worker, (std::vector<size_t>{LptPlan::kNobody, 1}));
 }
 

@@ -18,7 +18,7 @@ void PrefillWorkers::Serve(const Engine& engine, std::span<const Result> results
     return entry.second.engine.session == engine.session && entry.second.engine.model == engine.model;
   });
   if (found == workers_.end()) {
-    if (!MakeRoom(engine.tenant))
+    if (!MakeSpace(engine.tenant))
       return answer(absl::ResourceExhaustedError("too many engines of this tenant offer prefill"));
     found = workers_.emplace(next_worker_++, Worker{.engine = engine}).first;
   }
@@ -39,7 +39,7 @@ void PrefillWorkers::Serve(const Engine& engine, std::span<const Result> results
   if (const auto still = workers_.find(number); still != workers_.end()) Give(still->second);
 }
 
-bool PrefillWorkers::MakeRoom(storage::TenantId tenant) {
+bool PrefillWorkers::MakeSpace(storage::TenantId tenant) {
   size_t count = 0;
   auto oldest = workers_.end();
   for (auto entry = workers_.begin(); entry != workers_.end(); ++entry) {
@@ -115,7 +115,7 @@ std::vector<PrefillWorkers::Offer> PrefillWorkers::Offers(storage::TenantId tena
                       .session = worker.engine.session,
                       .tokens_per_second = worker.rate(),
                       .queued_tokens = tokens,
-                      .room = kMostGiven - given});
+                      .capacity = kMostGiven - given});
   }
   return offers;
 }

@@ -66,7 +66,7 @@ class PrefillWorkers {
     storage::SessionId session = 0;
     double tokens_per_second = 0;  // measured, else declared; 0 if unknown
     uint64_t queued_tokens = 0;    // tokens of its unfinished assignments
-    size_t room = 0;               // further segments that it can take
+    size_t capacity = 0;           // further segments that it can take
   };
   struct Stats {
     uint64_t workers = 0;  // current workers
@@ -125,7 +125,7 @@ class PrefillWorkers {
   };
   using Ended = std::vector<std::pair<Done, absl::Status>>;  // called after all changes here are done
 
-  bool MakeRoom(storage::TenantId tenant);  // for one more worker; false if there is no space
+  bool MakeSpace(storage::TenantId tenant);  // for one more worker; false if there is no space
   void Remove(const std::function<bool(const Engine&)>& gone);
   void TakeResults(Worker& worker, std::span<const Result> results, Ended& ended);
   void Give(Worker& worker);

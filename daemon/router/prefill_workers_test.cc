@@ -151,7 +151,7 @@ TEST_F(PrefillWorkersTest, RefusesOtherTenantsWorkAndTooMuchWork) {
   EXPECT_THAT(workers_.Offers(0, other), IsEmpty());
   for (size_t i = 0; i < PrefillWorkers::kMostGiven; ++i) EXPECT_NE(Assign(worker, Work()).first, 0u);
   EXPECT_EQ(Assign(worker, Work()).first, 0u);
-  EXPECT_THAT(workers_.Offers(0, kNs), IsEmpty()) << "it has no room";
+  EXPECT_THAT(workers_.Offers(0, kNs), IsEmpty()) << "it has no capacity";
 }
 
 TEST_F(PrefillWorkersTest, SilentWorkerIsDropped) {

@@ -83,7 +83,7 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
     double known = asker.tokens_per_second;
     const auto add = [&](Place place, LptWorker worker, uint64_t queued) {
       const bool failed = std::ranges::any_of(tasks, [&](const auto& task) { return task->failed.contains(place); });
-      if (failed || worker.room == 0) return;
+      if (failed || worker.capacity == 0) return;
       places.push_back(std::move(place));
       worker.ready_in = static_cast<storage::Nanos>(queued);  // in tokens for now, because the rate may be unknown
       workers.push_back(worker);
@@ -93,19 +93,19 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
       const PrefillWork& first = tasks.front()->cold.work;
       for (const PrefillWorkers::Offer& offer : workers_.Offers(first.tenant, first.ns)) {
         if (offer.session == asker.session) continue;  // it cannot wait and compute
-        add({.worker = offer.worker}, {.tokens_per_second = offer.tokens_per_second, .room = offer.room},
+        add({.worker = offer.worker}, {.tokens_per_second = offer.tokens_per_second, .capacity = offer.capacity},
             offer.queued_tokens);
       }
     }
     remote_.clear();
     std::map<std::string, size_t> nodes;
-    std::vector<size_t> rooms;  // free slots of the nodes; assigned segments already count
+    std::vector<size_t> capacities;  // free slots of the nodes; assigned segments already count
     for (const RemoteWorker& worker : remote) {
-      const auto [node, fresh] = nodes.emplace(worker.member->node, rooms.size());
+      const auto [node, fresh] = nodes.emplace(worker.member->node, capacities.size());
       if (fresh) {
         const auto given = given_to_.find(worker.member->node);
         const size_t taken = given == given_to_.end() ? 0 : given->second;
-        rooms.push_back(options_.given_to_a_node - std::min(taken, options_.given_to_a_node));
+        capacities.push_back(options_.given_to_a_node - std::min(taken, options_.given_to_a_node));
       }
       const Place place{.remote = true, .worker = worker.worker, .node = worker.member->node};
       remote_[place] = worker;
@@ -113,7 +113,7 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
       add(place,
           {.tokens_per_second = worker.tokens_per_second,
            .delay = worker.delay + journey,
-           .room = worker.room,
+           .capacity = worker.capacity,
            .node = node->second},
           worker.queued_tokens);
     }
@@ -123,7 +123,7 @@ void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tas
       workers[i].ready_in = ComputeTime(static_cast<uint64_t>(workers[i].ready_in), workers[i].tokens_per_second);
     }
     if (asker.computes) workers[0].tokens_per_second = asker.tokens_per_second > 0 ? asker.tokens_per_second : known;
-    done(PlanLpt(tokens, workers, rooms), places);
+    done(PlanLpt(tokens, workers, capacities), places);
   };
   if (elsewhere_ == nullptr || tasks.empty()) return choose({});
   const PrefillWork& first = tasks.front()->cold.work;
@@ -157,7 +157,7 @@ void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen,
     }
     const size_t worker = chosen.worker[i];
     const bool others = worker != 0 && worker != LptPlan::kNobody;
-    if (known == tasks_.end() && !(others && TakeRoom(*task))) {
+    if (known == tasks_.end() && !(others && ReserveSpace(*task))) {
       ++figures_.own_segments;
       if (worker == 0) plan.asker_free_at = std::max(plan.asker_free_at, now + chosen.ends[i]);
       continue;
@@ -213,7 +213,7 @@ void Router::Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const
     return;
   }
   if (!status.ok()) return Failed(task);
-  GiveRoom(*task);  // the lookup reserves it again
+  ReleaseSpace(*task);  // the lookup reserves it again
   const storage::Query query = QueryOf(task->cold);
   const storage::SessionId session = SessionOf(task->cold.work.tenant);
   const storage::Match match = cache_.Lookup(session, {&query, 1});
@@ -282,7 +282,7 @@ void Router::Retry() {
            for (size_t i = 0; i < tasks.size(); ++i) {
              if (tasks[i]->state != PlannedSegmentState::kPending || tasks[i]->assigned) continue;
              const size_t worker = chosen.worker[i];
-             if (worker != 0 && worker != LptPlan::kNobody && TakeRoom(*tasks[i])) {
+             if (worker != 0 && worker != LptPlan::kNobody && ReserveSpace(*tasks[i])) {
                Assign(tasks[i], places[worker - 1], chosen.ends[i]);
                continue;
              }
@@ -297,7 +297,7 @@ void Router::Retry() {
 
 void Router::Settle(const std::shared_ptr<Task>& task, PlannedSegmentState state) {
   task->state = state;
-  GiveRoom(*task);
+  ReleaseSpace(*task);
   tasks_.erase({task->cold.work.tenant, task->cold.work.key});
   const std::set<uint64_t> plans = task->plans;  // a callback may end some
   for (const uint64_t id : plans) {
@@ -355,7 +355,7 @@ void Router::End(storage::SessionId session, uint64_t id) {
     if (!task->plans.empty()) continue;
     if (task->state == PlannedSegmentState::kPending) {
       Withdraw(*task);
-      GiveRoom(*task);
+      ReleaseSpace(*task);
       task->attempt = next_attempt_++;  // results that come later are late
       tasks_.erase({task->cold.work.tenant, task->cold.work.key});
       task->state = PlannedSegmentState::kLeftToAsker;

@@ -97,7 +97,7 @@ class Router {
   void Warm(storage::TenantId tenant, std::vector<Cold> cold, std::function<void(absl::StatusOr<States>)> done);
 
   // An engine of this node is about to reserve the key: releases the space reserved for the segment.
-  void YieldRoom(storage::TenantId tenant, const Key& key);
+  void YieldSpace(storage::TenantId tenant, const Key& key);
 
   // Estimates what this node, and with `cluster` other nodes that answer soon, would save of a prompt. No plan, no
   // lease, no other effect. Errors as of PromptProber::ProbeHere. Any thread, like prober().
@@ -137,8 +137,8 @@ class Router {
     uint64_t local = 0;           // number of the local assignment
     storage::Nanos deadline = 0;  // deadline of the attempt
     std::set<Place> failed;
-    storage::LeaseId lease{};         // keeps the object here until the plans have ended
-    storage::ReservationId room = 0;  // reserved space in this node's memory until the object arrives; 0 for none
+    storage::LeaseId lease{};          // keeps the object here until the plans have ended
+    storage::ReservationId space = 0;  // reserved space in this node's memory until the object arrives; 0 for none
     std::set<uint64_t> plans;
   };
   struct OpenPlan {
@@ -162,8 +162,8 @@ class Router {
   void Retry();
   void Settle(const std::shared_ptr<Task>& task, PlannedSegmentState state);
   void LetGo(const std::shared_ptr<Task>& task);
-  bool TakeRoom(Task& task);  // false without space
-  void GiveRoom(Task& task);
+  bool ReserveSpace(Task& task);  // false without space
+  void ReleaseSpace(Task& task);
   void Withdraw(Task& task);
   bool Tell(OpenPlan& plan, bool over);
   void EndWarmUp(uint64_t plan);

@@ -83,7 +83,8 @@ class RouterTest : public testing::Test {
   void OfferRemote(std::vector<std::string> nodes, double rate = 1000) {
     for (const std::string& node : nodes) {
       auto member = std::make_shared<const Member>(Member{.node = node});
-      elsewhere_.workers.push_back({.member = std::move(member), .worker = 1, .tokens_per_second = rate, .room = 8});
+      elsewhere_.workers.push_back(
+          {.member = std::move(member), .worker = 1, .tokens_per_second = rate, .capacity = 8});
     }
   }
   Router::Planned Plan(std::vector<Router::Cold> cold, bool computes = true, storage::SessionId session = kAsker,
@@ -307,7 +308,7 @@ TEST_F(RouterTest, AnOperatorsWarmUpEndsWithItsSegments) {
 TEST_F(RouterTest, ANodeGetsItsShareForAnyNumberOfWorkers) {
   const auto member = std::make_shared<const Member>(Member{.node = "b"});
   for (uint64_t worker = 1; worker <= 8; ++worker) {
-    elsewhere_.workers.push_back({.member = member, .worker = worker, .tokens_per_second = 1e5, .room = 8});
+    elsewhere_.workers.push_back({.member = member, .worker = worker, .tokens_per_second = 1e5, .capacity = 8});
   }
   std::vector<Router::Cold> cold;
   for (uint64_t text = 1; text <= 40; ++text) cold.push_back(Cold(text));
@@ -334,7 +335,7 @@ TEST_F(RouterTest, AWarmUpIsNotErasedWhileItIsComputed) {
   EXPECT_EQ(router_.figures().failed, 0u);
 }
 
-TEST_F(RouterTest, RoomIsReservedBeforeTheComputation) {
+TEST_F(RouterTest, SpaceIsReservedBeforeTheComputation) {
   OfferRemote({"b"}, 100'000);
   const Router::Planned planned = Plan({Cold(1)});
   EXPECT_EQ(rig_.cache->stats().reservations, 1u);
@@ -343,12 +344,12 @@ TEST_F(RouterTest, RoomIsReservedBeforeTheComputation) {
   other_.Settle(rig_);
   EXPECT_THAT(Now(planned.plan), ElementsAre(kPresent));
   EXPECT_EQ(rig_.cache->stats().reservations, 0u);
-  EXPECT_EQ(Plan({Cold(2)}).plan, 0u) << "nobody computes what there is no room for";
+  EXPECT_EQ(Plan({Cold(2)}).plan, 0u) << "a segment without space is not assigned";
   EXPECT_THAT(elsewhere_.asked, SizeIs(1));
   router_.End(kAsker, planned.plan);
 }
 
-TEST_F(RouterTest, RoomIsGivenToALocalPublisher) {
+TEST_F(RouterTest, SpaceIsYieldedToALocalPublisher) {
   const PrefillWorkers::Engine engine{.session = kHelper, .model = 1, .tenant = kTenant, .ns = TestPlan(1, 64).ns};
   uint64_t given = 0;
   const auto answer = [&](absl::StatusOr<PrefillWorkers::Given> work) {
@@ -358,8 +359,8 @@ TEST_F(RouterTest, RoomIsGivenToALocalPublisher) {
   const Router::Planned planned = Plan({Cold(1), Cold(2)});
   ASSERT_THAT(planned.elsewhere, ElementsAre(false, true));
   FillAll();
-  EXPECT_FALSE(rig_.Publish(kHelper, TestPlan(2, 64), 2)) << "the last room is held";
-  router_.YieldRoom(kTenant, TestPlan(2, 64).key);
+  EXPECT_FALSE(rig_.Publish(kHelper, TestPlan(2, 64), 2)) << "the last space is held";
+  router_.YieldSpace(kTenant, TestPlan(2, 64).key);
   EXPECT_TRUE(rig_.Publish(kHelper, TestPlan(2, 64), 2));
   const PrefillWorkers::Result result{given, true};
   router_.workers().Serve(engine, {&result, 1}, 10 * kSecond, answer);
@@ -367,7 +368,7 @@ TEST_F(RouterTest, RoomIsGivenToALocalPublisher) {
   router_.End(kAsker, planned.plan);
 }
 
-TEST_F(RouterTest, RoomIsReleasedWithThePlan) {
+TEST_F(RouterTest, SpaceIsReleasedWithThePlan) {
   OfferRemote({"b", "c"}, 100'000);
   const Router::Planned planned = Plan({Cold(1), Cold(2)});
   const Key key = TestPlan(1, 64).key;
@@ -375,7 +376,7 @@ TEST_F(RouterTest, RoomIsReleasedWithThePlan) {
   std::exchange(elsewhere_.asked[0].done, nullptr)(absl::UnavailableError("gone"));
   router_.Tick();
   ASSERT_THAT(elsewhere_.asked, SizeIs(3));
-  EXPECT_EQ(rig_.cache->stats().reservations, 2u) << "the room stays for the next one who computes it";
+  EXPECT_EQ(rig_.cache->stats().reservations, 2u) << "the space stays reserved for the next worker";
   router_.End(kAsker, planned.plan);
   EXPECT_EQ(rig_.cache->stats().reservations, 0u);
   EXPECT_EQ(rig_.Lookup(kHelper, TestPlan(1, 64)).found[0].reason, MissReason::kNeverSeen);

@@ -36,7 +36,7 @@ constexpr char kHeld[] = "requests: the tenant has too many bytes of requests in
 
 // Not served for lack of memory, so none of the engine's memory is read. An engine that lends memory must be able to
 // distinguish this from gRPC's RESOURCE_EXHAUSTED, which may come at any stage of the call.
-absl::Status NoRoom(CacheCall call, absl::string_view why) {
+absl::Status OutOfMemory(CacheCall call, absl::string_view why) {
   const bool lends = call == CacheCall::kPublish || call == CacheCall::kCommit || call == CacheCall::kCompose;
   return lends ? absl::AbortedError(why) : absl::ResourceExhaustedError(why);
 }
@@ -244,7 +244,7 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
   explicit UnaryCall(CallMemory& memory) : memory_(memory) {}
   // Call before Answer: charges this number of bytes.
   absl::Status Hold(CacheCall call, size_t bytes) {
-    if (!memory_.HoldRequest(bytes)) return NoRoom(call, kHeld);
+    if (!memory_.HoldRequest(bytes)) return OutOfMemory(call, kHeld);
     request_bytes_ = bytes;
     return absl::OkStatus();
   }
@@ -444,7 +444,7 @@ class CacheService final : public RawCache {
     const bool may_begin = memory_.MayBegin() || GivesBack(call);
     if (!may_begin || !calls_.Enter()) {
       Reactor* const refused = context->DefaultReactor();
-      refused->Finish(may_begin ? Stopping() : ToGrpc(NoRoom(call, kUnread)));
+      refused->Finish(may_begin ? Stopping() : ToGrpc(OutOfMemory(call, kUnread)));
       return refused;
     }
     auto* const reactor = new UnaryCall(memory_);

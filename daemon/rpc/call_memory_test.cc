@@ -11,7 +11,7 @@ constexpr CallMemory::Bounds kBounds = {.requests = 100, .before_a_call = 10, .b
 TEST(CallMemory, SingleLargeRequestIsServed) {
   CallMemory memory(kBounds);
   EXPECT_TRUE(memory.HoldRequest(1000));
-  EXPECT_FALSE(memory.HoldRequest(1)) << "beside it there is no room";
+  EXPECT_FALSE(memory.HoldRequest(1)) << "the memory is in use";
   memory.EndRequest(1000);
   EXPECT_TRUE(memory.HoldRequest(60));
   EXPECT_TRUE(memory.HoldRequest(40));

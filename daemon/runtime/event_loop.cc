@@ -39,9 +39,9 @@ bool EventLoop::Call(const Work& work, storage::Slice& slice) {
 }
 
 EventLoop::EventLoop(size_t queue_depth, const storage::Clock& clock, size_t tenants)
-    : own_room_(std::max<size_t>(queue_depth / 2 / std::max<size_t>(tenants, 1), 1)),
-      shared_room_(queue_depth - std::min(queue_depth, own_room_ * tenants)),
-      daemons_room_(queue_depth),
+    : tenant_capacity_(std::max<size_t>(queue_depth / 2 / std::max<size_t>(tenants, 1), 1)),
+      shared_capacity_(queue_depth - std::min(queue_depth, tenant_capacity_ * tenants)),
+      daemon_capacity_(queue_depth),
       clock_(clock),
       waiting_(kQuantum) {}
 
@@ -49,17 +49,17 @@ EventLoop::~EventLoop() {
   Stop();
 }
 
-bool EventLoop::HasRoom(TenantId tenant, size_t times) const {
+bool EventLoop::HasCapacity(TenantId tenant, size_t times) const {
   if (times == kUnbounded) return true;
   const auto found = requests_.find(tenant);
   const size_t own = found == requests_.end() ? 0 : found->second;
-  if (tenant == storage::kNoTenant) return own < times * daemons_room_;
-  if (own < times * own_room_) return true;
+  if (tenant == storage::kNoTenant) return own < times * daemon_capacity_;
+  if (own < times * tenant_capacity_) return true;
   size_t shared = 0;  // time in use
   for (const auto& [other, waiting] : requests_) {
-    if (other != storage::kNoTenant) shared += waiting - std::min(waiting, times * own_room_);
+    if (other != storage::kNoTenant) shared += waiting - std::min(waiting, times * tenant_capacity_);
   }
-  return shared < times * shared_room_;
+  return shared < times * shared_capacity_;
 }
 
 void EventLoop::Push(TenantId tenant, Item item) {
@@ -74,7 +74,7 @@ bool EventLoop::MayRunHere(Nanos now) const {
 
 bool EventLoop::Take(TenantId tenant, Item item, size_t times, On on) {
   MutexLock lock(mutex_);
-  if (item.kind == Class::kRequest && (stopping_ || !HasRoom(tenant, times))) {
+  if (item.kind == Class::kRequest && (stopping_ || !HasCapacity(tenant, times))) {
     rejected_.fetch_add(1);
     return false;
   }

@@ -112,7 +112,7 @@ class EventLoop {
   static constexpr size_t kUnbounded = 0;
   // `times`: how many times the tenant's space may be used.
   bool Take(storage::TenantId tenant, Item item, size_t times, On on);
-  bool HasRoom(storage::TenantId tenant, size_t times) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  bool HasCapacity(storage::TenantId tenant, size_t times) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Push(storage::TenantId tenant, Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayRunHere(storage::Nanos now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Run and ServeOne release mutex_ while the closure runs.
@@ -121,8 +121,8 @@ class EventLoop {
   bool ServeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // returns false if nothing is queued
   void Serve();
 
-  const size_t own_room_, shared_room_;  // space for requests: per tenant, and shared
-  const size_t daemons_room_;
+  const size_t tenant_capacity_, shared_capacity_;  // space for requests: per tenant, and shared
+  const size_t daemon_capacity_;
   const storage::Clock& clock_;
   std::atomic<uint64_t> rejected_{0};
   std::thread thread_;  // Start and Stop only

@@ -70,7 +70,7 @@ class HostedMemoryTest : public ::testing::Test {
     request.mutable_drop_region()->set_region(region);
     return StatusOf(session.Ask(request)).ok();
   }
-  bool NoRoomForAWhile(RawSession& session) {
+  bool NoSpaceForAWhile(RawSession& session) {
     std::this_thread::sleep_for(std::chrono::milliseconds(600));  // more than two sweeps
     return Host(session) == 0;
   }
@@ -109,9 +109,9 @@ TEST_F(HostedMemoryTest, EndedSessionStaysChargedWhileHeld) {
     }
     const std::span<std::byte> memory = Map(memfd);
     std::fill(memory.begin(), memory.end(), kOwn);
-    EXPECT_TRUE(NoRoomForAWhile(other));
+    EXPECT_TRUE(NoSpaceForAWhile(other));
     memfd.Reset();
-    EXPECT_TRUE(NoRoomForAWhile(other)) << "it is mapped still";
+    EXPECT_TRUE(NoSpaceForAWhile(other)) << "it is mapped still";
     EXPECT_TRUE(Holds(memory, kOwn));
     munmap(memory.data(), memory.size());
     uint64_t region = 0;
@@ -130,11 +130,11 @@ TEST_F(HostedMemoryTest, ReregistersWithNextSessionWithoutExtraBudget) {
   uint64_t region = Register(second, memfd);
   EXPECT_NE(region, 0u) << "before the end of the first is noticed";
   first.Close();
-  ASSERT_TRUE(NoRoomForAWhile(second));
+  ASSERT_TRUE(NoSpaceForAWhile(second));
   EXPECT_TRUE(Holds(memory, kOwn));
   second.Close();
   RawSession third = Greeted();
-  ASSERT_TRUE(NoRoomForAWhile(third));
+  ASSERT_TRUE(NoSpaceForAWhile(third));
   region = Register(third, memfd);
   ASSERT_NE(region, 0u) << "after the end of all others";
   EXPECT_TRUE(Holds(memory, kOwn));
@@ -167,7 +167,7 @@ TEST_F(HostedMemoryTest, IsAlwaysCharged) {
   UniqueFd reading(open(absl::StrCat("/proc/self/fd/", memfd.get()).c_str(), O_RDONLY | O_CLOEXEC));
   ASSERT_TRUE(reading.valid());
   memfd.Reset();
-  const bool charged = NoRoomForAWhile(other);
+  const bool charged = NoSpaceForAWhile(other);
   EXPECT_EQ(BytesHeldBy(reading), charged ? kBytes : 0);
 }
 
@@ -188,7 +188,7 @@ TEST_F(HostedMemoryTest, KilledEngineFreesMemory) {
   memfd.Reset();
   session.Close();
   RawSession other = Greeted();
-  EXPECT_TRUE(NoRoomForAWhile(other)) << "the engine's other process lives";
+  EXPECT_TRUE(NoSpaceForAWhile(other)) << "the engine's other process lives";
   kill(engine, SIGKILL);
   waitpid(engine, nullptr, 0);
   EXPECT_TRUE(Eventually([&] { return Host(other) != 0; }));
@@ -207,13 +207,13 @@ TEST_F(HostedMemoryTest, AdoptedMemoryIsChargedWhileHeld) {
   const std::span<std::byte> memory = Map(memfd);
   std::fill(memory.begin(), memory.end(), kOwn);
   ASSERT_TRUE(Drop(session, region));
-  EXPECT_TRUE(NoRoomForAWhile(session)) << "the engine keeps its descriptor";
+  EXPECT_TRUE(NoSpaceForAWhile(session)) << "the engine keeps its descriptor";
   EXPECT_TRUE(Holds(memory, kOwn)) << "and works in its memory";
   region = Register(session, memfd);
-  EXPECT_NE(region, 0u) << "again, without more room";
+  EXPECT_NE(region, 0u) << "again, without more space";
   EXPECT_TRUE(Drop(session, region));
   memfd.Reset();
-  EXPECT_TRUE(NoRoomForAWhile(session)) << "it is mapped still";
+  EXPECT_TRUE(NoSpaceForAWhile(session)) << "it is mapped still";
   EXPECT_TRUE(Holds(memory, kOwn));
   munmap(memory.data(), memory.size());
   EXPECT_TRUE(Eventually([&] { return Host(session) != 0; })) << "nobody holds it any more";
@@ -227,7 +227,7 @@ TEST_F(HostedMemoryTest, AdoptedMemoryIsAlwaysCharged) {
   const UniqueFd reading(open(absl::StrCat("/proc/self/fd/", memfd.get()).c_str(), O_RDONLY | O_CLOEXEC));
   ASSERT_TRUE(reading.valid() && Drop(session, region));
   memfd.Reset();
-  const bool charged = NoRoomForAWhile(session);
+  const bool charged = NoSpaceForAWhile(session);
   EXPECT_EQ(BytesHeldBy(reading), charged ? kBytes : 0);
 }
 

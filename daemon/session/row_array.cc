@@ -30,13 +30,13 @@ struct Nest {
   Nest Inner() const { return {begin, row_bytes, steps.subspan(1)}; }
 };
 
-// `room` stores the steps.
-Nest NestOf(const RowArray& array, std::array<Step, 3>& room) {
+// `storage` stores the steps.
+Nest NestOf(const RowArray& array, std::array<Step, 3>& storage) {
   size_t taken = 0;
   for (const RowArray::Dimension& d : array.dimensions) {
-    if (d.count > 1) room[taken++] = {static_cast<int64_t>(d.stride), static_cast<int64_t>(d.count)};
+    if (d.count > 1) storage[taken++] = {static_cast<int64_t>(d.stride), static_cast<int64_t>(d.count)};
   }
-  const std::span<Step> steps(room.data(), taken);
+  const std::span<Step> steps(storage.data(), taken);
   std::ranges::sort(steps, std::greater(), &Step::stride);
   return {static_cast<int64_t>(array.offset), static_cast<int64_t>(array.row_bytes), steps};
 }

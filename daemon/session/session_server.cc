@@ -110,7 +110,7 @@ struct SessionServer::Impl {
   void Admit(UniqueFd socket);
   void Refuse(UniqueFd socket, const absl::Status& why);
   void Read(ConnectionId id);
-  absl::Status RoomFor(const TenantUser& tenant) const;  // for one more session
+  absl::Status CheckCapacity(const TenantUser& tenant) const;  // for one more session
   void Deliver(Mailbox::Letter letter);
   absl::Status Say(ConnectionId id, SessionProtocol::Reply& reply);
   void Close(ConnectionId id, const char* reason);
@@ -219,12 +219,12 @@ void SessionServer::Impl::Read(ConnectionId id) {
   // Nothing more is read until this request is answered; a hang-up is still reported.
   Watch(connection.socket.get(), SocketTag(id), 0, EPOLL_CTL_MOD);
   if (silent.contains(id)) {
-    if (absl::Status room = RoomFor(connection.protocol->tenant()); !room.ok()) {
-      if (absl::IsResourceExhausted(room)) {
+    if (absl::Status allowed = CheckCapacity(connection.protocol->tenant()); !allowed.ok()) {
+      if (absl::IsResourceExhausted(allowed)) {
         services.refused.Add(kSocketName, RefusedConnection::kTooMany,
-                             absl::StrCat("tenant ", connection.protocol->tenant().name), room.message());
+                             absl::StrCat("tenant ", connection.protocol->tenant().name), allowed.message());
       }
-      return Deliver({id, SessionProtocol::Goodbye(room)});
+      return Deliver({id, SessionProtocol::Goodbye(allowed)});
     }
   }
   connection.protocol->Handle(std::move(datagram), [mailbox = mailbox, id](SessionProtocol::Reply reply) {
@@ -233,7 +233,7 @@ void SessionServer::Impl::Read(ConnectionId id) {
   if (connection.protocol->session() != nullptr) silent.erase(id);
 }
 
-absl::Status SessionServer::Impl::RoomFor(const TenantUser& tenant) const {
+absl::Status SessionServer::Impl::CheckCapacity(const TenantUser& tenant) const {
   if (!admitting) return absl::UnavailableError("the daemon is draining");
   if (connections.size() - silent.size() - refused.size() >= max_sessions) {
     return absl::ResourceExhaustedError(

@@ -43,7 +43,7 @@ class FakePeerCalls final : public PeerCalls {
   void Workers(const PeerHello& peer, storage::TenantId tenant, const NamespaceId&,
                Done<std::vector<PeerWorker>> done) override {
     Note(absl::StrCat("workers ", peer.node, " ", tenant));
-    done(std::vector<PeerWorker>{{.worker = 7, .tokens_per_second = 1000, .queued_tokens = 5, .room = 3}});
+    done(std::vector<PeerWorker>{{.worker = 7, .tokens_per_second = 1000, .queued_tokens = 5, .capacity = 3}});
   }
   void Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill, Done<PeerOpened> done) override {
     Note(absl::StrCat("prefill ", peer.node, " ", tenant));

@@ -90,7 +90,7 @@ absl::Status CachedServing::Prefill(const engine::Run& run, Sequence& scratch) {
   if (!run.transition) return runtime_.engine.Advance(scratch, {&step, 1});
   const refengine::CaptureRange interior{.begin = static_cast<int64_t>(run.capture_begin),
                                          .end = static_cast<int64_t>(run.capture_end),
-                                         .linear = room_.buffers()};
+                                         .linear = tuple_memory_.buffers()};
   return runtime_.engine.Advance(scratch, {&step, 1}, {.captures = {&interior, 1}});
 }
 
@@ -105,7 +105,7 @@ absl::Status CachedServing::Fill(engine::Request& request, uint32_t& filled) {
     if (!status.ok()) return status;
     // Published immediately, not all at the end: others find a segment while the next one is computed.
     const std::vector<engine::LinearTensors> tensors =
-        runs[i].transition ? room_.Tensors() : TensorsOf(runtime_.model.config(), scratch.recurrent());
+        runs[i].transition ? tuple_memory_.Tensors() : TensorsOf(runtime_.model.config(), scratch.recurrent());
     const std::vector<int32_t>& pages = scratch.page_table();
     const engine::Status published = request.Publish(
         i, {tensors.data(), static_cast<uint32_t>(tensors.size()), pages.data(), pages.size()}, nullptr);

@@ -112,7 +112,7 @@ class CachedServing {
 
  private:
   CachedServing(const Runtime& runtime, const ServingOptions& options)
-      : runtime_(runtime), options_(options), room_(runtime.model.config()) {}
+      : runtime_(runtime), options_(options), tuple_memory_(runtime.model.config()) {}
 
   // Prefills and publishes what is missing, starting with run `filled`.
   absl::Status Fill(engine::Request& request, uint32_t& filled);
@@ -136,7 +136,7 @@ class CachedServing {
 
   const Runtime runtime_;
   const ServingOptions options_;
-  TupleRoom room_;
+  TupleMemory tuple_memory_;
   engine::Cache cache_;
   std::shared_ptr<refengine::KvPages> pool_;  // in the cache's memory
   const refengine::SpanTape* tape_ = nullptr;

@@ -60,7 +60,7 @@ class InPlaceServing {
 
   const Runtime runtime_;
   const refengine::SeamWidths seams_;
-  TupleRoom tuples_;
+  TupleMemory tuples_;
   engine::Cache cache_;
   std::unique_ptr<refengine::KvPages> pool_;
 };

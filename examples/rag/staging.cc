@@ -55,7 +55,7 @@ bool ReadLayer(engine::Request& request, const ModelConfig& config, int32_t laye
   return true;
 }
 
-TupleRoom::TupleRoom(const ModelConfig& config) {
+TupleMemory::TupleMemory(const ModelConfig& config) {
   const refengine::LinearConfig& linear = config.linear;
   const auto take = [this](int64_t floats) { return memory_.emplace_back(static_cast<size_t>(floats)).data(); };
   for (int32_t layer = 0; layer < config.layers(); ++layer) {
@@ -67,7 +67,7 @@ TupleRoom::TupleRoom(const ModelConfig& config) {
   }
 }
 
-std::vector<engine::LinearTensors> TupleRoom::Tensors() const {
+std::vector<engine::LinearTensors> TupleMemory::Tensors() const {
   std::vector<engine::LinearTensors> tensors;
   for (size_t i = 0; i < buffers_.size(); ++i) {
     const refengine::TupleBuffers& from = buffers_[i];

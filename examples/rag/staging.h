@@ -35,9 +35,9 @@ bool ReadLayer(engine::Request& request, const refengine::ModelConfig& config, i
                std::vector<StepTuples>& steps);
 
 // Memory for one tuple of all linear layers.
-class TupleRoom {
+class TupleMemory {
  public:
-  explicit TupleRoom(const refengine::ModelConfig& config);
+  explicit TupleMemory(const refengine::ModelConfig& config);
 
   std::span<const refengine::TupleBuffers> buffers() const { return buffers_; }  // one per linear layer
   std::vector<engine::LinearTensors> Tensors() const;

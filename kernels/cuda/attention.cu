@@ -344,13 +344,13 @@ const int32_t* StagePages(PagedSlots& slots, const KeySpan& span, int64_t& first
 
 void StageSpans(const AttendArgs& args, Attend& attend, CudaQueue& queue) {
   const size_t pairs = args.rotation.style == RopeStyle::kNone ? 0 : static_cast<size_t>(args.rotation.rotary_dim) / 2;
-  size_t room = queue.Room<double>(pairs) + queue.Room<Span>(args.spans.size());
+  size_t bytes = queue.StagedBytes<double>(pairs) + queue.StagedBytes<Span>(args.spans.size());
   for (const KeySpan& span : args.spans) {
     if (span.tokens == 0) continue;
-    room += queue.Room<int32_t>(TouchedPages(span.keys, span).count) +
-            queue.Room<int32_t>(TouchedPages(span.values, span).count);
+    bytes += queue.StagedBytes<int32_t>(TouchedPages(span.keys, span).count) +
+             queue.StagedBytes<int32_t>(TouchedPages(span.values, span).count);
   }
-  queue.Begin(room);
+  queue.Begin(bytes);
   attend.style = args.rotation.style;
   attend.pairs = static_cast<int32_t>(pairs);
   attend.rotation_scale = args.rotation.scale;

@@ -144,10 +144,10 @@ class Decoding {
     const auto heads = static_cast<size_t>(shape.heads);
     size_t pages = 0;
     for (const BufferedRequest& request : requests) {
-      pages += queue.Room<int32_t>(PagesOf(request, request.buffer.filled + (request.flush ? 0 : tokens)));
+      pages += queue.StagedBytes<int32_t>(PagesOf(request, request.buffer.filled + (request.flush ? 0 : tokens)));
     }
-    queue.Begin(queue.Room<Request>(requests.size()) + queue.Room<Target>(requests.size()) +
-                kHeadTables * requests.size() * queue.Room<void*>(heads) + pages);
+    queue.Begin(queue.StagedBytes<Request>(requests.size()) + queue.StagedBytes<Target>(requests.size()) +
+                kHeadTables * requests.size() * queue.StagedBytes<void*>(heads) + pages);
     requests_ = queue.Stage<Request>(requests.size());
     narrow_ = queue.Stage<Target>(requests.size());
     chain_ = ChainOf(shape);
@@ -212,7 +212,7 @@ class Decoding {
     if (wide_ == 0) return;
     const auto heads = static_cast<size_t>(shape_.heads), count = static_cast<size_t>(wide_);
     const size_t numbers = heads * static_cast<size_t>(shape_.d_k) * static_cast<size_t>(shape_.d_v);
-    const size_t largest_bytes = queue_.Room<uint32_t>(count * heads);
+    const size_t largest_bytes = queue_.StagedBytes<uint32_t>(count * heads);
     auto* workspace = static_cast<std::byte*>(queue_.Workspace(largest_bytes + count * numbers * sizeof(float)));
     Check(cudaMemsetAsync(workspace, 0, largest_bytes, queue_.stream()), "workspace");
     size_t next = 0;

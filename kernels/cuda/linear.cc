@@ -20,8 +20,9 @@ class ChainBuilder {
     const bool turns = shape.rotation.style != RopeStyle::kNone;
     const size_t pairs = turns ? static_cast<size_t>(shape.rotation.rotary_dim) / 2 : 0;
     const auto heads = static_cast<size_t>(shape.heads);
-    queue.Begin(queue.Room<Step>(steps) + queue.Room<HeadTuple>(interiors * heads) + tables * queue.Room<void*>(heads) +
-                queue.Room<double>(pairs) + queue.Room<Target>(wide));
+    queue.Begin(queue.StagedBytes<Step>(steps) + queue.StagedBytes<HeadTuple>(interiors * heads) +
+                tables * queue.StagedBytes<void*>(heads) + queue.StagedBytes<double>(pairs) +
+                queue.StagedBytes<Target>(wide));
     chain_ = ChainOf(shape);
     if (turns) {
       chain_.rope = shape.rotation.style;
@@ -35,7 +36,7 @@ class ChainBuilder {
     chain_.tuples = tuples_.device;
     if (wide == 0) return;
     narrow_ = queue.Stage<Target>(wide);
-    const size_t largest_bytes = queue.Room<uint32_t>(wide * heads);
+    const size_t largest_bytes = queue.StagedBytes<uint32_t>(wide * heads);
     auto* workspace = static_cast<std::byte*>(
         queue.Workspace(largest_bytes + wide * heads * static_cast<size_t>(numbers_) * sizeof(float)));
     largest_ = reinterpret_cast<uint32_t*>(workspace);

@@ -85,7 +85,7 @@ void CudaQueue::Begin(size_t bytes) {
 
 Staged<std::byte> CudaQueue::StageBytes(size_t bytes) {
   const size_t offset = end_ % kRingBytes;
-  end_ += Room<std::byte>(bytes);
+  end_ += StagedBytes<std::byte>(bytes);
   if (end_ > limit_) {
     std::fprintf(stderr, "kernels: cuda: more arguments than were announced\n");
     std::abort();

@@ -53,7 +53,7 @@ class CudaQueue final : public Queue {
     return staged.device;
   }
   template <typename T>
-  static constexpr size_t Room(size_t count) {
+  static constexpr size_t StagedBytes(size_t count) {
     return (count * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
   }
   void Upload();

@@ -268,7 +268,7 @@ Side UnitsSide(const void* const* units, const float* const* scales, int64_t cou
 }  // namespace
 
 Event RotateKeys(const RotateKeysArgs& args, CudaQueue& queue) {
-  queue.Begin(queue.Room<float2>(Pairs(args.rotation, args.delta)));
+  queue.Begin(queue.StagedBytes<float2>(Pairs(args.rotation, args.delta)));
   // One page that holds all rows, cut into units as large as a block's minimum.
   const auto side = [&](const void* base, const float* scales) {
     return Side{.slots = {.base = const_cast<void*>(base),
@@ -298,8 +298,8 @@ Event Land(const LandArgs& args, CudaQueue& queue) {
   const StoredRows& source = args.source;
   const Pages pages(args.target, args.first_position, source.tokens);
   const int64_t units = CeilDivide(source.tokens, source.unit_tokens);
-  queue.Begin(2 * queue.Room<void*>(static_cast<size_t>(units)) + queue.Room<int32_t>(pages.count) +
-              queue.Room<float2>(Pairs(args.rotation, args.delta)));
+  queue.Begin(2 * queue.StagedBytes<void*>(static_cast<size_t>(units)) + queue.StagedBytes<int32_t>(pages.count) +
+              queue.StagedBytes<float2>(Pairs(args.rotation, args.delta)));
   Alignment alignment(source.dtype);
   alignment.Slots(args.target);
   Move move = {.from = UnitsSide(source.units, source.scales, units, alignment, queue),
@@ -321,7 +321,7 @@ Event Land(const LandArgs& args, CudaQueue& queue) {
 Event Gather(const GatherArgs& args, CudaQueue& queue) {
   const Pages pages(args.source, args.first_position, args.tokens);
   const int64_t units = CeilDivide(args.tokens, args.unit_tokens);
-  queue.Begin(2 * queue.Room<void*>(static_cast<size_t>(units)) + queue.Room<int32_t>(pages.count));
+  queue.Begin(2 * queue.StagedBytes<void*>(static_cast<size_t>(units)) + queue.StagedBytes<int32_t>(pages.count));
   Alignment alignment(args.source.dtype);
   alignment.Slots(args.source);
   Move move = {.from = SlotsSide(args.source, pages, queue),
@@ -341,7 +341,7 @@ Event Gather(const GatherArgs& args, CudaQueue& queue) {
 
 Event Checksum(const ChecksumArgs& args, CudaQueue& queue) {
   const size_t count = args.units.size();
-  queue.Begin(2 * queue.Room<void*>(count));
+  queue.Begin(2 * queue.StagedBytes<void*>(count));
   const void* const* units = queue.Stage(args.units.data(), count);
   void* const* targets = args.target == nullptr ? nullptr : queue.Stage(args.target, count);
   queue.Upload();

@@ -67,7 +67,7 @@ LeaseTable::Fit LeaseTable::Fits(SessionId session, TenantId tenant, size_t segm
   return fits(held.leases, held.segments, BoundsOf(tenant)) ? Fit::kYes : Fit::kTooManyOfTenant;
 }
 
-absl::Status LeaseTable::Room(SessionId session, TenantId tenant, size_t segments) const {
+absl::Status LeaseTable::CheckCapacity(SessionId session, TenantId tenant, size_t segments) const {
   const Fit fit = Fits(session, tenant, segments);
   if (fit == Fit::kYes) return absl::OkStatus();
   const bool own = fit == Fit::kTooManyOfSession;
@@ -109,7 +109,7 @@ absl::StatusOr<const LeasedObjects*> LeaseTable::Attach(SessionId session, Tenan
   if (found == leases_.end() || found->second.tenant != tenant) return absl::NotFoundError("lease: unknown or expired");
   auto& [serial, lease] = *found;
   if (!Holds(session, lease)) {
-    if (absl::Status room = Room(session, tenant, lease.Size()); !room.ok()) return room;
+    if (absl::Status allowed = CheckCapacity(session, tenant, lease.Size()); !allowed.ok()) return allowed;
   }
   Hold(session, serial, lease);
   SetDeadline(serial, lease, kNever);

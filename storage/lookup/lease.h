@@ -59,11 +59,11 @@ class LeaseTable {
   }
 
   // Checks that a session of this tenant may hold another lease with `segments`. RESOURCE_EXHAUSTED names the limit.
-  absl::Status Room(SessionId session, TenantId tenant, size_t segments) const;
-  bool HasRoom(SessionId session, TenantId tenant, size_t segments) const {
+  absl::Status CheckCapacity(SessionId session, TenantId tenant, size_t segments) const;
+  bool HasCapacity(SessionId session, TenantId tenant, size_t segments) const {
     return Fits(session, tenant, segments) == Fit::kYes;
   }
-  // Grants a lease. The session must have space (Room). `others` are the other shards of the listed objects. `name`
+  // Grants a lease. CheckCapacity must have allowed it. `others` are the other shards of the listed objects. `name`
   // must be unused; all zero: a random id.
   LeaseId Grant(SessionId holder, TenantId tenant, LeasedObjects segments, Nanos needed_at,
                 std::vector<ObjectReference> others = {}, const MatchedPrefix& prefix = {}, const LeaseId& name = {});

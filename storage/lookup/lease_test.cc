@@ -39,8 +39,8 @@ class LeaseTest : public ::testing::Test {
 
   LeasedObjects OneObject() {
     ObjectHeader plan{.bytes = limits::kExtentBytes};
-    ObjectWriter::Room room = writer_.Reserve({kTenant}, plan);
-    if (room.object) writer_.Publish(room.object, plan);
+    ObjectWriter::Reserved reserved = writer_.Reserve({kTenant}, plan);
+    if (reserved.object) writer_.Publish(reserved.object, plan);
     LeasedObjects segments;
     segments.push_back(finder_.Find(kTenant, {.key = plan.key}));
     segments.push_back({.reason = MissReason::kNeverSeen});
@@ -147,48 +147,48 @@ TEST_F(LeaseTest, ADeadlineEndsOnlyWhatWasNeverUsed) {
 TEST_F(LeaseTest, CountsTheSegmentsThatASessionsLeasesList) {
   LeaseTable leases(Counter(), {.unused_lease = kUnused, .leases = 3, .segments = 5});
   const auto grant = [&](SessionId session, Nanos now) { return leases.Grant(session, kTenant, OneObject(), now); };
-  EXPECT_TRUE(leases.HasRoom(kAnn, kTenant, 5));
-  EXPECT_FALSE(leases.HasRoom(kAnn, kTenant, 6));
+  EXPECT_TRUE(leases.HasCapacity(kAnn, kTenant, 5));
+  EXPECT_FALSE(leases.HasCapacity(kAnn, kTenant, 6));
   const LeaseId first = grant(kAnn, 0), second = grant(kAnn, 1), bobs = grant(kBob, 2);
-  EXPECT_TRUE(leases.HasRoom(kAnn, kTenant, 1));
-  EXPECT_FALSE(leases.HasRoom(kAnn, kTenant, 2)) << "a lease of two segments each";
+  EXPECT_TRUE(leases.HasCapacity(kAnn, kTenant, 1));
+  EXPECT_FALSE(leases.HasCapacity(kAnn, kTenant, 2)) << "a lease of two segments each";
 
   const absl::Status refused = leases.Attach(kAnn, kTenant, bobs).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
   EXPECT_EQ(refused.message(), "lease: a session may hold at most 3 leases with at most 5 segments");
   EXPECT_EQ(leases.Held(kAnn, bobs), nullptr);
   ASSERT_TRUE(leases.Attach(kAnn, kTenant, second).ok()) << "it holds this one";
-  EXPECT_TRUE(leases.HasRoom(kAnn, kTenant, 1)) << "which counts once";
+  EXPECT_TRUE(leases.HasCapacity(kAnn, kTenant, 1)) << "which counts once";
 
   Expire(leases, kUnused);  // the first; the second is used
   EXPECT_EQ(leases.Held(kAnn, first), nullptr);
-  EXPECT_TRUE(leases.HasRoom(kAnn, kTenant, 3));
+  EXPECT_TRUE(leases.HasCapacity(kAnn, kTenant, 3));
   ASSERT_TRUE(leases.Attach(kAnn, kTenant, bobs).ok());
-  EXPECT_FALSE(leases.HasRoom(kAnn, kTenant, 2)) << "a shared lease counts for each of its holders";
-  EXPECT_TRUE(leases.HasRoom(kBob, kTenant, 3));
+  EXPECT_FALSE(leases.HasCapacity(kAnn, kTenant, 2)) << "a shared lease counts for each of its holders";
+  EXPECT_TRUE(leases.HasCapacity(kBob, kTenant, 3));
   leases.Release(kAnn, second);
-  EXPECT_TRUE(leases.HasRoom(kAnn, kTenant, 3));
+  EXPECT_TRUE(leases.HasCapacity(kAnn, kTenant, 3));
   ReleaseAll(leases, kAnn);
-  EXPECT_TRUE(leases.HasRoom(kAnn, kTenant, 5));
+  EXPECT_TRUE(leases.HasCapacity(kAnn, kTenant, 5));
 }
 
 TEST_F(LeaseTest, BoundsWhatAllSessionsOfATenantHold) {
   LeaseTable leases(Counter(), {.unused_lease = kUnused, .tenant_leases = 3, .tenant_segments = 6});
   const auto grant = [&](SessionId session, TenantId tenant) { return leases.Grant(session, tenant, OneObject(), 0); };
   const LeaseId anns = grant(kAnn, kTenant), bobs = grant(kBob, kTenant);
-  EXPECT_TRUE(leases.HasRoom(kAnn, kTenant, 2));
-  EXPECT_FALSE(leases.HasRoom(kAnn, kTenant, 3));
+  EXPECT_TRUE(leases.HasCapacity(kAnn, kTenant, 2));
+  EXPECT_FALSE(leases.HasCapacity(kAnn, kTenant, 3));
   ASSERT_TRUE(leases.Attach(kAnn, kTenant, bobs).ok());
-  EXPECT_FALSE(leases.HasRoom(kBob, kTenant, 1)) << "whichever session it is, and every holder counts";
-  EXPECT_TRUE(leases.HasRoom(kEve, kOther, 6)) << "another tenant has its own";
+  EXPECT_FALSE(leases.HasCapacity(kBob, kTenant, 1)) << "whichever session it is, and every holder counts";
+  EXPECT_TRUE(leases.HasCapacity(kEve, kOther, 6)) << "another tenant has its own";
   const absl::Status refused = leases.Attach(kBob, kTenant, anns).status();
   EXPECT_TRUE(absl::IsResourceExhausted(refused));
   EXPECT_EQ(refused.message(), "lease: a tenant may hold at most 3 leases with at most 6 segments");
   leases.SetTenantBounds(kTenant, 4, 8);
-  EXPECT_TRUE(leases.HasRoom(kBob, kTenant, 2));
+  EXPECT_TRUE(leases.HasCapacity(kBob, kTenant, 2));
   ReleaseAll(leases, kAnn);
   leases.SetTenantBounds(kTenant, 2, 4);
-  EXPECT_TRUE(leases.HasRoom(kAnn, kTenant, 2)) << "only Bob's is left";
+  EXPECT_TRUE(leases.HasCapacity(kAnn, kTenant, 2)) << "only Bob's is left";
 }
 
 TEST_F(LeaseTest, SettlesOneStepPerSegment) {

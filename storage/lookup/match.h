@@ -66,6 +66,6 @@ struct Match {
 };
 
 // Returns whether the reply has space for another hit.
-using HasRoom = std::function<bool(const Found& hit)>;
+using HasSpace = std::function<bool(const Found& hit)>;
 
 }  // namespace ashlar::storage

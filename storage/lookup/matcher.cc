@@ -27,9 +27,9 @@ Match Matcher::Describe(const LeaseId& lease, const LeasedObjects& segments) con
 bool Matcher::HeaderIsWhole(const ObjectReference& object, Verified& verified) {
   if (!object.copy().whole()) return true;  // in promotion; landings will verify it
   if (!verified.insert(object->id).second) return true;
-  std::string room;
+  std::string buffer;
   const uint64_t bytes = EncodedHeaderBytes(object->header.parts.size());
-  return VerifyHeader(ReadStart(object.tier(), object.copy().slot, bytes, room)).ok();
+  return VerifyHeader(ReadStart(object.tier(), object.copy().slot, bytes, buffer)).ok();
 }
 
 FoundObject Matcher::FindWhole(SessionId session, TenantId tenant, const Query& query, Others& others,
@@ -89,7 +89,7 @@ absl::StatusOr<Match> Matcher::AttachShard(SessionId session, TenantId tenant, c
   for (const FoundObject& segment : found) {
     listed += shard ? shard->size : segment.object ? segment.object->header.shard.size : 1;
   }
-  if (absl::Status room = leases_.Room(session, tenant, listed); !room.ok()) return room;
+  if (absl::Status allowed = leases_.CheckCapacity(session, tenant, listed); !allowed.ok()) return allowed;
   const MatchedPrefix* const known = leases_.Prefix(lease);
   const MatchedPrefix prefix = known == nullptr ? MatchedPrefix{} : *known;
   Others others;

@@ -26,13 +26,13 @@ PrefixObjects Named(std::span<const Query> objects, uint32_t begin) {
 }  // namespace
 
 Search::Search(Matcher& matcher, SessionId session, std::optional<TenantId> tenant, std::span<const Query> queries,
-               const PrefixText* prompt, HasRoom has_room, const LeaseId& name, MissReason refused)
+               const PrefixText* prompt, HasSpace has_space, const LeaseId& name, MissReason refused)
     : matcher_(matcher),
       session_(session),
       tenant_(tenant.value_or(kNoTenant)),
       queries_(queries),
       prompt_(prompt),
-      has_room_(std::move(has_room)),
+      has_space_(std::move(has_space)),
       name_(name),
       refused_(refused) {
   if (tenant.has_value()) return;
@@ -95,7 +95,7 @@ bool Search::Begin(Slice& slice) {
   if (!slice.Take()) return false;
   if (refused_ == MissReason::kNone && matcher_.leases_.Exists(name_)) refused_ = MissReason::kInvalidRequest;
   for (const Query& query : queries_) listed_ += query.shard.size;
-  if (refused_ == MissReason::kNone && !matcher_.leases_.HasRoom(session_, tenant_, listed_)) {
+  if (refused_ == MissReason::kNone && !matcher_.leases_.HasCapacity(session_, tenant_, listed_)) {
     refused_ = MissReason::kBusy;
   }
   needed_at_ = std::max(matcher_.clock_.Now(), prompt_ == nullptr ? 0 : prompt_->needed_at);
@@ -250,7 +250,7 @@ void Search::LetPrefixGo() {
 
 bool Search::PrefixIsKnown() {
   std::erase_if(prefix_.checkpoint_at, [this](uint64_t depth) { return depth <= prefix_.depth; });
-  if (!matcher_.leases_.HasRoom(session_, tenant_, listed_ + objects_.size() + others_.size())) {
+  if (!matcher_.leases_.HasCapacity(session_, tenant_, listed_ + objects_.size() + others_.size())) {
     prefix_.depth = prefix_.span_tokens = 0;
     LetPrefixGo();
   }
@@ -289,7 +289,7 @@ bool Search::Answer(Slice& slice) {
     if (lost) lost_.push_back(std::move(found_[next_].object));
     if (lost) found_[next_].reason = found.reason;
     any_ |= held && !lost;
-    if (held && !lost && has_room_ && !has_room_(found)) found = {MissReason::kBusy};
+    if (held && !lost && has_space_ && !has_space_(found)) found = {MissReason::kBusy};
     if (held && found.reason == MissReason::kNone) {
       matcher_.observer_.Hit(tenant_, query.kind, found.tier, query.tokens);
     } else if (held) {
@@ -322,7 +322,7 @@ bool Search::AnswerPrefix(Slice& slice) {
     if (found.reason != MissReason::kNone) {
       DropPrefix(found.reason);
       LetPrefixGo();
-    } else if (has_room_ && !has_room_(found)) {
+    } else if (has_space_ && !has_space_(found)) {
       DropPrefix(MissReason::kBusy);
     } else {
       match_.found.push_back(found);
@@ -355,7 +355,7 @@ void Search::Grant() {
   const size_t size = found_.size() + of_found_.size() + objects_.size() + others_.size();
   if (!matcher_.is_open_(session_)) return RefuseAll(MissReason::kInvalidRequest, /*counted=*/false);
   if (any_ && leases.Exists(name_)) return RefuseAll(MissReason::kInvalidRequest, /*counted=*/true);
-  if (any_ && !leases.HasRoom(session_, tenant_, size)) return RefuseAll(MissReason::kBusy, /*counted=*/true);
+  if (any_ && !leases.HasCapacity(session_, tenant_, size)) return RefuseAll(MissReason::kBusy, /*counted=*/true);
   match_.prefix = std::move(prefix_);
   if (!any_) return;
   std::ranges::move(objects_, std::back_inserter(found_));

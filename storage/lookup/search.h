@@ -28,7 +28,7 @@ class Search {
   // Arguments as in Cache::Lookup. `matcher`, the queries and `prompt` (may be null) must outlive the search. `tenant`
   // is empty for an unknown session. `refused`: everything is missed for that reason.
   Search(Matcher& matcher, SessionId session, std::optional<TenantId> tenant, std::span<const Query> queries,
-         const PrefixText* prompt, HasRoom has_room, const LeaseId& name, MissReason refused);
+         const PrefixText* prompt, HasSpace has_space, const LeaseId& name, MissReason refused);
   ~Search();  // an unfinished search leaves what it holds to LeaseTable::Settle
   Search(const Search&) = delete;
   Search& operator=(const Search&) = delete;
@@ -67,7 +67,7 @@ class Search {
   const TenantId tenant_;
   const std::span<const Query> queries_;
   const PrefixText* const prompt_;
-  const HasRoom has_room_;
+  const HasSpace has_space_;
   const LeaseId name_;
   MissReason refused_;
 

@@ -222,7 +222,7 @@ TEST_F(SearchEnds, NoLeaseIfIdIsTakenMeanwhile) {
   EXPECT_EQ(cache().stats().leases, 1u);
 }
 
-TEST_F(SearchEnds, BusyWhenItsRoomIsTakenMeanwhile) {
+TEST_F(SearchEnds, BusyWhenItsCapacityIsTakenMeanwhile) {
   const Match match = Lookup([&] { cache().Lookup(kAnn, std::span(queries_).first(3)); });
   EXPECT_THAT(Reasons(match), Each(MissReason::kBusy));
   EXPECT_EQ(cache().stats().leases, 1u);

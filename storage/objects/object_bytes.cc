@@ -25,12 +25,12 @@ void WriteStart(const Tier& tier, const Slot& slot, absl::string_view bytes) {
   std::memcpy(at, bytes.data(), bytes.size());
 }
 
-absl::string_view ReadStart(const Tier& tier, const Slot& slot, uint64_t bytes, std::string& room) {
+absl::string_view ReadStart(const Tier& tier, const Slot& slot, uint64_t bytes, std::string& buffer) {
   const std::byte* const at = tier.Address(slot.runs.front().arena, slot.runs.front().first);
   if (tier.gpu() == nullptr) return {reinterpret_cast<const char*>(at), bytes};
-  room.resize(bytes);
-  tier.gpu()->CopyToHost(room.data(), at, bytes);
-  return room;
+  buffer.resize(bytes);
+  tier.gpu()->CopyToHost(buffer.data(), at, bytes);
+  return buffer;
 }
 
 }  // namespace ashlar::storage

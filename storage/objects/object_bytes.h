@@ -28,7 +28,7 @@ class ObjectBytes {
 
 // An object begins with its header, which the CPU reads and writes in any memory tier.
 void WriteStart(const Tier& tier, const Slot& slot, absl::string_view bytes);
-// Returns the first `bytes` of a slot, at most one extent: in place or, for GPU memory, as a copy in `room`.
-absl::string_view ReadStart(const Tier& tier, const Slot& slot, uint64_t bytes, std::string& room);
+// Returns the first `bytes` of a slot, at most one extent: in place or, for GPU memory, as a copy in `buffer`.
+absl::string_view ReadStart(const Tier& tier, const Slot& slot, uint64_t bytes, std::string& buffer);
 
 }  // namespace ashlar::storage

@@ -34,9 +34,9 @@ class ObjectTableTest : public ::testing::Test {
   }
 
   ReserveOutcome Publish(uint8_t key, uint64_t extents, TenantId tenant = 1) {
-    const ObjectWriter::Room room = writer_.Reserve({tenant}, Plan(key, extents));
-    if (room.object) writer_.Publish(room.object, room.object->header);
-    return room.outcome;
+    const ObjectWriter::Reserved reserved = writer_.Reserve({tenant}, Plan(key, extents));
+    if (reserved.object) writer_.Publish(reserved.object, reserved.object->header);
+    return reserved.outcome;
   }
   MissReason Find(uint8_t key, TenantId tenant = 1) { return finder_.Find(tenant, {.key = Plan(key, 1).key}).reason; }
 
@@ -76,9 +76,9 @@ TEST(PoolEvictionTest, ReusedObjectStaysDuringScan) {
       for (size_t i = 0; i < 4; ++i) plan.key.bytes[i] = static_cast<uint8_t>(text >> 8 * i);
       table.reuse().Tick(1);
       if (finder.Find(1, {.key = plan.key}).reason == MissReason::kNone) return true;
-      const ObjectWriter::Room room = writer.Reserve({1}, plan);
-      EXPECT_EQ(room.outcome, ReserveOutcome::kGranted);
-      if (room.object) writer.Publish(room.object, room.object->header);
+      const ObjectWriter::Reserved reserved = writer.Reserve({1}, plan);
+      EXPECT_EQ(reserved.outcome, ReserveOutcome::kGranted);
+      if (reserved.object) writer.Publish(reserved.object, reserved.object->header);
       return false;
     };
     int found = 0;
@@ -127,7 +127,7 @@ TEST_F(ObjectTableTest, EvictsNothingOfOtherTenants) {
 
 TEST_F(ObjectTableTest, HidesUnpublishedObjectsAndErasesAbandonedOnes) {
   {
-    const ObjectWriter::Room room = writer_.Reserve({1}, Plan(1, 4));
+    const ObjectWriter::Reserved reserved = writer_.Reserve({1}, Plan(1, 4));
     EXPECT_EQ(Find(1), MissReason::kBeingPublished);
     EXPECT_EQ(Publish(1, 4), ReserveOutcome::kBeingPublished);
     EXPECT_EQ(Publish(2, 5), ReserveOutcome::kNoSpace) << "a reservation is not evicted";
@@ -159,7 +159,7 @@ TEST_F(ObjectTableTest, RemembersGhosts) {
   for (int use = 0; use < 3; ++use) EXPECT_EQ(Find(1), MissReason::kNone);
   clock_.Advance(20);
   const Nanos evicted_at = clock_.Now();
-  { const ObjectWriter::Room never_published = writer_.Reserve({1}, Plan(2, 8)); }
+  { const ObjectWriter::Reserved never_published = writer_.Reserve({1}, Plan(2, 8)); }
   ASSERT_EQ(observer_.ghosts.size(), 2u);
 
   const Ghost& evicted = observer_.ghosts[0];
@@ -212,9 +212,9 @@ TEST(PoolOnAFullMachine, WorksWithTheAvailableMemory) {
   const auto publish = [&](uint8_t key, uint64_t extents) {
     ObjectHeader plan{.bytes = extents * limits::kExtentBytes};
     plan.key.bytes.fill(key);
-    const ObjectWriter::Room room = writer.Reserve({1}, plan);
-    if (room.object) writer.Publish(room.object, plan);
-    return room.outcome;
+    const ObjectWriter::Reserved reserved = writer.Reserve({1}, plan);
+    if (reserved.object) writer.Publish(reserved.object, plan);
+    return reserved.outcome;
   };
   ASSERT_EQ(publish(1, 3), ReserveOutcome::kGranted);
   ASSERT_EQ(publish(2, 3), ReserveOutcome::kGranted);

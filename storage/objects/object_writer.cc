@@ -5,8 +5,8 @@
 
 namespace ashlar::storage {
 
-ObjectWriter::Room ObjectWriter::Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute,
-                                         double flops, size_t level) {
+ObjectWriter::Reserved ObjectWriter::Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute,
+                                             double flops, size_t level) {
   table_.ranks().Record(pool.tenant, plan.ns, plan.shard, level);
   Entry* const there = table_.index().keys().Find(pool.tenant, plan.key, plan.shard);
   // A copy that only a stalled disk has is replaced, unless an operator has pinned it.

@@ -18,7 +18,7 @@ class ObjectWriter {
   // Both must outlive the writer.
   ObjectWriter(ObjectTable& table, const Clock& clock) : table_(table), clock_(clock) {}
 
-  struct Room {
+  struct Reserved {
     ReserveOutcome outcome = ReserveOutcome::kNoSpace;
     ObjectReference object;  // set when granted
   };
@@ -26,8 +26,8 @@ class ObjectWriter {
   // caller uses the object until Publish; if its last reference ends before that, it is abandoned. An object that would
   // take longer to land than `recompute` (0: unknown) is declined. `flops`: the FLOPs that a hit saves (0: unknown,
   // they are estimated).
-  Room Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0,
-               size_t level = 0);
+  Reserved Reserve(const TenantPool& pool, const ObjectHeader& plan, Nanos recompute = 0, double flops = 0,
+                   size_t level = 0);
   // Tier::WhenGrown of the level.
   bool WhenGrown(TenantId tenant, size_t level, uint64_t extents, std::function<void(bool grown)> call) {
     return table_.levels()[level].tier().WhenGrown(tenant, extents, std::move(call));

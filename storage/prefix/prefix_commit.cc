@@ -154,8 +154,8 @@ void Prefixes::Commit(SessionId session, TenantId tenant, PrefixCommit commit, C
     // States that the namespace does not need may be kept for their conversation, unless others need the space. With
     // several ranks, only the deciding one knows.
     const CheckpointBudget& budget = space.planner->budget();
-    const bool roomy = budget.limit_bytes() == budget.capacity_bytes() && commit.text.model().shard.size == 1;
-    if (count > 0 && roomy && commit.text.own() && !keep.any()) {
+    const bool ample = budget.limit_bytes() == budget.capacity_bytes() && commit.text.model().shard.size == 1;
+    if (count > 0 && ample && commit.text.own() && !keep.any()) {
       own = true;
       keep = KeepOwn(tenant, commit);
     }

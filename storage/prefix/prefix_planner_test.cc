@@ -25,7 +25,7 @@ using ::testing::IsEmpty;
 
 constexpr PrefixCosts kTokenCosts{.page_tokens = 1, .page_bytes = 10, .checkpoint_bytes = 1000, .flops_per_token = 1};
 constexpr PrefixCosts kPageCosts{.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 1000, .flops_per_token = 1};
-constexpr uint64_t kRoomy = uint64_t{1} << 40;
+constexpr uint64_t kAmple = uint64_t{1} << 40;
 
 // As an engine does that captures all it is asked for.
 PrefixPlanner::Match Request(PrefixPlanner& planner, const Tokens& prompt, const Tokens& decoded = {}) {
@@ -35,7 +35,7 @@ PrefixPlanner::Match Request(PrefixPlanner& planner, const Tokens& prompt, const
 }
 
 TEST(PrefixPlannerTest, ResumesAConversationAtItsLastToken) {
-  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy});
+  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kAmple});
   Tokens conversation = Numbers(0, 77);
   for (int turn = 0; turn < 20; ++turn) {
     const Tokens decoded = Numbers(1000 * turn + 500, 13);
@@ -51,7 +51,7 @@ TEST(PrefixPlannerTest, ResumesAConversationAtItsLastToken) {
 
 // An engine that cuts its prompts offers each step's end.
 TEST(PrefixPlannerTest, APrefillStepsEndIsNotARequestsEnd) {
-  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy});
+  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kAmple});
   const Tokens prompt = Numbers(0, 96), other = Join(Numbers(0, 64), Numbers(500, 32));
   const auto kind = [&](const Tokens& text) {
     std::optional<ReuseKind> found;
@@ -71,7 +71,7 @@ TEST(PrefixPlannerTest, APrefillStepsEndIsNotARequestsEnd) {
 }
 
 TEST(PrefixPlannerTest, OnlyTheLastEndOfAConversationCountsAsOne) {
-  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy});
+  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kAmple});
   const Tokens first = Numbers(0, 40), second = Join(first, Numbers(100, 30)), third = Join(second, Numbers(200, 20));
   const auto kind = [&](const Tokens& text) { return planner.tree().Walk(text).node->data.kind; };
   Request(planner, first);
@@ -92,7 +92,7 @@ uint32_t UsesOf(const PrefixPlanner& planner, const Tokens& prefix) {
 
 // Checkpoints of one text wear out together: what passes one of them counts for it, too.
 TEST(PrefixPlannerTest, PassingAKeptCheckpointCountsAsAUse) {
-  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy});
+  PrefixPlanner planner(kPageCosts, {.capacity_bytes = kAmple});
   const Tokens text = Numbers(0, 512), longer = Join(text, Numbers(1000, 48));
   for (int32_t question = 0; question < 2; ++question) Request(planner, Join(text, Numbers(-100 * question - 1, 9)));
   for (int32_t question = 2; question < 4; ++question) Request(planner, Join(longer, Numbers(-100 * question - 1, 9)));
@@ -115,7 +115,7 @@ TEST(PrefixPlannerTest, TheMissingCheckpointThatIsWorthMostCountsAsUsed) {
 
 // Marconi's speculative insertion: what two prompts share is known when the second comes, and there for the third.
 TEST(PrefixPlannerTest, TheSecondPromptRevealsABranch) {
-  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kRoomy});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kAmple});
   const Tokens instructions = Numbers(0, 300);
   const PrefixPlanner::Match first = Request(planner, Join(instructions, Numbers(1000, 50)));
   EXPECT_EQ(first.shared, 0u);
@@ -135,7 +135,7 @@ TEST(PrefixPlannerTest, APlacedCheckpointHitsOnADocumentsSecondPrompt) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kRoomy, .seed = seed});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kAmple, .seed = seed});
   uint64_t resumed = 0, could = 0;
   for (int document = 0; document < 60; ++document) {
     const Tokens text = Numbers(10'000 * (document + 1), static_cast<int32_t>(2000 + random() % 5000));
@@ -156,7 +156,7 @@ TEST(PrefixPlannerTest, PositionsAreWhereTheEngineCanCapture) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
-  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kRoomy, .capture_tokens = 64, .seed = seed});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kAmple, .capture_tokens = 64, .seed = seed});
   const Tokens instructions = Numbers(0, 300);
   Request(planner, Join(instructions, Numbers(1000, 50)));
   EXPECT_THAT(Request(planner, Join(instructions, Numbers(2000, 50))).checkpoint_at, ElementsAre(256));
@@ -175,7 +175,7 @@ TEST(PrefixPlannerTest, RequestsAtMostThePermittedCheckpoints) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
   size_t most = 0;
-  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kRoomy, .most_checkpoints = 6, .most_placed = 4, .seed = seed});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kAmple, .most_checkpoints = 6, .most_placed = 4, .seed = seed});
   for (int i = 0; i < 400; ++i) {
     // Partings at many depths of one text, most of which were seen, and never computed.
     const Tokens prompt = Join(Numbers(0, static_cast<int32_t>(random() % 2000)), Numbers(5000 + 3000 * i, 2500));
@@ -192,7 +192,7 @@ TEST(PrefixPlannerTest, RequestsAtMostThePermittedCheckpoints) {
 }
 
 TEST(PrefixPlannerTest, LeasedPrefixStaysUntilRequestEnds) {
-  // Room for one conversation's end.
+  // Space for one conversation's end.
   PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 2500});
   const Tokens conversation = Numbers(0, 100);
   Request(planner, conversation);
@@ -223,7 +223,7 @@ TEST(PrefixPlannerTest, OversizedCheckpointIsNeitherRequestedNorKept) {
 }
 
 TEST(PrefixPlannerTest, EmptyPromptsAreNothing) {
-  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kRoomy});
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kAmple});
   EXPECT_EQ(Request(planner, {}).resume, 0u);
   EXPECT_EQ(planner.nodes(), 0u);
   Request(planner, {}, Numbers(0, 5));
@@ -232,7 +232,7 @@ TEST(PrefixPlannerTest, EmptyPromptsAreNothing) {
 
 TEST(PrefixPlannerTest, ErasesPromptsButKeepsCheckpoints) {
   constexpr uint64_t kHistory = 200'000;
-  // Room for some thirty ends; history for some eighty prompts.
+  // Space for some thirty ends; history for some eighty prompts.
   PrefixPlanner planner(kTokenCosts, {.capacity_bytes = 30 * (1000 + 500 * 10), .history_bytes = kHistory});
   for (int i = 0; i < 2000; ++i) {
     Request(planner, Numbers(1000 * i, 500));
@@ -274,7 +274,7 @@ TEST(PrefixPlannerTest, MatchesSequenceListWithoutEviction) {
     const uint64_t seed = std::random_device()();
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
-    PrefixPlanner planner(kPageCosts, {.capacity_bytes = kRoomy, .seed = seed});
+    PrefixPlanner planner(kPageCosts, {.capacity_bytes = kAmple, .seed = seed});
     std::vector<Tokens> known, kept;
     for (int i = 0; i < 150; ++i) {
       Tokens prompt;
@@ -394,7 +394,7 @@ TEST(PrefixPlannerTest, BlockKeysFollowTheirEdgesForAnySplit) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     PrefixPlanner planner(
-        kPageCosts, {.capacity_bytes = kRoomy, .history_bytes = round % 2 == 0 ? uint64_t{1} << 30 : uint64_t{20'000}});
+        kPageCosts, {.capacity_bytes = kAmple, .history_bytes = round % 2 == 0 ? uint64_t{1} << 30 : uint64_t{20'000}});
     std::vector<Tokens> texts = {{}};
     for (int32_t step = 1; step <= 40; ++step) {
       const Tokens& known = texts[random() % texts.size()];

@@ -21,7 +21,7 @@ absl::StatusOr<std::shared_ptr<PagePool>> PagePools::Open(TenantId tenant, uint6
   return pool;
 }
 
-bool PagePools::HasRoom(SessionId session) const {
+bool PagePools::HasCapacity(SessionId session) const {
   const auto found = sessions_.find(session);
   return found == sessions_.end() || found->second.size() < leases_per_session_;
 }
@@ -42,7 +42,7 @@ absl::StatusOr<PagePool::Answer> PagePools::Admit(SessionId session, TenantId te
   if (pool->closed())
     return absl::FailedPreconditionError("pages_id: superseded by a later declaration of the region's pages");
   if (leases_.contains(lease)) return absl::AlreadyExistsError("lease: already held");
-  if (!HasRoom(session))
+  if (!HasCapacity(session))
     return absl::ResourceExhaustedError("the session has reached its limit of requests with pages");
   if (References(tenant) + segments.size() + 1 > limits::kMaxPageReferences) {
     return absl::ResourceExhaustedError("the tenant has reached its limit of shared segments");
@@ -63,7 +63,7 @@ absl::StatusOr<const PagePools::Request*> PagePools::Attach(SessionId session, T
   const auto found = leases_.find(lease);
   if (found == leases_.end() || found->second.tenant != tenant) return absl::NotFoundError("lease: unknown or expired");
   if (!found->second.holders.contains(session)) {
-    if (!HasRoom(session))
+    if (!HasCapacity(session))
       return absl::ResourceExhaustedError("the session has reached its limit of requests with pages");
     found->second.holders.insert(session);
     sessions_[session].insert(lease);

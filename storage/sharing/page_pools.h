@@ -69,7 +69,7 @@ class PagePools {
     TenantId tenant = 0;
     std::weak_ptr<PagePool> pool;
   };
-  bool HasRoom(SessionId session) const;
+  bool HasCapacity(SessionId session) const;
   // Sum over all pools of the tenant.
   uint64_t References(TenantId tenant) const;
 

@@ -234,7 +234,7 @@ TEST_F(CacheFaultsTest, SegmentsInASessionsLeasesAreBounded) {
   EXPECT_EQ(refused.found[1].reason, MissReason::kBusy);
   EXPECT_EQ(refused.lease, LeaseId{});
   EXPECT_EQ(rig.observer.hits, hits);
-  EXPECT_EQ(rig.Reason(kAnn, plan_), MissReason::kNone) << "there is room for one";
+  EXPECT_EQ(rig.Reason(kAnn, plan_), MissReason::kNone) << "there is space for one";
 
   rig.cache.Release(kAnn, first.lease);
   EXPECT_EQ(rig.cache.Lookup(kAnn, two).found[0].reason, MissReason::kNone);

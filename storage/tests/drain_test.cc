@@ -101,7 +101,7 @@ TEST_F(DrainTest, WritesTheMostUsedFirstWithoutEviction) {
   rig_->disk.set_faults({});
   ASSERT_EQ(rig_->cache->stats().unsaved.objects, 4u);
   Drain();
-  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u) << "there is room for two";
+  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u) << "there is space for two";
   Restart();
   EXPECT_THAT(Found(), ElementsAre(1, 2, 5)) << "what was there, what is pinned, what was used most";
 }

@@ -133,9 +133,9 @@ TEST_F(TierPoliciesTest, FloorsProtectPools) {
   PublishAndSettle(4);
   EXPECT_EQ(Ask(1).reason, MissReason::kEvicted);
   for (uint64_t text = 10; text < 30; ++text) {  // many private texts
-    const Cache::Reservation room = rig_->cache->Reserve(kSession, Plan(text), {}, PoolKind::kPrivate);
-    ASSERT_EQ(room.outcome, ReserveOutcome::kGranted);
-    rig_->cache->Publish(kSession, room.id, TestSource(Plan(text), text), [](PublishOutcome) {});
+    const Cache::Reservation reserved = rig_->cache->Reserve(kSession, Plan(text), {}, PoolKind::kPrivate);
+    ASSERT_EQ(reserved.outcome, ReserveOutcome::kGranted);
+    rig_->cache->Publish(kSession, reserved.id, TestSource(Plan(text), text), [](PublishOutcome) {});
     rig_->Settle();
   }
   EXPECT_EQ(Ask(4).reason, MissReason::kNone);

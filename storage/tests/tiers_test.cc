@@ -59,8 +59,8 @@ TEST_F(TiersTest, ARestartFindsAcknowledgedObjects) {
 
 TEST_F(TiersTest, PoolsSurviveARestart) {
   Make({.hbm = 0, .dram = 4, .ssd = 9});
-  const Cache::Reservation room = rig_->cache->Reserve(kSession, Plan(1), {}, PoolKind::kPrivate);
-  rig_->cache->Publish(kSession, room.id, TestSource(Plan(1), 1), [](PublishOutcome) {});
+  const Cache::Reservation reserved = rig_->cache->Reserve(kSession, Plan(1), {}, PoolKind::kPrivate);
+  rig_->cache->Publish(kSession, reserved.id, TestSource(Plan(1), 1), [](PublishOutcome) {});
   rig_->Settle();
   for (const uint64_t text : {2, 3}) PublishAndSettle(text);
   ASSERT_EQ(Used(*rig_->ssd), 9u);
@@ -330,9 +330,9 @@ TEST_F(TiersTest, RequestedObjectKeepsLastCopyUntilPromotionDrains) {
   ASSERT_GT(rig_->executor.pending(), 0u) << "the top still drains, and nothing reads the disk any more";
   const Match match = rig_->Lookup(kSession, plan);
   ASSERT_EQ(match.found[0].reason, MissReason::kNone);
-  const Cache::Reservation room = rig_->cache->Reserve(kSession, Plan(2));
-  ASSERT_EQ(room.outcome, ReserveOutcome::kGranted);
-  rig_->cache->Publish(kSession, room.id, TestSource(Plan(2), 2), [](PublishOutcome) {});
+  const Cache::Reservation reserved = rig_->cache->Reserve(kSession, Plan(2));
+  ASSERT_EQ(reserved.outcome, ReserveOutcome::kGranted);
+  rig_->cache->Publish(kSession, reserved.id, TestSource(Plan(2), 2), [](PublishOutcome) {});
   rig_->executor.Complete(rig_->executor.pending() - 1);  // published
   rig_->executor.Complete(rig_->executor.pending() - 1);  // copied down; the copy to the disk is next
   EXPECT_EQ(Used(*rig_->ssd), plan.Extents());

@@ -105,7 +105,7 @@ class Place {
 // Checked before the file is allocated: a file system without enough space may take every free block before it refuses,
 // and the daemon retries every few seconds. Blocks reserved for root count as used even for root, because they allow
 // repairs of a full disk.
-absl::Status CheckRoom(const std::string& path, int descriptor, const struct stat& info, uint64_t bytes) {
+absl::Status CheckSpace(const std::string& path, int descriptor, const struct stat& info, uint64_t bytes) {
   const uint64_t has = static_cast<uint64_t>(info.st_blocks) * 512;
   if (has >= bytes) return absl::OkStatus();
   struct statvfs about {};
@@ -119,7 +119,7 @@ absl::Status CheckRoom(const std::string& path, int descriptor, const struct sta
 }
 
 absl::Status Resize(const std::string& path, int descriptor, const struct stat& info, uint64_t bytes) {
-  if (absl::Status room = CheckRoom(path, descriptor, info, bytes); !room.ok()) return room;
+  if (absl::Status space = CheckSpace(path, descriptor, info, bytes); !space.ok()) return space;
   if (fallocate(descriptor, 0, 0, static_cast<off_t>(bytes)) != 0) {
     const int error = errno;
     // Frees blocks that were allocated before the space ran out.

@@ -150,8 +150,8 @@ TEST_P(GpuMoves, LandWhatWasPublished) {
     EXPECT_THAT(Land({{&object, 333}, {&object, 33}}, pages), IsEmpty());
     EXPECT_LT(LandingError(pages, object.header, object.text, 333), 1e-5);
     EXPECT_LT(LandingError(pages, object.header, object.text, 33), 1e-5);
-    std::string room;
-    const auto read = DecodeHeader(ReadStart(*tier_, object.slot, limits::kExtentBytes, room));
+    std::string buffer;
+    const auto read = DecodeHeader(ReadStart(*tier_, object.slot, limits::kExtentBytes, buffer));
     ASSERT_TRUE(read.ok()) << read.status();
     EXPECT_EQ(*read, object.header);
     tier_->Free(object.slot);

@@ -18,13 +18,14 @@ Publisher::Publisher(ObjectWriter& writer, Mover& mover, const Clock& clock, Ses
 
 Publisher::Reserved Publisher::Reserve(SessionId session, const TenantPool& pool, const ObjectHeader& plan,
                                        Nanos recompute, double flops) {
-  ObjectWriter::Room room = writer_.Reserve(pool, plan, recompute, flops, level_of_(session));
-  if (room.outcome != ReserveOutcome::kGranted) return {room.outcome, 0};
+  ObjectWriter::Reserved reserved = writer_.Reserve(pool, plan, recompute, flops, level_of_(session));
+  if (reserved.outcome != ReserveOutcome::kGranted) return {reserved.outcome, 0};
   const ReservationId id = next_id_++;
   const Nanos now = clock_.Now(), deadline = now + reservation_time_;
   reservations_.emplace(
       Name(session, id),
-      Reservation{.object = std::move(room.object), .tenant = pool.tenant, .reserved_at = now, .deadline = deadline});
+      Reservation{
+          .object = std::move(reserved.object), .tenant = pool.tenant, .reserved_at = now, .deadline = deadline});
   deadlines_.emplace(deadline, Name(session, id));
   return {ReserveOutcome::kGranted, id};
 }

@@ -143,9 +143,9 @@ TEST_F(ErasureTest, ErasedLeasedBytesStayHiddenUntilTheLeaseEnds) {
 
 TEST_F(ErasureTest, PublishInFlightIsErasedWhenDone) {
   Make({});
-  const Cache::Reservation room = rig_->cache->Reserve(kSession, Plan(1));
+  const Cache::Reservation reserved = rig_->cache->Reserve(kSession, Plan(1));
   std::optional<PublishOutcome> outcome;
-  rig_->cache->Publish(kSession, room.id, TestSource(Plan(1), 1), [&](PublishOutcome o) { outcome = o; });
+  rig_->cache->Publish(kSession, reserved.id, TestSource(Plan(1), 1), [&](PublishOutcome o) { outcome = o; });
   EXPECT_EQ(Erase().erased.objects, 0u);
   rig_->Settle();
   EXPECT_TRUE(outcome);

@@ -38,7 +38,7 @@ TEST_F(InventoryTest, ListsEachObjectOnceWithItsDetails) {
   const std::vector<Listed> all = All();
   ASSERT_THAT(all, SizeIs(3));
   EXPECT_EQ(all[0].key, Plan(1).key);
-  EXPECT_THAT(all[0].tiers, ElementsAre(TierKind::kSsd)) << "memory has room for two";
+  EXPECT_THAT(all[0].tiers, ElementsAre(TierKind::kSsd)) << "memory has space for two";
   EXPECT_EQ(all[0].age, 7);
   EXPECT_EQ(all[0].idle, 7);
   EXPECT_EQ(all[2].key, Plan(3).key);

@@ -86,7 +86,7 @@ class Scrubber::Check : public std::enable_shared_from_this<Check> {
         disk_(scrubber.table_.levels().IsDisk(at)),
         extents_(held.header.Extents()),
         hashing_(held.header) {
-    if (disk_) room_.emplace(std::min(kDiskPiece, extents_));
+    if (disk_) buffer_.emplace(std::min(kDiskPiece, extents_));
   }
 
   // Starts the next piece. If it is not busy afterwards, an executor was full: call it again.
@@ -101,7 +101,7 @@ class Scrubber::Check : public std::enable_shared_from_this<Check> {
     const Slot& slot = entry.copies[level].slot;
     const uint64_t count = std::min(disk_ ? kDiskPiece : kMemoryPiece, extents_ - next_);
     std::vector<std::byte*> places;
-    for (uint64_t i = 0; disk_ && i < count; ++i) places.push_back(room_->bytes + i * kExtentBytes);
+    for (uint64_t i = 0; disk_ && i < count; ++i) places.push_back(buffer_->bytes + i * kExtentBytes);
     if (disk_ && !read_) {
       return scrubber_.disk_->Read(slot, next_, places, [self = shared_from_this()](const absl::Status& status) {
         self->busy_ = false;
@@ -139,7 +139,7 @@ class Scrubber::Check : public std::enable_shared_from_this<Check> {
   const bool disk_;
   const uint64_t extents_;
   Hashing hashing_;
-  std::optional<AlignedExtents> room_;  // buffer for a piece of the disk
+  std::optional<AlignedExtents> buffer_;  // for a piece of the disk
   uint64_t next_ = 0;
   bool read_ = false;  // the buffer has the piece that starts at next_
   bool busy_ = false;

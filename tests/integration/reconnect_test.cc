@@ -121,7 +121,7 @@ TEST_F(Reconnect, ARegionWithoutSpaceFailsAlone) {
   const PublishParts parts = second->Compute(ObjectKind::kSegment, run);
   EXPECT_EQ(second->model().Publish(reservation, parts), PublishOutcome::kBusy);
   first = nullptr;
-  EXPECT_TRUE(Eventually([&] { return Lands(*second, prompt_); })) << "there is room now";
+  EXPECT_TRUE(Eventually([&] { return Lands(*second, prompt_); })) << "there is space now";
   EXPECT_EQ(second->model().Publish(reservation, parts), PublishOutcome::kPublished) << "the reservation is still ours";
 }
 

@@ -92,9 +92,9 @@ class Serving : public testing::Test {
     std::vector<std::max_align_t> memory(
         refengine::KvPages::RequiredBytes(config_, kPageTokens, kPages) / sizeof(std::max_align_t) + 64);
     void* aligned = memory.data();
-    size_t room = memory.size() * sizeof(std::max_align_t);
+    size_t space = memory.size() * sizeof(std::max_align_t);
     const size_t bytes = refengine::KvPages::RequiredBytes(config_, kPageTokens, kPages);
-    std::align(64, bytes, aligned, room);
+    std::align(64, bytes, aligned, space);
     refengine::KvPages pages(config_, kPageTokens, kPages, {static_cast<std::byte*>(aligned), bytes});
     const auto served = rag::FullRecompute(runtime(), pages).Serve(prompt);
     EXPECT_TRUE(served.ok()) << served.status();

@@ -153,8 +153,8 @@ TEST_F(ServingLightning, SetsPromptsFromSegmentsInAnyOrder) {
   own.Serve(turned);
   std::vector<std::byte> memory(refengine::KvPages::RequiredBytes(config_, kPageTokens, kPages) + 64);
   void* aligned = memory.data();
-  size_t room = memory.size();
-  std::align(64, room - 64, aligned, room);
+  size_t space = memory.size();
+  std::align(64, space - 64, aligned, space);
   refengine::KvPages pages(config_, kPageTokens, kPages, {static_cast<std::byte*>(aligned), memory.size() - 64});
   const auto error = layer0.Measure(turned, own.serving->last(), pages);
   ASSERT_TRUE(error.ok() && error->has_value()) << error.status();

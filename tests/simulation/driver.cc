@@ -101,7 +101,7 @@ void Driver::Reserve() {
     reservations_.push_back({session, reservation.id, text, world_.clock.Now()});
   }
   if (reservation.outcome == ReserveOutcome::kAlreadyPresent) CheckUse(text, std::nullopt);
-  if (reservation.outcome == ReserveOutcome::kNoSpace) CheckRoom(text.first, plan.Extents());
+  if (reservation.outcome == ReserveOutcome::kNoSpace) CheckSpace(text.first, plan.Extents());
   if ((reservation.outcome == ReserveOutcome::kUnavailable) != drains_)
     Fail("a cache that drains reserves, or another not");
   if (reservation.outcome == ReserveOutcome::kDeclined) {
@@ -241,7 +241,7 @@ void Driver::Landed(LandingId number, const std::vector<MissReason>& verdict) {
   for (const MissReason reason : verdict) {
     if (reason == MissReason::kCancelled && !landing.cancelled) Fail("a landing was cancelled that nobody gave up");
     if (reason == MissReason::kBusy && MayBegin(TenantOf(landing.session))) {
-      Fail("a landing was refused, and there was room for it");
+      Fail("a landing was refused, and there was space for it");
     }
   }
   if (landing.asked) return LandedPrefix(landing, verdict);

@@ -260,7 +260,7 @@ class Driver {
   void Note(Fault fault);
   void CheckBudgets();
   void CheckLeases();
-  void CheckRoom(TenantId tenant, uint64_t extents);
+  void CheckSpace(TenantId tenant, uint64_t extents);
   uint64_t InFlight(TenantId tenant) const;
   bool MayBegin(TenantId tenant) const;  // true only if it certainly can
   void CheckTurns();

@@ -76,7 +76,7 @@ void Driver::Composed(LandingId number, const storage::CompositionVerdict& verdi
   if (*composing.state != StateBefore()) Fail("a state was written, and an interior could not be had");
   if (verdict.outcome == MissReason::kBusy) {
     if (MayBegin(TenantOf(composing.session)) && compositions_.size() < limits::kMaxCompositions) {
-      Fail("a composition was refused, and there was room for it");
+      Fail("a composition was refused, and there was space for it");
     }
     return;
   }

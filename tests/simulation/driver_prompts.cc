@@ -163,7 +163,7 @@ void Driver::Committed(uint64_t number, const std::vector<CommitOutcome>& outcom
       Fail(commit.refused ? "what was composed was taken for exact" : "a commit was refused that was right");
     }
     if (outcome == CommitOutcome::kBusy && world_.executor.refused() == 0 && commits_.size() < kMostCommits) {
-      Fail("a commit was refused by a queue that had room");
+      Fail("a commit was refused by a queue that had space");
     }
     if (outcome == CommitOutcome::kKept) Reach(Event::kKept);
     if (outcome == CommitOutcome::kKeptAsSpan) Reach(Event::kKeptAsSpan);

@@ -24,7 +24,7 @@ uint64_t ExtentsOf(const Match& match, std::set<const ObjectHeader*>& seen) {
 }  // namespace
 
 // Promise 3: a refusal for lack of space is due to what others hold.
-void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
+void Driver::CheckSpace(TenantId tenant, uint64_t extents) {
   if (SomethingEnds()) return;                               // it releases its space in a moment
   if (cache().upkeep().scrubber().report().running) return;  // it holds a copy for a moment
   if (cache().stats().copies_under_way > 0 || cache().stats().landings > 0) return;  // they hold for a moment
@@ -49,7 +49,7 @@ void Driver::CheckRoom(TenantId tenant, uint64_t extents) {
     if (reservation.text.first == tenant) used += Plans().at(reservation.text).Extents();
   }
   // A text that was dropped under a lease and published again exists twice: count it twice.
-  if (2 * used + extents <= world_.TopExtents()) Fail("room that nobody holds was refused");
+  if (2 * used + extents <= world_.TopExtents()) Fail("space that no session holds was refused");
 }
 
 void Driver::CheckHit(const Text& text, const Found& found, std::optional<Nanos> used) {
@@ -320,7 +320,7 @@ void Driver::CheckWrittenAgain() {
     if (where.empty() || where.back() == TierKind::kSsd) continue;
     const storage::TierUsage usage = world_.ssd->Usage(text.first);
     if (usage.used_bytes + plan.Extents() * limits::kExtentBytes <= usage.capacity_bytes) {
-      Fail("what a disk that is well has room for stays in memory alone");
+      Fail("an object stays in memory only although a healthy disk has space");
     }
   }
   cache().offers().EndDrain();

@@ -123,11 +123,11 @@ std::vector<Finding> OfFolder(const HostFacts& facts, const HostNeeds& needs) {
                       local ? "" : "use a folder on a local disk with ext4 or xfs (in a pod: hostPath)"});
   findings.push_back({facts.direct_io ? Verdict::kFine : Verdict::kBad, "O_DIRECT",
                       facts.direct_io ? "supported" : "not supported", facts.direct_io ? "" : "use ext4 or xfs"});
-  const uint64_t room = facts.folder_free_bytes.value_or(0), own = facts.folder_own_bytes;
-  const bool fits = room + own >= needs.ssd_bytes;
+  const uint64_t free = facts.folder_free_bytes.value_or(0), own = facts.folder_own_bytes;
+  const bool fits = free + own >= needs.ssd_bytes;
   findings.push_back({fits ? Verdict::kFine : Verdict::kBad, "disk space",
-                      own == 0 ? absl::StrCat(Bytes(room), " free")
-                               : absl::StrCat(Bytes(room), " free, ", Bytes(own), " used by the tier"),
+                      own == 0 ? absl::StrCat(Bytes(free), " free")
+                               : absl::StrCat(Bytes(free), " free, ", Bytes(own), " used by the tier"),
                       fits ? "" : absl::StrCat("lower ssd.capacity_bytes; ", Bytes(needs.ssd_bytes), " are required")});
   return findings;
 }

@@ -102,10 +102,10 @@ const char* StateOf(const v1::StatsReply& stats) {
 
 std::string Bar(uint64_t part, uint64_t whole, size_t width) {
   if (width < 3) return "";
-  const size_t room = width - 2;
+  const size_t inner = width - 2;
   const double share = whole == 0 ? 0 : static_cast<double>(part) / static_cast<double>(whole);
-  const size_t full = std::min(room, static_cast<size_t>(share * static_cast<double>(room) + 0.5));
-  return absl::StrCat("[", std::string(full, '#'), std::string(room - full, '-'), "]");
+  const size_t full = std::min(inner, static_cast<size_t>(share * static_cast<double>(inner) + 0.5));
+  return absl::StrCat("[", std::string(full, '#'), std::string(inner - full, '-'), "]");
 }
 
 std::string WorstMisses(const Tokens& tokens, size_t most) {

@@ -53,9 +53,9 @@ void AppendWrapped(absl::string_view line, size_t columns, std::string* out) {
       std::min(line.find_first_not_of(' ') == line.npos ? 0 : line.find_first_not_of(' ') + 2, columns / 2);
   bool first = true;
   for (;;) {
-    const size_t room = first ? columns : columns - indent;
-    if (WidthOf(line) <= room) break;
-    const size_t fits = std::max<size_t>(BytesWithin(line, room), 1);
+    const size_t available = first ? columns : columns - indent;
+    if (WidthOf(line) <= available) break;
+    const size_t fits = std::max<size_t>(BytesWithin(line, available), 1);
     // Breaks at the space after the last word that fits. A word longer than the line is broken anywhere.
     size_t end = line[fits] == ' ' ? fits : line.rfind(' ', fits);
     if (end == line.npos || line.find_first_not_of(' ') >= end) end = fits;

@@ -249,7 +249,7 @@ class Rounds {
   // The policy chose which objects were evicted.
   void KeepWhatIsThere() {
     std::erase_if(queries_, [this](const storage::Query& query) { return !cache_.Match(query); });
-    Require(queries_.size() == entries_, "there are fewer objects than there is room for");
+    Require(queries_.size() == entries_, "there are fewer objects than there is space for");
     table_.clear();
     table_.reserve(entries_);
     for (size_t i = 0; i < entries_; ++i) table_.emplace(queries_[i].key, i);

@@ -181,7 +181,7 @@ void TimeEvictions(size_t entries, std::mt19937_64& random, Round& round) {
   const uint64_t each = kCosts.checkpoint_bytes + kCosts.page_bytes;
   const size_t timed = std::max<size_t>(entries / 50, 1000);
   storage::CheckpointBudget store(kCosts, (entries + timed) * each, reuse, random());
-  std::vector<PrefixNode*> roomy, tight;
+  std::vector<PrefixNode*> ample, tight;
   for (size_t i = 0; i < entries + 2 * timed; ++i) {
     const Tokens tokens = {static_cast<int32_t>(i % 4096), static_cast<int32_t>(i), 0, 0, 0, 0, 0, 0};
     const auto inserted = tree.Insert(tokens);
@@ -189,9 +189,9 @@ void TimeEvictions(size_t entries, std::mt19937_64& random, Round& round) {
     inserted.node->data.kind = storage::ReuseKind::kRequestEnd;
     inserted.node->data.used = i;
     if (i >= entries) {
-      (i < entries + timed ? roomy : tight).push_back(inserted.node);
+      (i < entries + timed ? ample : tight).push_back(inserted.node);
     } else {
-      Require(store.Admit(*inserted.node, i), "there was no room for a checkpoint");
+      Require(store.Admit(*inserted.node, i), "there was no space for a checkpoint");
     }
   }
   size_t admitted = 0;
@@ -202,8 +202,8 @@ void TimeEvictions(size_t entries, std::mt19937_64& random, Round& round) {
     });
     return seconds * 1e9 / static_cast<double>(timed);
   };
-  round.admit = admit(roomy);
-  Require(store.evictions() == 0, "there was room");
+  round.admit = admit(ample);
+  Require(store.evictions() == 0, "there was space");
   round.evict = admit(tight) - round.admit;
   Require(store.evictions() == timed && admitted == 2 * timed, "a new checkpoint did not take an old one's place");
 }

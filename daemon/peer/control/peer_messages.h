@@ -116,7 +116,7 @@ struct PeerWorker {
   uint64_t worker = 0;
   double tokens_per_second = 0;
   uint64_t queued_tokens = 0;
-  uint32_t room = 0;
+  uint32_t capacity = 0;
 };
 
 // A prompt of which a node would save something.

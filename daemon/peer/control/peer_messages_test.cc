@@ -325,13 +325,13 @@ TEST(PeerMessages, WorkersAreChecked) {
   request.set_ns("x");
   EXPECT_EQ(Error(Read(request).status()), "ns: wrong length; expected 32 bytes");
   v1::PeerWorkersReply reply;
-  Write(std::vector<PeerWorker>{{.worker = 3, .tokens_per_second = 1.5, .queued_tokens = 7, .room = 2}}, &reply);
+  Write(std::vector<PeerWorker>{{.worker = 3, .tokens_per_second = 1.5, .queued_tokens = 7, .capacity = 2}}, &reply);
   const auto workers = Read(reply);
   ASSERT_TRUE(workers.ok());
   EXPECT_EQ(workers->at(0).worker, 3u);
   EXPECT_EQ(workers->at(0).tokens_per_second, 1.5);
   EXPECT_EQ(workers->at(0).queued_tokens, 7u);
-  EXPECT_EQ(workers->at(0).room, 2u);
+  EXPECT_EQ(workers->at(0).capacity, 2u);
   reply.mutable_workers(0)->set_tokens_per_second(std::numeric_limits<double>::quiet_NaN());
   EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: must be a positive number");
   reply.mutable_workers(0)->set_tokens_per_second(-1);

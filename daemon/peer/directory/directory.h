@@ -99,7 +99,7 @@ struct DirectoryStats {
 // Called on the directory's own thread. They may call the directory, and must not block. Empty ones are skipped.
 struct DirectoryEvents {
   std::function<void()> members_changed;
-  // etcd lost this node's announcements, or never had them: announce all objects again, as Room() permits.
+  // etcd lost this node's announcements, or never had them: announce all objects again, as RemainingCapacity() permits.
   std::function<void()> announce_again;
   // Erasures were added or removed, or this node must report its progress again (Erased).
   std::function<void()> erasures_changed;
@@ -119,7 +119,7 @@ class Directory {
   // has no effect.
   virtual void Withdraw(const NamespaceId& ns, const Key& key, const TensorShard& shard) = 0;
   // Number of announcements that the queue accepts now.
-  virtual size_t Room() const = 0;
+  virtual size_t RemainingCapacity() const = 0;
   // Returns whether a queued announcement of the object was displaced by a more valuable one. Announce it again.
   virtual bool GaveUp(const NamespaceId& ns, const Key& key, const TensorShard& shard) const = 0;
 

@@ -97,9 +97,9 @@ void EtcdDirectory::Withdraw(const NamespaceId& ns, const Key& key, const Tensor
   if (idle) state_->session.Wake();
 }
 
-size_t EtcdDirectory::Room() const {
+size_t EtcdDirectory::RemainingCapacity() const {
   MutexLock lock(state_->shared.mutex);
-  return state_->shared.queue.Room();
+  return state_->shared.queue.RemainingCapacity();
 }
 
 bool EtcdDirectory::GaveUp(const NamespaceId& ns, const Key& key, const TensorShard& shard) const {

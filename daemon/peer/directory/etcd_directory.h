@@ -31,7 +31,7 @@ class EtcdDirectory final : public Directory {
 
   bool Announce(const NamespaceId& ns, const Key& key, const Holding& holding, double worth) override;
   void Withdraw(const NamespaceId& ns, const Key& key, const TensorShard& shard) override;
-  size_t Room() const override;
+  size_t RemainingCapacity() const override;
   bool GaveUp(const NamespaceId& ns, const Key& key, const TensorShard& shard) const override;
   void Follow(const NamespaceId& ns) override;
   void Unfollow(const NamespaceId& ns) override;

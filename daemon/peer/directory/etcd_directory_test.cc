@@ -235,7 +235,7 @@ TEST_F(EtcdDirectoryTest, AFullQueueDropsTheLeastValuable) {
     const bool taken = a.directory.Announce(NamespaceOf(1), DigestOf(key), {}, static_cast<double>(key % 15));
     EXPECT_EQ(taken, key < 15 || key % 15 >= 6) << key;
   }
-  EXPECT_EQ(a.directory.Room(), 0u);
+  EXPECT_EQ(a.directory.RemainingCapacity(), 0u);
   EXPECT_EQ(a.directory.Stats().queued_announcements, 10u);
   EXPECT_EQ(a.directory.Stats().dropped_announcements, 20u);
   for (uint64_t key = 100; key < 115; ++key) a.directory.Withdraw(NamespaceOf(1), DigestOf(key), {});

@@ -43,7 +43,7 @@ class WriteQueue {
   size_t announcements() const { return announcements_.size(); }
   size_t withdrawals() const { return withdrawals_.size(); }
   size_t size() const { return announcements() + withdrawals(); }
-  size_t Room() const { return capacity_ - announcements(); }
+  size_t RemainingCapacity() const { return capacity_ - announcements(); }
   uint64_t dropped_announcements() const { return dropped_announcements_; }
   uint64_t dropped_withdrawals() const { return dropped_withdrawals_; }
 

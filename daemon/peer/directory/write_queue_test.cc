@@ -121,7 +121,7 @@ TEST(WriteQueue, RandomCallsKeepTheBoundsAndTheLatestWrites) {
     ASSERT_LE(queue.announcements(), 8u);
     ASSERT_LE(queue.withdrawals(), 8u);
     ASSERT_EQ(queue.withdrawals(), withdrawn.size()) << "one was lost in step " << step;
-    ASSERT_EQ(queue.Room(), 8 - queue.announcements());
+    ASSERT_EQ(queue.RemainingCapacity(), 8 - queue.announcements());
   }
   EXPECT_GT(queue.dropped_announcements(), 0u);
   EXPECT_GT(queue.dropped_withdrawals(), 0u);

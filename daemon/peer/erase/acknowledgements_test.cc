@@ -36,7 +36,7 @@ class SaidDirectory final : public Directory {
 
   bool Announce(const NamespaceId&, const Key&, const Holding&, double) override { return false; }
   void Withdraw(const NamespaceId&, const Key&, const TensorShard&) override {}
-  size_t Room() const override { return 0; }
+  size_t RemainingCapacity() const override { return 0; }
   bool GaveUp(const NamespaceId&, const Key&, const TensorShard&) const override { return false; }
   void Follow(const NamespaceId&) override {}
   void Unfollow(const NamespaceId&) override {}

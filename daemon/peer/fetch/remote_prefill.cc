@@ -47,7 +47,7 @@ void RemotePrefill::Find(storage::TenantId tenant, const NamespaceId& ns,
                                    .worker = worker.worker,
                                    .tokens_per_second = worker.tokens_per_second,
                                    .queued_tokens = worker.queued_tokens,
-                                   .room = worker.room,
+                                   .capacity = worker.capacity,
                                    .delay = took});
         }
       } else {

@@ -94,7 +94,7 @@ void OfferTaker::Ends(const storage::Offering& offering) {
   stats_.under_way = coming_.size();
 }
 
-// If an engine waits for it, the top level makes room as for a lookup, if possible.
+// If an engine waits for it, the top level makes space as for a lookup, if possible.
 TakeOutcome OfferTaker::Judge(const storage::Offering& offering, OfferKind why) {
   const TakeOutcome outcome = cache_.offers().Judge(offering, why == OfferKind::kDrain);
   const bool waits = why == OfferKind::kHandOff && outcome == TakeOutcome::kNoSpace;

@@ -47,7 +47,7 @@ void Replicas::Pause(const Member& member, storage::TenantId tenant, storage::Na
   not_before_[{member.incarnation, tenant}] = clock_.Now() + time;
 }
 
-// Returns whether the node neither has nor requested the object, shares the tenant, and had room recently.
+// Returns whether the node neither has nor requested the object, shares the tenant, and had space recently.
 bool Replicas::Wants(const Member& member, const storage::Offering& offering) const {
   const storage::TenantId tenant = offering.pool.tenant;
   if (Paused(member, tenant) || Paused(member, storage::kNoTenant) || !offerer_.Shares(member, tenant)) return false;

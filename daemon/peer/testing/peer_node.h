@@ -66,7 +66,7 @@ class TestDirectory : public Directory {
       return one.member == member && one.key == key && one.holding.shard == shard;
     });
   }
-  size_t Room() const override { return SIZE_MAX; }
+  size_t RemainingCapacity() const override { return SIZE_MAX; }
   bool GaveUp(const NamespaceId&, const Key&, const TensorShard&) const override { return false; }
   void Follow(const NamespaceId&) override {}
   void Unfollow(const NamespaceId&) override {}

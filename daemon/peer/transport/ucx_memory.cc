@@ -97,10 +97,10 @@ absl::StatusOr<std::unique_ptr<RemoteKey>> UcxWorker::Unpack(Link& link, const s
       static_cast<uint8_t>(packed[kType]) >= UCS_MEMORY_TYPE_LAST) {
     return absl::InvalidArgumentError("remote_key: invalid");
   }
-  std::string room(kLongestKey, '\0');
-  std::memcpy(room.data(), packed.data(), packed.size());
+  std::string buffer(kLongestKey, '\0');
+  std::memcpy(buffer.data(), packed.data(), packed.size());
   ucp_rkey_h key = nullptr;
-  const ucs_status_t status = ucp_ep_rkey_unpack(static_cast<UcxLink&>(link).ep, room.data(), &key);
+  const ucs_status_t status = ucp_ep_rkey_unpack(static_cast<UcxLink&>(link).ep, buffer.data(), &key);
   if (status != UCS_OK) return ToStatus(status, "ucp_ep_rkey_unpack");
   return std::make_unique<UcxKey>(key);
 }

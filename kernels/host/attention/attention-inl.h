@@ -40,7 +40,7 @@ struct Scratch {
 
   // Aligned areas of the given sizes, one after another, filled with zeros.
   template <size_t N>
-  void Divide(const size_t (&floats)[N], float* (&rooms)[N]) {
+  void Divide(const size_t (&floats)[N], float* (&areas)[N]) {
     constexpr size_t kAlign = 64 / sizeof(float);
     size_t total = kAlign;
     for (const size_t n : floats) total += RoundUp(n, kAlign);
@@ -48,7 +48,7 @@ struct Scratch {
     const size_t past = reinterpret_cast<uintptr_t>(memory.data()) / sizeof(float) % kAlign;
     float* at = memory.data() + (kAlign - past) % kAlign;
     for (size_t i = 0; i < N; ++i) {
-      rooms[i] = at;
+      areas[i] = at;
       std::fill_n(at, floats[i], 0.0f);
       at += RoundUp(floats[i], kAlign);
     }
@@ -131,24 +131,24 @@ class Part {
     const size_t step = tiles_ ? TileStepNumbers(kMaxTileParts) * sizeof(uint16_t) / sizeof(float) : 0;
     const size_t panels = TileBlocks(head_rows_);
     thread_local Scratch scratch;
-    float* rooms[10];
+    float* areas[10];
     scratch.Divide(
         {rows_ * query_stride_, head_rows_ * kMaxBlock, rows_ * out_stride_, 2 * rows_ + head_rows_,
          block_ * key_.stride, block_ * other_.stride, static_cast<size_t>(shape_.kv_heads) * panels * depths_ * step,
          std::max(depths_, TileBlocks(out_stride_)) * step, step, tiles_ ? panels * kTileBlock * kTileBlock : 0},
-        rooms);
-    queries_ = rooms[0];
-    scores_ = rooms[1];
-    out_ = rooms[2];
-    largest_ = rooms[3];
+        areas);
+    queries_ = areas[0];
+    scores_ = areas[1];
+    out_ = areas[2];
+    largest_ = areas[3];
     sum_ = largest_ + rows_;
     factor_ = sum_ + rows_;
-    key_.staged = rooms[4];
-    other_.staged = rooms[5];
-    query_tiles_ = reinterpret_cast<uint16_t*>(rooms[6]);
-    block_tiles_ = reinterpret_cast<uint16_t*>(rooms[7]);
-    weight_tiles_ = reinterpret_cast<uint16_t*>(rooms[8]);
-    products_ = rooms[9];
+    key_.staged = areas[4];
+    other_.staged = areas[5];
+    query_tiles_ = reinterpret_cast<uint16_t*>(areas[6]);
+    block_tiles_ = reinterpret_cast<uint16_t*>(areas[7]);
+    weight_tiles_ = reinterpret_cast<uint16_t*>(areas[8]);
+    products_ = areas[9];
     std::fill_n(largest_, rows_, -INFINITY);
     if (plan.stand == KeysStand::kUnrotated && plan.args.rotation.style != RopeStyle::kNone) {
       scratch.angles.Prepare(plan.args.rotation, block_);

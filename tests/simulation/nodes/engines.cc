@@ -225,7 +225,7 @@ void Driver::PublishParts(size_t machine, std::vector<Text> parts, const std::fu
   Node& node = *At(machine);
   const Text text = parts.back();
   parts.pop_back();
-  node.router->YieldRoom(text.first, Plans().at(text).key);
+  node.router->YieldSpace(text.first, Plans().at(text).key);
   const storage::Cache::Reservation reservation = node.cache->Reserve(text.first, Plans().at(text));
   schedule_.Trace(static_cast<uint64_t>(reservation.outcome));
   if (reservation.outcome == ReserveOutcome::kAlreadyPresent) return PublishParts(machine, std::move(parts), done);

@@ -39,7 +39,7 @@ constexpr const char* kEventNames[kEvents] = {"nodes killed",
                                               "segments prefilled elsewhere",
                                               "segments given back to their asker",
                                               "calls for a tenant that is not shared",
-                                              "calls that found no room"};
+                                              "calls that found no space"};
 
 }  // namespace
 
