@@ -10,7 +10,7 @@
 #include "absl/strings/string_view.h"
 
 // UNARY(name, request, reply, callers); STREAM for calls with several replies. Messages are in ashlar::v1. `callers` is
-// Sessions, or Anybody if ended sessions may call too.
+// Sessions, or All if ended sessions may call too.
 #define ASHLAR_CACHE_CALLS(UNARY, STREAM)                               \
   UNARY(OpenModel, OpenModelRequest, OpenModelReply, Sessions)          \
   UNARY(CloseModel, CloseModelRequest, CloseModelReply, Sessions)       \
@@ -24,7 +24,7 @@
   STREAM(LookupAndLand, LookupAndLandRequest, LandEvent, Sessions)      \
   UNARY(Advance, AdvanceRequest, CompositionReply, Sessions)            \
   UNARY(Compose, ComposeRequest, CompositionReply, Sessions)            \
-  UNARY(Quiesce, QuiesceRequest, QuiesceReply, Anybody)                 \
+  UNARY(Quiesce, QuiesceRequest, QuiesceReply, All)                     \
   UNARY(Release, ReleaseRequest, ReleaseReply, Sessions)                \
   UNARY(AttachLease, AttachLeaseRequest, AttachLeaseReply, Sessions)    \
   UNARY(Admit, AdmitRequest, AdmitReply, Sessions)                      \
@@ -49,7 +49,7 @@ ASHLAR_CACHE_CALLS(ASHLAR_DECLARE, ASHLAR_DECLARE)
 namespace ashlar {
 
 enum class CallShape : uint8_t { kUnary, kStream };
-enum class Callers : uint8_t { kSessions, kAnybody };
+enum class Callers : uint8_t { kSessions, kAll };
 
 enum class CacheCall : uint8_t {
 #define ASHLAR_NAME(name, ...) k##name,

@@ -49,7 +49,7 @@ TEST(CacheCalls, EveryRequestNamesItsSessionFirst) {
 
 TEST(CacheCalls, OnlyQuiesceIsForSessionsThatHaveEnded) {
   for (const CacheCallRow& row : kCacheCalls) {
-    EXPECT_EQ(row.callers == Callers::kAnybody, row.name == "Quiesce") << row.name;
+    EXPECT_EQ(row.callers == Callers::kAll, row.name == "Quiesce") << row.name;
   }
   EXPECT_EQ(RowOf(CacheCall::kQuiesce).name, "Quiesce");
 }

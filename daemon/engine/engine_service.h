@@ -81,7 +81,7 @@ class EngineService final : public PromptProber {
         hand_off_(std::move(hand_off)) {}
 
   // Checks the secret of a call from `user`. PERMISSION_DENIED for a session of another user. UNAUTHENTICATED for an
-  // unknown or ended session, unless `callers` is kAnybody. Every call also checks that its session is open.
+  // unknown or ended session, unless `callers` is kAll. Every call also checks that its session is open.
   absl::Status Authenticate(const std::string& secret, uid_t user, Callers callers) const;
 
   // The calls of ashlar.v1.Cache, in the order of proto/cache_calls.h. Unary calls fill `reply`; the streams of

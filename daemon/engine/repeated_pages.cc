@@ -20,14 +20,14 @@ RepeatedPages::RepeatedPages(std::span<const int32_t> page_table) {
     const auto found = repeated.find(page_table[i]);
     if (found != repeated.end()) entries_.push_back({i, found->second});
   }
-  claimed_by_.assign(repeated.size(), kNobody);
+  claimed_by_.assign(repeated.size(), kUnclaimed);
 }
 
 std::optional<RepeatedPages::Conflict> RepeatedPages::Claim(uint64_t first, uint64_t last) {
   for (auto entry = std::ranges::lower_bound(entries_, first, {}, &Entry::index);
        entry != entries_.end() && entry->index < last; ++entry) {
     uint32_t& holder = claimed_by_[entry->page];
-    if (holder != kNobody && holder != entry->index) return Conflict{entry->index, holder};
+    if (holder != kUnclaimed && holder != entry->index) return Conflict{entry->index, holder};
     holder = entry->index;
   }
   return std::nullopt;

@@ -30,7 +30,7 @@ class RepeatedPages {
     uint32_t index;  // index in the page table
     uint32_t page;   // index in claimed_by_
   };
-  static constexpr uint32_t kNobody = UINT32_MAX;
+  static constexpr uint32_t kUnclaimed = UINT32_MAX;
 
   std::vector<Entry> entries_;        // ascending by index
   std::vector<uint32_t> claimed_by_;  // the claiming entry per repeated page

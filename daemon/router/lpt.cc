@@ -14,7 +14,7 @@ storage::Nanos ReadyAfter(const LptWorker& worker, uint64_t tokens) {
 // Assigns every segment to a worker, in this order.
 LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, std::span<const LptWorker> workers,
               std::span<const size_t> capacities) {
-  LptPlan plan{.worker = std::vector<size_t>(tokens.size(), LptPlan::kNobody),
+  LptPlan plan{.worker = std::vector<size_t>(tokens.size(), LptPlan::kUnassigned),
                .ends = std::vector<storage::Nanos>(tokens.size(), 0)};
   std::vector<LptWorker> now(workers.begin(), workers.end());
   std::vector<size_t> capacity_at(capacities.begin(), capacities.end());
@@ -22,16 +22,16 @@ LptPlan Share(std::span<const uint64_t> tokens, std::span<const size_t> order, s
     return worker.capacity == 0 || (worker.node != LptWorker::kNoNode && capacity_at[worker.node] == 0);
   };
   for (const size_t segment : order) {
-    size_t best = LptPlan::kNobody;
+    size_t best = LptPlan::kUnassigned;
     storage::Nanos best_end = 0;
     for (size_t i = 0; i < now.size(); ++i) {
       if (now[i].tokens_per_second <= 0 || full(now[i])) continue;
       const storage::Nanos end = ReadyAfter(now[i], tokens[segment]) + now[i].delay;
-      if (best != LptPlan::kNobody && end >= best_end) continue;
+      if (best != LptPlan::kUnassigned && end >= best_end) continue;
       best = i;
       best_end = end;
     }
-    if (best == LptPlan::kNobody) continue;
+    if (best == LptPlan::kUnassigned) continue;
     now[best].ready_in = ReadyAfter(now[best], tokens[segment]);
     --now[best].capacity;
     if (now[best].node != LptWorker::kNoNode) --capacity_at[now[best].node];

@@ -33,8 +33,8 @@ struct LptWorker {
 };
 
 struct LptPlan {
-  static constexpr size_t kNobody = SIZE_MAX;
-  std::vector<size_t> worker;        // worker of each segment; kNobody if no worker can take it
+  static constexpr size_t kUnassigned = SIZE_MAX;
+  std::vector<size_t> worker;        // worker of each segment; kUnassigned if no worker can take it
   std::vector<storage::Nanos> ends;  // when each segment is at the requesting node, from now
   storage::Nanos ends_at = 0;        // the latest of `ends`
 };

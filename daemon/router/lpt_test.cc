@@ -71,7 +71,7 @@ TEST(PlanLpt, ANodesCapacityIsSharedByItsWorkers) {
   const LptPlan plan = PlanLpt(tokens, workers, capacities);
   EXPECT_EQ(std::ranges::count_if(plan.worker, [](size_t worker) { return worker >= 1 && worker < 4; }), 4);
   EXPECT_EQ(std::ranges::count(plan.worker, 4u), 2);
-  EXPECT_EQ(std::ranges::count(plan.worker, LptPlan::kNobody), 4);
+  EXPECT_EQ(std::ranges::count(plan.worker, LptPlan::kUnassigned), 4);
 }
 
 TEST(PlanLpt, AWorkerWithAnAbsurdRateGetsNothing) {
@@ -92,11 +92,11 @@ TEST(PlanLpt, WarmUpWithoutWorkersAssignsNothing) {
   const std::vector<uint64_t> tokens = {1000, 2000};
   const std::vector<LptWorker> none = {{.tokens_per_second = 0}};
   const LptPlan plan = PlanLpt(tokens, none);
-  EXPECT_THAT(plan.worker, testing::Each(LptPlan::kNobody));
+  EXPECT_THAT(plan.worker, testing::Each(LptPlan::kUnassigned));
   EXPECT_EQ(plan.ends_at, 0);
   // A worker that takes any segment gets as many as it has space for.
   const std::vector<LptWorker> one = {{.tokens_per_second = 0}, {.tokens_per_second = 10, .capacity = 1}};
-  EXPECT_EQ(PlanLpt(tokens, one).worker, (std::vector<size_t>{LptPlan::kNobody, 1}));
+  EXPECT_EQ(PlanLpt(tokens, one).worker, (std::vector<size_t>{LptPlan::kUnassigned, 1}));
 }
 
 TEST(PlanLpt, KeepsGrahamsBound) {

@@ -156,7 +156,7 @@ void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen,
       task = fresh;
     }
     const size_t worker = chosen.worker[i];
-    const bool others = worker != 0 && worker != LptPlan::kNobody;
+    const bool others = worker != 0 && worker != LptPlan::kUnassigned;
     if (known == tasks_.end() && !(others && ReserveSpace(*task))) {
       ++figures_.own_segments;
       if (worker == 0) plan.asker_free_at = std::max(plan.asker_free_at, now + chosen.ends[i]);
@@ -282,7 +282,7 @@ void Router::Retry() {
            for (size_t i = 0; i < tasks.size(); ++i) {
              if (tasks[i]->state != PlannedSegmentState::kPending || tasks[i]->assigned) continue;
              const size_t worker = chosen.worker[i];
-             if (worker != 0 && worker != LptPlan::kNobody && ReserveSpace(*tasks[i])) {
+             if (worker != 0 && worker != LptPlan::kUnassigned && ReserveSpace(*tasks[i])) {
                Assign(tasks[i], places[worker - 1], chosen.ends[i]);
                continue;
              }
@@ -415,7 +415,7 @@ void Router::Tick() {
   for (auto& [id, plan] : plans_) {
     if (plan.waiting && plan.waits_until <= now) Tell(plan, /*over=*/true);
     // A warm-up has no requester; it ends with its segments.
-    if (plan.asker.session == kNobody) continue;
+    if (plan.asker.session == kNoSession) continue;
     if (!plan.waiting && now - plan.asked_at > options_.drop_after) erased.emplace_back(plan.asker.session, id);
   }
   for (const auto& [session, id] : erased) End(session, id);

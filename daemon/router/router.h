@@ -169,7 +169,7 @@ class Router {
   void EndWarmUp(uint64_t plan);
   storage::SessionId SessionOf(storage::TenantId tenant);
 
-  static constexpr storage::SessionId kNobody = 0;  // engine sessions count from 1
+  static constexpr storage::SessionId kNoSession = 0;  // engine sessions count from 1
   static constexpr storage::SessionId kFirstSession = (storage::SessionId{1} << 62) + (storage::SessionId{1} << 61);
 
   const storage::Clock& clock_;

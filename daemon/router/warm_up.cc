@@ -22,7 +22,7 @@ void Router::Warm(storage::TenantId tenant, std::vector<Cold> cold, std::functio
     missing.push_back(std::move(one));
   }
   if (missing.empty()) return done(*states);
-  Plan({.session = kNobody, .tenant = tenant, .computes = false}, std::move(missing),
+  Plan({.session = kNoSession, .tenant = tenant, .computes = false}, std::move(missing),
        [this, states, places, done](const absl::StatusOr<Planned>& planned) {
          if (!planned.ok()) return done(planned.status());
          for (size_t i = 0; i < places->size(); ++i) {
@@ -36,11 +36,11 @@ void Router::Warm(storage::TenantId tenant, std::vector<Cold> cold, std::functio
 // A warm-up's plan ends with its last segment.
 void Router::EndWarmUp(uint64_t id) {
   const auto plan = plans_.find(id);
-  if (plan == plans_.end() || plan->second.asker.session != kNobody) return;
+  if (plan == plans_.end() || plan->second.asker.session != kNoSession) return;
   const bool pending = std::ranges::any_of(plan->second.tasks, [](const std::shared_ptr<Task>& task) {
     return task != nullptr && task->state == PlannedSegmentState::kPending;
   });
-  if (!pending) End(kNobody, id);
+  if (!pending) End(kNoSession, id);
 }
 
 }  // namespace ashlar::daemon

@@ -190,7 +190,7 @@ void LandJob::AppendInPart(Task task, std::vector<Task>& tasks) const {
   const uint64_t first = task.range.FirstRow(), wanted = task.source->tokens;
   if (wanted <= first) return;
   task.tokens = wanted - first;
-  task.checksums = task.step->nobodys.emplace_back(2 * size_t{task.range.count}).data();
+  task.checksums = task.step->partial_checksums.emplace_back(2 * size_t{task.range.count}).data();
   if (task.scales != nullptr) task.scale_checksums = task.checksums + task.range.count;
   tasks.push_back(task);
 }

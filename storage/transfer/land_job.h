@@ -90,7 +90,7 @@ class LandJob {
     size_t index;  // index in the run
     std::vector<Check> checks;
     std::atomic<size_t> tasks_left{0};
-    std::deque<std::vector<uint64_t>> nobodys = {};  // checksums of partly landed parts; stable addresses
+    std::deque<std::vector<uint64_t>> partial_checksums = {};  // of partly landed parts; stable addresses
   };
   struct Task {
     Step* step;

@@ -45,7 +45,7 @@ absl::Status ToStatus(ucs_status_t status, absl::string_view what) {
 
 // UCX's own thread accepts connections; UCX 1.13 does so even after their listener was destroyed. So the kernel first
 // drops packets for the listening sockets, and connections made in between are accepted and refused.
-void UcxWorker::LetNobodyIn() {
+void UcxWorker::RefuseConnections() {
   if (listener_ == nullptr) return;
   constexpr auto kInBetween = std::chrono::milliseconds(50);
   AdmitOnly(listening_, {"0.0.0.0"}).IgnoreError();
@@ -62,7 +62,7 @@ UcxWorker::~UcxWorker() {
   std::vector<UcxLink*> links;
   for (auto& [ep, link] : links_) links.push_back(link.get());
   for (UcxLink* link : links) Close(*link);
-  LetNobodyIn();
+  RefuseConnections();
   while (!closing_.empty()) {
     ucp_worker_progress(worker_);
     DropClosed();

@@ -85,7 +85,7 @@ class UcxWorker final : public Ucx {
   void Sent(UcxSend* send, ucs_status_t status);
   void DropClosed();
   void EndSilent();
-  void LetNobodyIn();
+  void RefuseConnections();
   void UnregisterAll();
 
   static ucs_status_t OnMessage(void* self, const void* header, size_t header_bytes, void* data, size_t bytes,
