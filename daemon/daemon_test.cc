@@ -242,7 +242,7 @@ TEST(Daemon, EnginesConnectAndLeaveWhileOthersWork) {
         const v1::LandRequest request = engine.LandRequest(match->lease(), {At(0, 0)});
         // Every other landing is cancelled at once, and every third session ends without notice.
         if (round % 2 == 0) {
-          engine.LandAndGiveUp(request);
+          engine.LandAndCancel(request);
           v1::QuiesceReply reply;
           EXPECT_TRUE(engine.Call(engine.QuiesceRequest(request.landing()), &reply).ok());
         } else {

@@ -24,8 +24,7 @@ struct AdaptedLayer {
   uint64_t UnitBytes(TransitionForm form, uint32_t rank = 0) const {
     return TransitionBytes(TupleShapeOf(*linear), linear->state_dtype, form, rank);
   }
-  // Keeps all heads dense.
-  void GiveUp() {
+  void KeepDense() {
     heads.assign(linear->value_heads, {});
     saved_bytes = 0;
   }
@@ -35,7 +34,7 @@ AdaptedLayer Adapt(const LinearLayer& linear, const DenseTransitions& memory, ui
                    kernels::Workers* workers) {
   AdaptedLayer layer{.linear = &linear, .memory = memory};
   layer.factors.resize(linear.value_heads);
-  layer.GiveUp();
+  layer.KeepDense();
   if (epsilon <= 0) return layer;
   const uint64_t dense = layer.UnitBytes(TransitionForm::kDense), numbers = uint64_t{linear.d_k} * linear.d_k;
   std::vector<std::byte> scratch(linear.value_heads * dense);
@@ -138,7 +137,7 @@ std::vector<PublishParts::Run> AdaptTransitions(const Layout& layout, uint64_t t
   std::ranges::sort(by_gain, {}, &AdaptedLayer::saved_bytes);
   std::vector<PublishParts::Run> runs = RunsOf(adapted);
   for (auto least = by_gain.begin(); least != by_gain.end() && !Fits(*plan, runs); ++least) {
-    (*least)->GiveUp();
+    (*least)->KeepDense();
     runs = RunsOf(adapted);
   }
   for (const AdaptedLayer& layer : adapted) Write(layer);

@@ -81,16 +81,16 @@ TEST(Background, DropsWorkThatHasWaitedTooLong) {
   Background background;
   std::vector<std::shared_ptr<Background::Task>> tasks;
   for (size_t i = 0; i < Background::kMostThreads; ++i) tasks.push_back(background.Start([&] { gate.Pass(); }));
-  std::atomic<int> done = 0, given_up = 0;
+  std::atomic<int> done = 0, abandoned = 0;
   const auto start = [&](std::chrono::milliseconds patience) {
-    tasks.push_back(background.Start([&] { ++done; }, Background::Late{patience, [&] { ++given_up; }}));
+    tasks.push_back(background.Start([&] { ++done; }, Background::Late{patience, [&] { ++abandoned; }}));
   };
   for (int i = 0; i < 10; ++i) start(std::chrono::milliseconds(1));
   for (int i = 0; i < 10; ++i) start(std::chrono::hours(1));
   std::this_thread::sleep_for(std::chrono::milliseconds(5));
   gate.Open();
   for (const auto& task : tasks) task->Wait();
-  EXPECT_EQ(given_up, 10);
+  EXPECT_EQ(abandoned, 10);
   EXPECT_EQ(done, 10);
 }
 

@@ -80,7 +80,7 @@ void Quarantine::Sort() {
 
 uint64_t Quarantine::Take(uint32_t set, std::span<int32_t> pages, std::chrono::milliseconds timeout) {
   using Clock = std::chrono::steady_clock;
-  const auto give_up = Clock::now() + timeout;
+  const auto deadline = Clock::now() + timeout;
   for (;;) {
     std::vector<std::shared_ptr<Doubt>> doubtful;
     {
@@ -91,17 +91,17 @@ uint64_t Quarantine::Take(uint32_t set, std::span<int32_t> pages, std::chrono::m
                     doubtful.end());
       }
     }
-    const auto until = std::max(give_up, Clock::now() + kPoll);
+    const auto until = std::max(deadline, Clock::now() + kPoll);
     size_t asked = 0;
     for (; asked < doubtful.size() && Clock::now() < until; ++asked) {
-      const auto left = std::chrono::ceil<std::chrono::milliseconds>(give_up - Clock::now());
+      const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - Clock::now());
       doubtful[asked]->Ask(std::clamp(left, std::chrono::milliseconds(0), kAskEach));
     }
     MutexLock lock(mutex_);
     next_ += asked;
     Sort();
     std::vector<int32_t>& quiet = quiet_[set];
-    if (quiet.empty() && !doubts_.empty() && Clock::now() < give_up) continue;
+    if (quiet.empty() && !doubts_.empty() && Clock::now() < deadline) continue;
     const size_t count = std::min(pages.size(), quiet.size());
     std::copy(quiet.end() - static_cast<ptrdiff_t>(count), quiet.end(), pages.begin());
     quiet.resize(quiet.size() - count);

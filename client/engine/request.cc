@@ -74,7 +74,7 @@ struct Publishing {
       outcomes[i] = static_cast<uint8_t>(published[i]);
     }
   }
-  void GiveUp() {
+  void Abandon() {
     AbandonRuns(cache, taken);
     SayBusy();
   }
@@ -116,7 +116,7 @@ Status PublishLater(PromptRun& prompt_run, std::span<const uint32_t> missing, st
   auto made = std::make_unique<JobState>(JobState{.cache = publishing->cache.shared_from_this(), .task = nullptr});
   publishing->Take(prompt_run, missing);
   made->task = publishing->cache.background.Start(
-      [publishing] { RunOr([&] { publishing->Publish(); }, [&] { publishing->GiveUp(); }); });
+      [publishing] { RunOr([&] { publishing->Publish(); }, [&] { publishing->Abandon(); }); });
   // Nothing here waits for the daemon: it ends the reservations at their deadline.
   if (made->task == nullptr) publishing->SayBusy();
   Access::Put(std::move(made), *job);

@@ -63,7 +63,7 @@ class ComposeCall::Impl final : public WritingCall {
 absl::StatusOr<v1::CompositionReply> ComposeCall::Impl::WaitReply(Deadline deadline) {
   MutexLock lock(mutex_);
   if (!WaitUntil(deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over(); })) {
-    GiveUp();
+    Abandon();
     return absl::DeadlineExceededError("the daemon did not reply before the deadline");
   }
   if (status_.ok()) return reply_;

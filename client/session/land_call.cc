@@ -84,7 +84,7 @@ void LandCall::Impl::TakeEvent() {
 absl::StatusOr<const v1::PromptMatch*> LandCall::Impl::WaitMatch(Deadline deadline) {
   MutexLock lock(mutex_);
   if (!WaitUntil(deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return match_.has_value() || over(); })) {
-    GiveUp();
+    Abandon();
     return absl::DeadlineExceededError("the daemon sent no match before the deadline");
   }
   if (match_.has_value()) return &*match_;
@@ -93,7 +93,7 @@ absl::StatusOr<const v1::PromptMatch*> LandCall::Impl::WaitMatch(Deadline deadli
 
 void LandCall::Impl::StopWaiting() {
   MutexLock lock(mutex_);
-  if (!decided()) GiveUp();
+  if (!decided()) Abandon();
 }
 
 bool LandCall::Impl::WaitLayers(uint32_t layers, Deadline deadline) {
@@ -106,7 +106,7 @@ bool LandCall::Impl::WaitLayers(uint32_t layers, Deadline deadline) {
 absl::StatusOr<std::vector<uint32_t>> LandCall::Impl::WaitVerdict(Deadline deadline) {
   MutexLock lock(mutex_);
   if (!WaitUntil(deadline, [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return decided(); })) {
-    GiveUp();
+    Abandon();
     return absl::DeadlineExceededError("the daemon sent no verdict before the deadline");
   }
   if (verdict_.has_value()) return *verdict_;
@@ -135,7 +135,7 @@ absl::StatusOr<const v1::PromptMatch*> LandCall::WaitMatch(Deadline deadline) {
   return impl_->WaitMatch(deadline);
 }
 
-void LandCall::GiveUp() {
+void LandCall::Abandon() {
   impl_->StopWaiting();
 }
 

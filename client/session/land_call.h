@@ -32,7 +32,7 @@ class LandCall {
   // deadline the call is cancelled.
   absl::StatusOr<const v1::PromptMatch*> WaitMatch(Deadline deadline);
   // Cancels the call, because no caller waits for its landing.
-  void GiveUp();
+  void Abandon();
 
   // Waits until this number of attention layers is done, or the call is over (UINT32_MAX: until the call is over).
   // True: they are done, and no segment is a miss so far.

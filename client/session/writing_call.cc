@@ -80,7 +80,7 @@ void WritingCall::SetOver() {
   if (!quiet_ && doubt_ == Doubt::kNone) AskQuiet();
 }
 
-void WritingCall::GiveUp() {
+void WritingCall::Abandon() {
   Cancel();
   if (doubt_ == Doubt::kNone) AskQuiet();
 }

@@ -53,7 +53,7 @@ class WritingCall {
   void SetOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_; }
   // No caller waits for the verdict any longer: cancels, and asks.
-  void GiveUp() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Abandon() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   // Derived destructors call it first: cancels, and waits until the call is quiesced and all of its parts have been
   // handled.

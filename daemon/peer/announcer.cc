@@ -32,7 +32,7 @@ TierKind Announcer::Resides(const storage::TenantPool&, const ObjectHeader& head
   const bool wanted = mode_ == AnnounceMode::kAll || residence.uses >= 2 || residence.saved;
   const bool moved = told == TierKind::kHbm && (now != TierKind::kHbm || residence.level != residence.was_level);
   const bool same = told != TierKind::kNone && (told == TierKind::kSsd) == (now == TierKind::kSsd) && !moved;
-  if (!wanted || (same && !directory_.GaveUp(header.ns, header.key, header.shard))) return told;
+  if (!wanted || (same && !directory_.WasDisplaced(header.ns, header.key, header.shard))) return told;
   const double worth = static_cast<double>(header.tokens) * (1 + residence.uses);
   Holding holding = HoldingOf(header, now);
   if (now == TierKind::kHbm && residence.level < gpus_.size()) holding.gpu = gpus_[residence.level];

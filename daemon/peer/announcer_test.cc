@@ -89,8 +89,8 @@ class SlowDirectory final : public TestDirectory {
   }
   void Withdraw(const NamespaceId& ns, const Key& key, const TensorShard&) override { queue_.Withdraw(Id(ns, key)); }
   size_t RemainingCapacity() const override { return queue_.RemainingCapacity(); }
-  bool GaveUp(const NamespaceId& ns, const Key& key, const TensorShard&) const override {
-    return queue_.GaveUp(Id(ns, key));
+  bool WasDisplaced(const NamespaceId& ns, const Key& key, const TensorShard&) const override {
+    return queue_.WasDisplaced(Id(ns, key));
   }
   DirectoryStats Stats() const override {
     return {.queued_announcements = queue_.announcements(), .dropped_announcements = queue_.dropped_announcements()};

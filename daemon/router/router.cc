@@ -256,16 +256,16 @@ void Router::Withdraw(Task& task) {
 void Router::Retry() {
   if (retrying_) return;
   std::map<uint64_t, Tasks> waiting;  // waiting tasks, by one of the plans that want them
-  Tasks given_up;
+  Tasks abandoned;
   for (const auto& [key, task] : tasks_) {
     if (task->assigned) continue;
     if (task->tries >= options_.tries || task->plans.empty()) {
-      given_up.push_back(task);
+      abandoned.push_back(task);
     } else {
       waiting[*task->plans.begin()].push_back(task);
     }
   }
-  for (const auto& task : given_up) {
+  for (const auto& task : abandoned) {
     figures_.given_back += task->plans.empty() ? 0 : 1;
     Settle(task, PlannedSegmentState::kLeftToAsker);
   }

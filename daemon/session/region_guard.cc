@@ -86,11 +86,11 @@ void RegionGuard::Answer() {
   while (read(faults_.get(), &message, sizeof message) == static_cast<ssize_t>(sizeof message)) {
     if (message.event != UFFD_EVENT_PAGEFAULT) continue;
     const auto address = static_cast<uintptr_t>(message.arg.pagefault.address) / kPageBytes * kPageBytes;
-    GiveUp(reinterpret_cast<std::byte*>(address));
+    ReplaceLost(reinterpret_cast<std::byte*>(address));
   }
 }
 
-void RegionGuard::GiveUp(std::byte* page) {
+void RegionGuard::ReplaceLost(std::byte* page) {
   MutexLock lock(mutex_);
   const auto next = guarded_.upper_bound(page);
   Guarded* const region = next == guarded_.begin() ? nullptr : std::prev(next)->second;

@@ -56,7 +56,7 @@ class RegionGuard : public std::enable_shared_from_this<RegionGuard> {
   RegionGuard(UniqueFd faults, UniqueFd stop);
   void Run();
   void Answer();  // handles all reported faults
-  void GiveUp(std::byte* page);
+  void ReplaceLost(std::byte* page);
   bool EmptyReplaced();  // returns false if there is none
 
   const UniqueFd faults_, stop_;

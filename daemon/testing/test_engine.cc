@@ -422,7 +422,7 @@ absl::StatusOr<TestEngine::Landed> TestEngine::LookupAndLand(const v1::LookupAnd
   return ReadAll(*rpc_->stub->LookupAndLand(&context, request), /*has_match=*/true);
 }
 
-void TestEngine::LandAndGiveUp(const v1::LandRequest& request) {
+void TestEngine::LandAndCancel(const v1::LandRequest& request) {
   grpc::ClientContext context;
   const auto stream = rpc_->stub->Land(&context, request);
   context.TryCancel();

@@ -111,7 +111,7 @@ class TestEngine {
   };
   absl::StatusOr<Landed> LookupAndLand(const v1::LookupAndLandRequest& request);
   // Cancels the stream as soon as it is open.
-  void LandAndGiveUp(const v1::LandRequest& request);
+  void LandAndCancel(const v1::LandRequest& request);
 
  private:
   const Layout layout_;

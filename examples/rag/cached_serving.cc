@@ -115,11 +115,11 @@ absl::Status CachedServing::Fill(engine::Request& request, uint32_t& filled) {
 }
 
 absl::Status CachedServing::FillTogether(engine::Request& request) {
-  const auto give_up = std::chrono::steady_clock::now() + options_.patience.cold;
+  const auto deadline = std::chrono::steady_clock::now() + options_.patience.cold;
   uint32_t filled = 0;
   for (;;) {
     if (absl::Status status = Fill(request, filled); !status.ok()) return status;
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(give_up - std::chrono::steady_clock::now());
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     const auto wait = static_cast<uint32_t>(std::clamp<int64_t>(left.count(), 0, UINT32_MAX));
     const engine::Status waited = request.WaitCold(wait);
     // A segment that did not arrive, for any reason, is computed in place.
@@ -158,10 +158,10 @@ void CachedServing::TakeQuiescedPages(std::chrono::milliseconds patience) {
 
 absl::Status CachedServing::NewSequence(const RagPrompt& prompt, SetPrompt& set) {
   set.sequence = std::make_unique<Sequence>(runtime_.model.config(), *pool_);
-  const auto give_up = std::chrono::steady_clock::now() + options_.patience.quiet;
+  const auto deadline = std::chrono::steady_clock::now() + options_.patience.quiet;
   while (!set.sequence->Reserve(static_cast<int64_t>(prompt.tokens.size()))) {
     if (kept_pages_ == 0) return absl::ResourceExhaustedError("pages: too few for this prompt");
-    if (std::chrono::steady_clock::now() >= give_up) {
+    if (std::chrono::steady_clock::now() >= deadline) {
       return absl::ResourceExhaustedError("pages: too few for this prompt while landings are in doubt");
     }
     TakeQuiescedPages(kAskEach);

@@ -307,9 +307,9 @@ TEST_F(BundleTest, ExplainsHowManyShardsExist) {
 TEST_F(BundleTest, AnAbandonedShardCanBePublishedAgain) {
   Make({.hbm = 0, .dram = 32});
   Publish(1, 0);
-  const Cache::Reservation given_up = cache().Reserve(kRank1, ShareOf(1, 1));
-  ASSERT_EQ(given_up.outcome, ReserveOutcome::kGranted);
-  cache().Abandon(kRank1, given_up.id);
+  const Cache::Reservation abandoned = cache().Reserve(kRank1, ShareOf(1, 1));
+  ASSERT_EQ(abandoned.outcome, ReserveOutcome::kGranted);
+  cache().Abandon(kRank1, abandoned.id);
   EXPECT_EQ(cache().Reserve(kRank0, ShareOf(1, 0)).outcome, ReserveOutcome::kAlreadyPresent);
   Publish(1, 1);
   EXPECT_THAT(Reasons(1), Each(MissReason::kNone));

@@ -323,9 +323,9 @@ TEST_F(TiersTest, RequestedObjectKeepsLastCopyUntilPromotionDrains) {
   ASSERT_TRUE(rig_->Publish(kSession, plan, 1));
   rig_->Settle();
   Restart();
-  const LeaseId given_up = rig_->Lookup(kSession, plan).lease;
+  const LeaseId abandoned = rig_->Lookup(kSession, plan).lease;
   while (rig_->io.pending() > 1) rig_->io.Complete(0);
-  rig_->cache->Release(kSession, given_up);
+  rig_->cache->Release(kSession, abandoned);
   rig_->io.Complete(0);
   ASSERT_GT(rig_->executor.pending(), 0u) << "the top still drains, and nothing reads the disk any more";
   const Match match = rig_->Lookup(kSession, plan);

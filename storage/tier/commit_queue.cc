@@ -43,7 +43,7 @@ void CommitQueue::StartSync() {
   if (syncing_ || unsynced_.empty()) return;
   auto sync = std::make_shared<Sync>();
   for (PendingPut& put : std::exchange(unsynced_, {})) {
-    (put.failed_syncs == failed_syncs_ ? sync->puts : sync->given_up).push_back(std::move(put));
+    (put.failed_syncs == failed_syncs_ ? sync->puts : sync->abandoned).push_back(std::move(put));
   }
   syncing_ = true;
   disk_.RunNext(
@@ -65,7 +65,7 @@ void CommitQueue::Synced(Sync& sync) {
   if (!synced_.empty()) StartBatch();
   StartSync();
   for (const PendingPut& put : sync.puts) put.done({sync.status});
-  for (const PendingPut& put : sync.given_up) {
+  for (const PendingPut& put : sync.abandoned) {
     put.done({absl::AbortedError("sync failed after the data was written")});
   }
 }

@@ -68,7 +68,7 @@ class CommitQueue {
     std::function<void()> done;
   };
   struct Sync {
-    std::vector<PendingPut> puts, given_up;
+    std::vector<PendingPut> puts, abandoned;
     absl::Status status;
   };
   struct Batch {

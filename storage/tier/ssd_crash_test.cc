@@ -173,11 +173,11 @@ class Machine {
     stored->pool = kPools[random_() % 2];
     for (uint64_t i = 0; i < extents; ++i) stored->bytes.push_back(Contents()[random_() % Contents().extents()]);
     const bool taken = tier_->Write(stored->slot, 0, stored->bytes, [this, stored](const absl::Status& status) {
-      if (!status.ok()) return GiveUp(stored);
+      if (!status.ok()) return Abandon(stored);
       stored->state = Stored::kCommitting;
       tier_->Commit(stored->tenant, stored->pool, stored->header, stored->slot,
                     [this, stored](const absl::Status& committed) {
-                      if (!committed.ok()) return GiveUp(stored);
+                      if (!committed.ok()) return Abandon(stored);
                       stored->state = Stored::kAcknowledged;
                     });
     });
@@ -186,7 +186,7 @@ class Machine {
   }
 
   // The tier decides whether a failed commit left a record: the object may come back until its extents are free.
-  void GiveUp(const std::shared_ptr<Stored>& stored) {
+  void Abandon(const std::shared_ptr<Stored>& stored) {
     const uint64_t used = tier_->Usage(stored->tenant).used_bytes;
     tier_->Free(stored->slot);
     if (tier_->Usage(stored->tenant).used_bytes < used) {

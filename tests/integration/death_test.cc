@@ -58,7 +58,7 @@ class Death : public testing::Test {
     return std::nullopt;
   }
 
-  std::vector<MissReason> FreezeAndGiveUp(Landing& landing) {
+  std::vector<MissReason> FreezeAndTimeOut(Landing& landing) {
     daemon_.Freeze();
     return landing.Wait(kImpatience);
   }
@@ -107,7 +107,7 @@ TEST_F(Death, AClientThatTimesOutNeverSeesALateWrite) {
   const Match match = engine_->Lookup(prompt_);
   std::vector<MissReason> reasons;
   std::optional<Landing> landing = LandInterrupted(
-      match, [&](Landing& l) { return FreezeAndGiveUp(l); }, reasons);
+      match, [&](Landing& l) { return FreezeAndTimeOut(l); }, reasons);
   ASSERT_TRUE(landing.has_value()) << "every landing was over before the daemon stood still";
   EXPECT_THAT(reasons, Each(MissReason::kTimedOut));
   EXPECT_FALSE(landing->quiet());
@@ -125,7 +125,7 @@ TEST_F(Death, DeathOfFrozenDaemonQuiescesLandings) {
   const Match match = engine_->Lookup(prompt_);
   std::vector<MissReason> reasons;
   std::optional<Landing> landing = LandInterrupted(
-      match, [&](Landing& l) { return FreezeAndGiveUp(l); }, reasons);
+      match, [&](Landing& l) { return FreezeAndTimeOut(l); }, reasons);
   ASSERT_TRUE(landing.has_value());
   EXPECT_FALSE(landing->quiet());
   daemon_.Kill();
@@ -161,7 +161,7 @@ TEST_F(Death, LostConnectionIsSurvived) {
   const Match match = engine_->Lookup(prompt_);
   std::vector<MissReason> reasons;
   std::optional<Landing> landing = LandInterrupted(
-      match, [&](Landing& l) { return FreezeAndGiveUp(l); }, reasons);
+      match, [&](Landing& l) { return FreezeAndTimeOut(l); }, reasons);
   ASSERT_TRUE(landing.has_value());
   BreakConnections(daemon_.client_options().rpc_socket);
   EXPECT_FALSE(landing->WaitQuiet(kImpatience));
@@ -181,7 +181,7 @@ TEST_F(Death, AnotherDaemonDoesNotResolveALanding) {
   const Match match = engine_->Lookup(prompt_);
   std::vector<MissReason> reasons;
   std::optional<Landing> landing = LandInterrupted(
-      match, [&](Landing& l) { return FreezeAndGiveUp(l); }, reasons);
+      match, [&](Landing& l) { return FreezeAndTimeOut(l); }, reasons);
   ASSERT_TRUE(landing.has_value());
   DaemonProcess other;
   const std::string socket = daemon_.client_options().rpc_socket;

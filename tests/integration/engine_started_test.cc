@@ -49,13 +49,13 @@ TEST_F(EngineStarted, LookupsEndInTimeIfTheDaemonHangs) {
   const auto took = std::chrono::steady_clock::now() - began;
   daemon_.Thaw();
   EXPECT_LT(took, kRequests / 4 * kTimeout / 2) << "each would wait for its turn";
-  size_t given_up = 0;
+  size_t abandoned = 0;
   for (const Request& request : requests) {
     EXPECT_FALSE(request.plan().segments[0].used);
-    given_up += engine::MissName(request.plan().segments[0].reason) == std::string("busy");
+    abandoned += engine::MissName(request.plan().segments[0].reason) == std::string("busy");
     EXPECT_EQ(request.plan().step_count, 1u) << "all of it is computed";
   }
-  EXPECT_GE(given_up, kRequests / 2);
+  EXPECT_GE(abandoned, kRequests / 2);
 }
 
 TEST_F(EngineStarted, AStoringEngineMakesNoLookups) {

@@ -294,7 +294,7 @@ class PageFlood : public Flood {
     }
     return unread;
   }
-  void GiveUp(const std::vector<std::unique_ptr<Unread>>& unread) {
+  void Abandon(const std::vector<std::unique_ptr<Unread>>& unread) {
     for (const auto& each : unread) {
       each->context.TryCancel();
       each->reader->Finish(&each->reply, &each->status, each.get());
@@ -343,7 +343,7 @@ TEST_F(PageFlood, UnreadAnswersAreBounded) {
   EXPECT_TRUE(Call(&v1::Cache::Stub::Release, release, &released).ok()) << "what gives back is served";
   ASSERT_TRUE(engine_.Lookup(prompt_).segments()[1].hit()) << "and so are others";
   EXPECT_LT(daemon_.peak_bytes(), before + 512 * kMiB + kMost);
-  GiveUp(unread);
+  Abandon(unread);
   EXPECT_TRUE(Eventually([&] { return Attach(attach).ok(); })) << "nobody waits for those any more";
 }
 
@@ -429,7 +429,7 @@ TEST_F(LandingFlood, UnreadRepliesAreBounded) {
   EXPECT_THAT(refused.error_message(), testing::StartsWith("replies: "));
   ASSERT_TRUE(engine_.Lookup(prompt_).segments()[1].hit()) << "others are served";
   ReadAll(landings);
-  GiveUp(answers);
+  Abandon(answers);
 }
 
 // As many at once as a client starts.

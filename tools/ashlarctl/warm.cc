@@ -33,12 +33,12 @@ absl::StatusOr<Answer> Warm(const Arguments& arguments, AdminClient& client) {
   }
   const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments, client);
   if (!texts.ok()) return texts.status();
-  const absl::Time give_up = absl::Now() + absl::Seconds(seconds);
+  const absl::Time deadline = absl::Now() + absl::Seconds(seconds);
   v1::WarmReply reply;
   for (;;) {
     reply.Clear();
     if (absl::Status status = client.Warm(*texts, &reply); !status.ok()) return status;
-    if (std::ranges::count(reply.states(), kPending) == 0 || absl::Now() >= give_up) break;
+    if (std::ranges::count(reply.states(), kPending) == 0 || absl::Now() >= deadline) break;
     absl::SleepFor(kAskEvery);
   }
   Answer answer{.json = {{"texts", json::array()}}};

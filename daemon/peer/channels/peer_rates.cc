@@ -95,7 +95,7 @@ void PeerRates::Came(const std::string& node, uint64_t bytes, storage::Nanos too
   rate.copies.Answered(took);
 }
 
-void PeerRates::GaveUp(const std::string& node, storage::Nanos began, storage::Nanos now) {
+void PeerRates::Abandoned(const std::string& node, storage::Nanos began, storage::Nanos now) {
   Rate& rate = rates_[node];
   ++rate.stalls;
   rate.copies.Unanswered(began, now);

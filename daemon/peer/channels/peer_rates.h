@@ -36,7 +36,7 @@ class PeerRates {
   // The bytes that came from the node were used.
   void Used(const std::string& node, uint64_t bytes) { rates_[node].used += bytes; }
   // A copy that began at `began` was abandoned. Until a copy succeeds, later copies get more time.
-  void GaveUp(const std::string& node, storage::Nanos began, storage::Nanos now);
+  void Abandoned(const std::string& node, storage::Nanos began, storage::Nanos now);
 
   struct Figures {
     double bytes_per_second = 0;  // throughput of single copies, as Estimate uses it; 0 before the first copy

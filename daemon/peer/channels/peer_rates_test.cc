@@ -43,7 +43,7 @@ TEST(PeerRatesTest, ReportsNodeFigures) {
   rates.Used("a", kPiece);
   rates.Failed("a");
   rates.Failed("a");
-  rates.GaveUp("a", 0, kSecond);
+  rates.Abandoned("a", 0, kSecond);
   rates.Answered("a", 2 * kMillisecond);
   const PeerRates::Figures figures = rates.Of("a");
   EXPECT_NEAR(figures.bytes_per_second, 2.0 * kPiece, 1);
@@ -126,10 +126,10 @@ TEST(PeerRatesTest, CopiesThatShareAFastLinkDoNotMakeItSlow) {
 TEST(PeerRatesTest, AnAbandonedPieceRaisesTheNextTimeout) {
   PeerRates rates;
   rates.Answered("a", kMillisecond);
-  rates.GaveUp("a", 0, kSecond);
-  rates.GaveUp("a", 0, kSecond);  // another one with the same duration
+  rates.Abandoned("a", 0, kSecond);
+  rates.Abandoned("a", 0, kSecond);  // another one with the same duration
   EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), 2 * kSecond);
-  rates.GaveUp("a", kSecond, 3 * kSecond);
+  rates.Abandoned("a", kSecond, 3 * kSecond);
   EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), 4 * kSecond);
   rates.Came("a", kPiece, kMillisecond);
   EXPECT_EQ(rates.Patience("a", kPiece, 8, kBounds), kSecond);

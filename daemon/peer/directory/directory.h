@@ -121,7 +121,7 @@ class Directory {
   // Number of announcements that the queue accepts now.
   virtual size_t RemainingCapacity() const = 0;
   // Returns whether a queued announcement of the object was displaced by a more valuable one. Announce it again.
-  virtual bool GaveUp(const NamespaceId& ns, const Key& key, const TensorShard& shard) const = 0;
+  virtual bool WasDisplaced(const NamespaceId& ns, const Key& key, const TensorShard& shard) const = 0;
 
   // Only followed namespaces are mirrored. Calls are counted: one Unfollow per Follow.
   virtual void Follow(const NamespaceId& ns) = 0;

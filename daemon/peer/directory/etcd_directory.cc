@@ -102,10 +102,10 @@ size_t EtcdDirectory::RemainingCapacity() const {
   return state_->shared.queue.RemainingCapacity();
 }
 
-bool EtcdDirectory::GaveUp(const NamespaceId& ns, const Key& key, const TensorShard& shard) const {
+bool EtcdDirectory::WasDisplaced(const NamespaceId& ns, const Key& key, const TensorShard& shard) const {
   if (!CanBeSaid(shard)) return false;
   MutexLock lock(state_->shared.mutex);
-  return state_->shared.queue.GaveUp(MakeId(ns, key, shard));
+  return state_->shared.queue.WasDisplaced(MakeId(ns, key, shard));
 }
 
 void EtcdDirectory::Follow(const NamespaceId& ns) {

@@ -32,7 +32,7 @@ class EtcdDirectory final : public Directory {
   bool Announce(const NamespaceId& ns, const Key& key, const Holding& holding, double worth) override;
   void Withdraw(const NamespaceId& ns, const Key& key, const TensorShard& shard) override;
   size_t RemainingCapacity() const override;
-  bool GaveUp(const NamespaceId& ns, const Key& key, const TensorShard& shard) const override;
+  bool WasDisplaced(const NamespaceId& ns, const Key& key, const TensorShard& shard) const override;
   void Follow(const NamespaceId& ns) override;
   void Unfollow(const NamespaceId& ns) override;
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const override;

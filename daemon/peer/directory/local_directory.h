@@ -13,7 +13,7 @@ class LocalDirectory final : public Directory {
   bool Announce(const NamespaceId&, const Key&, const Holding&, double) override { return true; }
   void Withdraw(const NamespaceId&, const Key&, const TensorShard&) override {}
   size_t RemainingCapacity() const override { return SIZE_MAX; }
-  bool GaveUp(const NamespaceId&, const Key&, const TensorShard&) const override { return false; }
+  bool WasDisplaced(const NamespaceId&, const Key&, const TensorShard&) const override { return false; }
   void Follow(const NamespaceId&) override {}
   void Unfollow(const NamespaceId&) override {}
   std::vector<Located> Locate(const NamespaceId&, std::span<const Key>) const override { return {}; }

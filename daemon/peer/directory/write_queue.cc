@@ -19,11 +19,11 @@ bool WriteQueue::Announce(const DirectoryWrite& write) {
     if (capacity_ == 0 || std::prev(ranks_.end())->worth >= write.worth) return false;
     const EntryId least = std::prev(ranks_.end())->id;
     Erase(least);
-    given_up_.insert(least);
+    displaced_.insert(least);
   }
   Erase(write.id);
   withdrawals_.erase(write.id);
-  given_up_.erase(write.id);
+  displaced_.erase(write.id);
   const auto rank = ranks_.insert({write.worth, sequence_++, write.id}).first;
   announcements_.emplace(write.id, Waiting{*write.holding, rank});
   return true;
@@ -31,7 +31,7 @@ bool WriteQueue::Announce(const DirectoryWrite& write) {
 
 bool WriteQueue::Withdraw(const EntryId& id) {
   Erase(id);
-  given_up_.erase(id);
+  displaced_.erase(id);
   if (withdrawals_.contains(id)) return true;
   if (withdrawals_.size() == capacity_) {
     ++dropped_withdrawals_;
@@ -71,7 +71,7 @@ void WriteQueue::Return(const std::vector<DirectoryWrite>& writes) {
   for (const DirectoryWrite& write : writes) {
     if (announcements_.contains(write.id) || withdrawals_.contains(write.id)) continue;
     if (write.holding.has_value()) {
-      if (!Announce(write)) given_up_.insert(write.id);
+      if (!Announce(write)) displaced_.insert(write.id);
     } else {
       Withdraw(write.id);
     }

@@ -31,7 +31,7 @@ class WriteQueue {
   // A full queue drops the least valuable announcement, the newest of equals. Returns false if that is this one.
   bool Announce(const DirectoryWrite& write);
   // Returns whether a queued announcement of the object was dropped, and no later write of it came.
-  bool GaveUp(const EntryId& id) const { return given_up_.contains(id); }
+  bool WasDisplaced(const EntryId& id) const { return displaced_.contains(id); }
   // Returns false if the queue is full of withdrawals.
   bool Withdraw(const EntryId& id);
 
@@ -67,7 +67,7 @@ class WriteQueue {
   uint64_t dropped_announcements_ = 0, dropped_withdrawals_ = 0;
   absl::flat_hash_map<EntryId, Waiting> announcements_;
   std::set<Rank> ranks_;
-  absl::flat_hash_set<EntryId> given_up_;  // bounded by the node's objects: an entry is removed with the withdrawal
+  absl::flat_hash_set<EntryId> displaced_;  // bounded by the node's objects: an entry is removed with the withdrawal
   absl::flat_hash_map<EntryId, uint64_t> withdrawals_;  // and their position in in_order_
   std::deque<std::pair<EntryId, uint64_t>> in_order_;   // entries that are not in withdrawals_ are void
 };

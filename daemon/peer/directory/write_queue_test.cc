@@ -67,20 +67,20 @@ TEST(WriteQueue, RemembersDroppedAnnouncements) {
   WriteQueue queue(2);
   for (const auto& [number, worth] : {std::pair(1, 1.), {2, 2.}}) queue.Announce(WriteOf(number, worth));
   EXPECT_FALSE(queue.Announce(WriteOf(3, 1)));
-  EXPECT_FALSE(queue.GaveUp(IdOf(3))) << "it was never taken";
+  EXPECT_FALSE(queue.WasDisplaced(IdOf(3))) << "it was never taken";
   EXPECT_TRUE(queue.Announce(WriteOf(4, 4)));
-  EXPECT_TRUE(queue.GaveUp(IdOf(1)));
-  EXPECT_FALSE(queue.GaveUp(IdOf(2)));
+  EXPECT_TRUE(queue.WasDisplaced(IdOf(1)));
+  EXPECT_FALSE(queue.WasDisplaced(IdOf(2)));
   const auto taken = queue.Take(1);
   EXPECT_EQ(Said(taken), "+4");
   EXPECT_TRUE(queue.Announce(WriteOf(1, 1)));
-  EXPECT_FALSE(queue.GaveUp(IdOf(1)));
+  EXPECT_FALSE(queue.WasDisplaced(IdOf(1)));
   EXPECT_TRUE(queue.Announce(WriteOf(5, 5)));
   EXPECT_TRUE(queue.Announce(WriteOf(6, 6)));
   queue.Return(taken);  // 4 was not sent
-  EXPECT_TRUE(queue.GaveUp(IdOf(1)) && queue.GaveUp(IdOf(2)) && queue.GaveUp(IdOf(4)));
+  EXPECT_TRUE(queue.WasDisplaced(IdOf(1)) && queue.WasDisplaced(IdOf(2)) && queue.WasDisplaced(IdOf(4)));
   queue.Withdraw(IdOf(4));
-  EXPECT_FALSE(queue.GaveUp(IdOf(4)));
+  EXPECT_FALSE(queue.WasDisplaced(IdOf(4)));
 }
 
 // For any calls, limits are kept. What was taken last for an object is its latest write, unless that was dropped. A

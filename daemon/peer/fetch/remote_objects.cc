@@ -134,7 +134,7 @@ void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>&
   request.running = false;
   Count(request);
   rates_.Ends(request.from->node, request.bytes, clock_.Now());
-  if (absl::IsDeadlineExceeded(status)) rates_.GaveUp(request.from->node, request.began, clock_.Now());
+  if (absl::IsDeadlineExceeded(status)) rates_.Abandoned(request.from->node, request.began, clock_.Now());
   if (!status.ok() && race->won < 0) race->failed = status;
   if (status.ok() && race->won < 0) race->won = static_cast<int>(which);
   if (which == 1 && !status.ok() && race->won < 0) DropSecond(copy, *request.from);
@@ -189,7 +189,7 @@ void RemoteObjects::Count(Request& request) {
 }
 
 // Switches to another holder if there is one, which may be faster (Hedge).
-void RemoteObjects::GiveUpIfSlow(Copy& copy) {
+void RemoteObjects::AbandonIfSlow(Copy& copy) {
   const bool only = copy.others.empty() && !copy.second.has_value() && !copy.asking && !copy.moving;
   if (!only || copy.slow || copy.recompute.value_or(0) == 0) return;
   uint64_t left = copy.left;
@@ -208,7 +208,7 @@ void RemoteObjects::Flush() {
         if (request.running) Count(request);
       }
     }
-    if (!copy.races.empty()) GiveUpIfSlow(copy);
+    if (!copy.races.empty()) AbandonIfSlow(copy);
   }
 }
 

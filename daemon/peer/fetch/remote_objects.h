@@ -129,7 +129,7 @@ class RemoteObjects final : public storage::RemoteSource {
   void Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece);
   void Start(storage::RemoteCopyId id, Copy& copy, const std::shared_ptr<Race>& race, size_t which);
   void Count(Request& request);
-  void GiveUpIfSlow(Copy& copy);
+  void AbandonIfSlow(Copy& copy);
   void Hedge();
   void Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>& race, size_t which, const absl::Status& status);
   void Came(Copy& copy, const std::shared_ptr<Race>& race);

@@ -67,7 +67,7 @@ class TestDirectory : public Directory {
     });
   }
   size_t RemainingCapacity() const override { return SIZE_MAX; }
-  bool GaveUp(const NamespaceId&, const Key&, const TensorShard&) const override { return false; }
+  bool WasDisplaced(const NamespaceId&, const Key&, const TensorShard&) const override { return false; }
   void Follow(const NamespaceId&) override {}
   void Unfollow(const NamespaceId&) override {}
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const override {
