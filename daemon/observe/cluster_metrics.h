@@ -40,7 +40,7 @@ struct ClusterFigures {
     uint64_t objects = 0;
   };
   std::vector<Offered> offers;  // `reason` is "received" for offers of other nodes
-  bool handing_over = false;
+  bool transferring = false;
   uint64_t offered_bytes = 0, taken_bytes = 0;  // bytes that others took, and that this node took
   uint64_t peer_readers = 0, peer_leases = 0;
   uint64_t bytes_sent = 0, bytes_received = 0;

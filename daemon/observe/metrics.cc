@@ -319,7 +319,7 @@ uint64_t Levels::admissions() const {
 }
 
 bool Levels::drained() const {
-  return !writing_behind && !cluster.handing_over &&
+  return !writing_behind && !cluster.transferring &&
          leases + reservations + landings + compositions + admissions() == 0;
 }
 

@@ -325,8 +325,8 @@ ClusterFigures Cluster::figures() const {
                          .moved = peers.objects.moved,
                          .hedges_won = peers.objects.hedges_won,
                          .hedges_lost = peers.objects.hedged - peers.objects.hedges_won,
-                         .handing_over = impl_->peers.handing_over(),
-                         .offered_bytes = peers.handed_over.bytes + peers.replicated.bytes + peers.handed_off.bytes,
+                         .transferring = impl_->peers.transferring(),
+                         .offered_bytes = peers.drained.bytes + peers.replicated.bytes + peers.handed_off.bytes,
                          .taken_bytes = peers.offered.bytes,
                          .peer_readers = peers.holder.nodes,
                          .peer_leases = peers.holder.leases,
@@ -349,7 +349,7 @@ ClusterFigures Cluster::figures() const {
   const auto add = [&](const char* reason, const OfferCounts& counts) {
     for (const auto& [outcome, count] : counts) figures.offers.push_back({reason, std::string(Name(outcome)), count});
   };
-  add("drain", peers.handed_over.outcomes);
+  add("drain", peers.drained.outcomes);
   add("replication", peers.replicated.outcomes);
   add("handoff", peers.handed_off.outcomes);
   add("received", peers.offered.outcomes);

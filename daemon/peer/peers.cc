@@ -52,11 +52,11 @@ void Peers::Start(storage::Cache& cache, std::vector<const storage::Tier*> tiers
   holder.gave = [this](const std::string& node, storage::TenantId tenant, const Key& key) {
     replicas_->Asked(node, tenant, key);
   };
-  // During a drain only nodes that take handed-over objects may open leases here; other leases would delay the drain.
-  holder.gives = [this] { return !draining_ || handing_over(); };
+  // During a drain only nodes that take drained objects may open leases here; other leases would delay the drain.
+  holder.gives = [this] { return !draining_ || transferring(); };
   holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, std::move(tiers), holder);
   taker_ = std::make_unique<OfferTaker>(clock_, directory_, opener_, objects_, rates_, cache, options_.offers);
-  hand_over_ = std::make_unique<DrainHandOver>(clock_, directory_, offerer_, cache, options_.hand_over);
+  drain_transfer_ = std::make_unique<DrainTransfer>(clock_, directory_, offerer_, cache, options_.drain_transfer);
   hand_off_ = std::make_unique<PromptHandOff>(clock_, directory_, offerer_, cache,
                                               PromptHandOff::Options{.self = options_.self});
   replicas_ = std::make_unique<Replicas>(clock_, directory_, offerer_, cache, options_.replicas);
@@ -64,7 +64,7 @@ void Peers::Start(storage::Cache& cache, std::vector<const storage::Tier*> tiers
 
 void Peers::SetDraining(bool draining) {
   draining_ = draining;
-  draining ? hand_over_->Start() : hand_over_->End();
+  draining ? drain_transfer_->Start() : drain_transfer_->End();
 }
 
 void Peers::Route(Router& router) {
@@ -79,7 +79,7 @@ void Peers::Flush() {
   objects_.Flush();
   cache_->offers().SettleTaken();
   taker_->Tick();
-  hand_over_->Tick();
+  drain_transfer_->Tick();
   hand_off_->Tick();
   replicas_->Tick();
   prefill_.Tick();
@@ -90,7 +90,7 @@ void Peers::Flush() {
 
 void Peers::EndOffers() {
   taker_->Stop();
-  hand_over_->End();
+  drain_transfer_->End();
   hand_off_->Stop();
 }
 
@@ -133,7 +133,7 @@ PeersStats Peers::stats() const {
           .lookup = lookup_.stats(),
           .holder = holder_->stats(),
           .offered = taker_->stats(),
-          .handed_over = offerer_.stats(OfferKind::kDrain),
+          .drained = offerer_.stats(OfferKind::kDrain),
           .replicated = offerer_.stats(OfferKind::kHot),
           .handed_off = offerer_.stats(OfferKind::kHandOff)};
 }

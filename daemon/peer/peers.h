@@ -22,7 +22,7 @@
 #include "daemon/peer/fetch/remote_objects.h"
 #include "daemon/peer/fetch/remote_prefill.h"
 #include "daemon/peer/holder.h"
-#include "daemon/peer/offers/drain_hand_over.h"
+#include "daemon/peer/offers/drain_transfer.h"
 #include "daemon/peer/offers/offer_taker.h"
 #include "daemon/peer/offers/offerer.h"
 #include "daemon/peer/offers/prompt_hand_off.h"
@@ -41,7 +41,7 @@ struct PeersOptions {
   RemoteLookup::Options lookup;
   Holder::Options holder;
   OfferTaker::Options offers;
-  DrainHandOver::Options hand_over;
+  DrainTransfer::Options drain_transfer;
   Replicas::Options replicas;
   AnnounceMode announce = AnnounceMode::kUsedTwice;
   std::vector<std::optional<uint8_t>> gpus;  // GPU of each memory tier (Announcer)
@@ -51,8 +51,8 @@ struct PeersStats {
   RemoteObjects::Stats objects;
   RemoteLookup::Stats lookup;
   Holder::Stats holder;
-  OfferTaker::Stats offered;                           // received offers
-  Offerer::Stats handed_over, replicated, handed_off;  // offers made by this node
+  OfferTaker::Stats offered;                       // received offers
+  Offerer::Stats drained, replicated, handed_off;  // offers made by this node
 };
 
 // Peers call it on any thread. Everything except lookup() belongs to the metadata thread.
@@ -82,7 +82,7 @@ class Peers final : public PeerCalls {
   // nodes.
   void SetDraining(bool draining);
   // Returns whether drain transfers or prefill handoffs are in flight; a drain waits for them.
-  bool handing_over() const { return hand_over_->busy() || hand_off_->busy(); }
+  bool transferring() const { return drain_transfer_->busy() || hand_off_->busy(); }
   void Flush();  // work that does not wait for Tick; call it many times per second
   void Tick();   // call it about once per second
   // Stops offering and taking objects, and answers pending offers.
@@ -141,7 +141,7 @@ class Peers final : public PeerCalls {
   std::unique_ptr<Holder> holder_;
   Offerer offerer_;
   std::unique_ptr<OfferTaker> taker_;
-  std::unique_ptr<DrainHandOver> hand_over_;
+  std::unique_ptr<DrainTransfer> drain_transfer_;
   std::unique_ptr<PromptHandOff> hand_off_;
   std::unique_ptr<Replicas> replicas_;
   bool draining_ = false, stopped_ = false;

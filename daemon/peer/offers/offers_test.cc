@@ -69,7 +69,7 @@ class OffersTest : public ::testing::Test {
     });
   }
   static bool Drained(PeerNode& node) {
-    return node.OnLoop([&] { return !node.peers.handing_over(); });
+    return node.OnLoop([&] { return !node.peers.transferring(); });
   }
 
   static void Ask(PeerNode& node, const ObjectHeader& plan, storage::SessionId session = PeerNode::kEngine) {
@@ -225,7 +225,7 @@ TEST_F(OffersTest, ReportsObjectsWithoutPlaceAsLost) {
   WaitFor([&] { return Drained(a); });
   const uint64_t left = a.OnLoop([&] { return a.cache.stats().unsaved.objects; });
   const PeersStats stats = a.OnLoop([&] { return a.peers.stats(); });
-  auto handed = stats.handed_over.outcomes;
+  auto handed = stats.drained.outcomes;
   EXPECT_GT(left, 0u);
   EXPECT_EQ(left + handed[TakeOutcome::kAccepted], 40u);
   // The drain is cancelled: all objects count as only in memory again, and the node serves.
@@ -258,7 +258,7 @@ TEST_F(OffersTest, ADrainContinuesWithOtherNodesWhenOneDies) {
   b = nullptr;
   WaitFor([&] { return Drained(a); });
   const PeersStats stats = a.OnLoop([&] { return a.peers.stats(); });
-  auto handed = stats.handed_over.outcomes;
+  auto handed = stats.drained.outcomes;
   EXPECT_EQ(handed[TakeOutcome::kAccepted], plans.size());
 }
 
@@ -321,7 +321,7 @@ TEST_F(OffersTest, AReplicaIsOfferedAgainIfItsCallIsRefused) {
 
 TEST_F(OffersTest, ADrainContinuesIfATenantIsNotShared) {
   PeersOptions options = PeerNode::All();
-  options.hand_over.bytes_of_a_node = options.hand_over.bytes_of_an_offer = 1;  // one object after another
+  options.drain_transfer.bytes_of_a_node = options.drain_transfer.bytes_of_an_offer = 1;  // one object after another
   PeerNode a(cluster_, "a", 256, options), b(cluster_, "b");
   a.Refuse("b", absl::NotFoundError("tenant: not shared with this peer"), "other");
   for (uint64_t text = 1; text <= 8; ++text) {
@@ -351,12 +351,12 @@ TEST_F(OffersTest, ADrainRetriesABusyNode) {
 // Objects that wait to be offered again fall back to the disk, and the drain ends.
 TEST_F(OffersTest, ADrainEndsWhenTheLastOtherNodeLeaves) {
   PeersOptions patient = PeerNode::All(), busy = PeerNode::All();
-  patient.hand_over.pause = 3'600'000'000'000;
+  patient.drain_transfer.pause = 3'600'000'000'000;
   busy.offers.objects = 0;
   PeerNode a(cluster_, "a", 256, patient), b(cluster_, "b", 256, busy);
   a.Publish(OfferPlan(1), 1);
   Drain(a);
-  WaitFor([&] { return a.OnLoop([&] { return a.peers.stats().handed_over.outcomes.contains(TakeOutcome::kBusy); }); });
+  WaitFor([&] { return a.OnLoop([&] { return a.peers.stats().drained.outcomes.contains(TakeOutcome::kBusy); }); });
   EXPECT_FALSE(Drained(a));
   b.Leave();
   WaitFor([&] { return Drained(a); });

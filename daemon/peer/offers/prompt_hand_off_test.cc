@@ -211,7 +211,7 @@ TEST_F(PromptHandOffTest, ADrainWaitsForIt) {
     a.cache.offers().StartDrain();
     a.peers.SetDraining(true);
   });
-  const auto handing = [&] { return a.OnLoop([&] { return a.peers.handing_over(); }); };
+  const auto handing = [&] { return a.OnLoop([&] { return a.peers.transferring(); }); };
   while (handing()) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   a.Share("b", true);
   std::promise<void> go;

@@ -48,7 +48,7 @@ void Driver::Harvest(Node& node) {
   Reach(Event::kMoved, peers.objects.moved);
   Reach(Event::kHedged, peers.objects.hedged);
   Reach(Event::kHedgeWon, peers.objects.hedges_won);
-  Reach(Event::kHandedOver, taken(peers.handed_over));
+  Reach(Event::kDrainTransferred, taken(peers.drained));
   Reach(Event::kReplicated, taken(peers.replicated));
   Reach(Event::kPeerLeaseExpired, peers.holder.expired);
   Reach(Event::kPrefilledHere, router.here_segments);

@@ -119,7 +119,7 @@ class Node {
   void Pump();
   // It drains, as before its end, and offers its objects to other nodes.
   void Drain();
-  bool drained() const { return drains_ && !peers.handing_over(); }
+  bool drained() const { return drains_ && !peers.transferring(); }
   uint64_t incarnation() { return directory->Members().front()->incarnation; }
 
   Surroundings& around;

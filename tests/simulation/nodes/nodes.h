@@ -80,7 +80,7 @@ enum class Event : uint8_t {
   kHedged,
   kHedgeWon,
   kEvictedUnderFetch,
-  kHandedOver,
+  kDrainTransferred,
   kReplicated,
   kPeerLeaseExpired,
   kPrefilledHere,

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// DrainHandOver: during a drain, transfers what is in memory only to other nodes, while the disk writes its part.
+// DrainTransfer: during a drain, transfers what is in memory only to other nodes, while the disk writes its part.
 #pragma once
 
 #include <cstdint>
@@ -20,7 +20,7 @@ namespace ashlar::daemon {
 // Disk and nodes take objects from one queue, most valuable first, so the faster one takes more. An object is offered
 // to one node after another until one takes it. Objects of one group (a text's blocks and checkpoints) go to the same
 // node as long as it takes them. What no node takes returns to the disk. The metadata thread only.
-class DrainHandOver {
+class DrainTransfer {
  public:
   struct Options {
     uint64_t bytes_of_a_node = uint64_t{32} << 20;  // unanswered offers per node
@@ -33,7 +33,7 @@ class DrainHandOver {
   };
 
   // All must outlive the object.
-  DrainHandOver(const storage::Clock& clock, const Directory& directory, Offerer& offerer, storage::Cache& cache,
+  DrainTransfer(const storage::Clock& clock, const Directory& directory, Offerer& offerer, storage::Cache& cache,
                 const Options& options)
       : clock_(clock), directory_(directory), offerer_(offerer), cache_(cache), options_(options) {}
 
@@ -46,7 +46,7 @@ class DrainHandOver {
   bool busy() const { return running_ && (under_way_ > 0 || !again_.empty() || !row_ended_); }
 
  private:
-  struct Handed {
+  struct Transferred {
     storage::Offering offering;
     uint32_t failures = 0;     // failed fetches
     std::set<uint64_t> asked;  // incarnations of nodes that did not take it
@@ -60,15 +60,15 @@ class DrainHandOver {
     bool out = false;
   };
   // Returns whether the node may still take the object, now or later.
-  bool MayTake(const Member& member, const Handed& handed);
-  std::optional<Handed> Next();
+  bool MayTake(const Member& member, const Transferred& object);
+  std::optional<Transferred> Next();
   void LookAround();
-  std::shared_ptr<const Member> NodeFor(const Handed& handed);
+  std::shared_ptr<const Member> NodeFor(const Transferred& object);
   // Returns the node that got other objects of the group; null without one, or if it does not take this object.
-  std::shared_ptr<const Member> HomeOf(const Handed& handed);
-  bool IsFull(const Member& member, const Handed& handed);
-  void Offer(const std::shared_ptr<const Member>& to, std::vector<Handed> some);
-  void Answered(uint64_t round, const std::shared_ptr<const Member>& from, std::vector<Handed> some,
+  std::shared_ptr<const Member> HomeOf(const Transferred& object);
+  bool IsFull(const Member& member, const Transferred& object);
+  void Offer(const std::shared_ptr<const Member>& to, std::vector<Transferred> some);
+  void Answered(uint64_t round, const std::shared_ptr<const Member>& from, std::vector<Transferred> some,
                 const absl::StatusOr<std::vector<TakeOutcome>>& reply);
 
   const storage::Clock& clock_;
@@ -80,7 +80,7 @@ class DrainHandOver {
   uint64_t round_ = 0;  // replies of an earlier drain are ignored
   uint64_t under_way_ = 0;
   storage::Nanos row_ended_at_ = 0, looked_at_ = 0;
-  std::deque<Handed> again_;                            // to be offered to another node
+  std::deque<Transferred> again_;                       // to be offered to another node
   std::map<uint64_t, Node> nodes_;                      // key: incarnation
   std::map<uint64_t, uint64_t> homes_;                  // key: group; value: incarnation
   std::vector<std::shared_ptr<const Member>> members_;  // other members

@@ -7,7 +7,7 @@
 namespace ashlar::nodes {
 namespace {
 
-class HandOverDaemonsTest : public PeerDaemonsTest {
+class DrainTransferTest : public PeerDaemonsTest {
  protected:
   void StartWithoutDisks(size_t daemons, const std::string& dram) {
     Start({.daemons = daemons,
@@ -39,7 +39,7 @@ class HandOverDaemonsTest : public PeerDaemonsTest {
   }
 };
 
-TEST_F(HandOverDaemonsTest, ADrainTransfersItsObjectsToOtherNodes) {
+TEST_F(DrainTransferTest, ADrainTransfersItsObjectsToOtherNodes) {
   StartWithoutDisks(3, "64MiB");
   AwaitPeers();
   std::vector<std::vector<Tokens>> prompts;
@@ -56,7 +56,7 @@ TEST_F(HandOverDaemonsTest, ADrainTransfersItsObjectsToOtherNodes) {
 
 // Objects that fit on other nodes are never lost, although every daemon is restarted once, none has a disk, and no
 // engine requests them meanwhile.
-TEST_F(HandOverDaemonsTest, ARollingUpdateLosesNothing) {
+TEST_F(DrainTransferTest, ARollingUpdateLosesNothing) {
   StartWithoutDisks(3, "64MiB");
   AwaitPeers();
   std::vector<std::vector<Tokens>> prompts;

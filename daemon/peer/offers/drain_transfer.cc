@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "daemon/peer/offers/drain_hand_over.h"
+#include "daemon/peer/offers/drain_transfer.h"
 
 #include <algorithm>
 #include <utility>
@@ -15,7 +15,7 @@ constexpr int kTurns = 256;       // per call, so that others can use the thread
 
 }  // namespace
 
-void DrainHandOver::Start() {
+void DrainTransfer::Start() {
   ++round_;
   running_ = true;
   row_ended_ = false;
@@ -27,21 +27,21 @@ void DrainHandOver::Start() {
   Tick();
 }
 
-void DrainHandOver::LookAround() {
+void DrainTransfer::LookAround() {
   looked_at_ = clock_.Now();
   members_ = directory_.Members();
   if (!members_.empty()) members_.erase(members_.begin());  // this node
 }
 
-void DrainHandOver::End() {
+void DrainTransfer::End() {
   ++round_;
   running_ = false;
   again_.clear();
 }
 
-std::optional<DrainHandOver::Handed> DrainHandOver::Next() {
+std::optional<DrainTransfer::Transferred> DrainTransfer::Next() {
   if (!again_.empty()) {
-    Handed next = std::move(again_.front());
+    Transferred next = std::move(again_.front());
     again_.pop_front();
     return next;
   }
@@ -52,57 +52,57 @@ std::optional<DrainHandOver::Handed> DrainHandOver::Next() {
     row_ended_at_ = clock_.Now();
     return std::nullopt;
   }
-  return Handed{.offering = *std::move(offering)};
+  return Transferred{.offering = *std::move(offering)};
 }
 
-bool DrainHandOver::MayTake(const Member& member, const Handed& handed) {
+bool DrainTransfer::MayTake(const Member& member, const Transferred& object) {
   const Node& node = nodes_[member.incarnation];
-  const storage::TenantId tenant = handed.offering.pool.tenant;
-  return !node.out && !handed.asked.contains(member.incarnation) && !node.not_shared.contains(tenant) &&
+  const storage::TenantId tenant = object.offering.pool.tenant;
+  return !node.out && !object.asked.contains(member.incarnation) && !node.not_shared.contains(tenant) &&
          offerer_.Shares(member, tenant);
 }
 
-bool DrainHandOver::IsFull(const Member& member, const Handed& handed) {
+bool DrainTransfer::IsFull(const Member& member, const Transferred& object) {
   const Node& node = nodes_[member.incarnation];
-  const uint64_t bytes = handed.offering.bytes * handed.offering.shards;
+  const uint64_t bytes = object.offering.bytes * object.offering.shards;
   return (node.bytes > 0 && node.bytes + bytes > options_.bytes_of_a_node) || node.not_before > clock_.Now() ||
          !offerer_.MayOffer(member);
 }
 
-std::shared_ptr<const Member> DrainHandOver::HomeOf(const Handed& handed) {
-  const auto home = homes_.find(handed.offering.group);
+std::shared_ptr<const Member> DrainTransfer::HomeOf(const Transferred& object) {
+  const auto home = homes_.find(object.offering.group);
   if (home == homes_.end()) return nullptr;
   const auto member = std::ranges::find(members_, home->second, &Member::incarnation);
-  if (member == members_.end() || !MayTake(**member, handed)) return nullptr;
+  if (member == members_.end() || !MayTake(**member, object)) return nullptr;
   const bool silent = clock_.Now() - nodes_[home->second].answered_at > options_.home;
-  return silent && IsFull(**member, handed) ? nullptr : *member;
+  return silent && IsFull(**member, object) ? nullptr : *member;
 }
 
 // Returns its group's node, or else the one with the fewest offers in flight among those that may take it. Null if it
 // must wait.
-std::shared_ptr<const Member> DrainHandOver::NodeFor(const Handed& handed) {
-  if (const std::shared_ptr<const Member> home = HomeOf(handed)) return IsFull(*home, handed) ? nullptr : home;
+std::shared_ptr<const Member> DrainTransfer::NodeFor(const Transferred& object) {
+  if (const std::shared_ptr<const Member> home = HomeOf(object)) return IsFull(*home, object) ? nullptr : home;
   std::shared_ptr<const Member> best;
   for (const std::shared_ptr<const Member>& member : members_) {
-    if (IsFull(*member, handed) || !MayTake(*member, handed)) continue;
+    if (IsFull(*member, object) || !MayTake(*member, object)) continue;
     if (best == nullptr || nodes_[member->incarnation].bytes < nodes_[best->incarnation].bytes) best = member;
   }
   return best;
 }
 
-void DrainHandOver::Tick() {
+void DrainTransfer::Tick() {
   if (!running_) return;
   if (clock_.Now() - looked_at_ >= options_.row_again) LookAround();
   if (members_.empty()) {  // all of it falls back to the disk
-    for (const Handed& handed : std::exchange(again_, {})) {
-      cache_.offers().Handed(handed.offering.pool.tenant, handed.offering.key, false);
+    for (const Transferred& object : std::exchange(again_, {})) {
+      cache_.offers().Handed(object.offering.pool.tenant, object.offering.key, false);
     }
     row_ended_ = true;
     row_ended_at_ = clock_.Now();
     return;
   }
   for (int turns = 0; turns < kTurns; ++turns) {
-    std::optional<Handed> next = Next();
+    std::optional<Transferred> next = Next();
     if (!next.has_value()) return;
     const bool any = std::ranges::any_of(members_, [&](const auto& member) { return MayTake(*member, *next); });
     if (!any) {
@@ -115,7 +115,7 @@ void DrainHandOver::Tick() {
       return;
     }
     // Adds more objects of the same tenant.
-    std::vector<Handed> some;
+    std::vector<Transferred> some;
     uint64_t bytes = 0, shards = 0;
     for (; next.has_value(); next = Next()) {
       const storage::Offering& offering = next->offering;
@@ -135,12 +135,12 @@ void DrainHandOver::Tick() {
   }
 }
 
-void DrainHandOver::Offer(const std::shared_ptr<const Member>& to, std::vector<Handed> some) {
+void DrainTransfer::Offer(const std::shared_ptr<const Member>& to, std::vector<Transferred> some) {
   std::vector<storage::Offering> offerings;
   if (Node& node = nodes_[to->incarnation]; node.bytes == 0) node.answered_at = clock_.Now();
-  for (const Handed& handed : some) {
-    offerings.push_back(handed.offering);
-    nodes_[to->incarnation].bytes += handed.offering.bytes * handed.offering.shards;
+  for (const Transferred& object : some) {
+    offerings.push_back(object.offering);
+    nodes_[to->incarnation].bytes += object.offering.bytes * object.offering.shards;
   }
   under_way_ += some.size();
   offerer_.Offer(to, offerings, OfferKind::kDrain, options_.patience_ms,
@@ -148,7 +148,7 @@ void DrainHandOver::Offer(const std::shared_ptr<const Member>& to, std::vector<H
                      const absl::StatusOr<std::vector<TakeOutcome>>& reply) { Answered(round, to, some, reply); });
 }
 
-void DrainHandOver::Answered(uint64_t round, const std::shared_ptr<const Member>& from, std::vector<Handed> some,
+void DrainTransfer::Answered(uint64_t round, const std::shared_ptr<const Member>& from, std::vector<Transferred> some,
                              const absl::StatusOr<std::vector<TakeOutcome>>& reply) {
   if (round != round_) return;
   Node& node = nodes_[from->incarnation];
