@@ -39,7 +39,7 @@ v1::Config Reloader::Now() const {
   return *now_;
 }
 
-absl::Status Reloader::TakeOver(const v1::Config& now, const v1::Config& next, bool dry_run) {
+absl::Status Reloader::Adopt(const v1::Config& now, const v1::Config& next, bool dry_run) {
   std::promise<absl::Status> taken;
   const bool posted = loop_.Post(storage::kNoTenant, [&] {
     const absl::Status able = tiers_.CheckBudgets(now, next);
@@ -75,7 +75,7 @@ absl::StatusOr<std::vector<ConfigChange>> Reloader::TryReload(bool dry_run) {
   }
   absl::StatusOr<AuditLog::File> audit_file = AuditLog::OpenFile(next.log().audit_file());
   if (!audit_file.ok()) return audit_file.status();
-  if (absl::Status taken = TakeOver(now, next, dry_run); !taken.ok()) return taken;
+  if (absl::Status taken = Adopt(now, next, dry_run); !taken.ok()) return taken;
   if (dry_run) return changes;
   for (const auto& [uid, user] : services_.tenant_of_uid) {
     const v1::Tenant& tenant = next.tenants(static_cast<int>(user.id));

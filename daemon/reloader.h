@@ -41,7 +41,7 @@ class Reloader {
   absl::StatusOr<std::vector<ConfigChange>> TryReload(bool dry_run) ABSL_EXCLUSIVE_LOCKS_REQUIRED(reloading_);
   v1::Config Now() const;
   // Applies changes of tiers. Runs on the loop. Changes nothing if refused, or with `dry_run`.
-  absl::Status TakeOver(const v1::Config& now, const v1::Config& next, bool dry_run);
+  absl::Status Adopt(const v1::Config& now, const v1::Config& next, bool dry_run);
 
   const std::string file_;
   EventLoop& loop_;

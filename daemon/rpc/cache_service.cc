@@ -14,7 +14,7 @@
 
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/rpc/request_gate.h"
-#include "daemon/runtime/handed_over.h"
+#include "daemon/runtime/happens_before.h"
 #include "kernels/mutex.h"
 #include "proto/cache_calls.h"
 
@@ -262,12 +262,12 @@ class UnaryCall final : public grpc::ServerUnaryReactor {
       }
     }
     memory_.EndRequest(request_bytes_);
-    HandOver(this);
+    HappensBefore(this);
     Finish(ToGrpc(status));  // may delete this
     return status;
   }
   void OnDone() override {
-    TakeOver(this);
+    HappensAfter(this);
     memory_.EndAnswer(bytes_);
     delete this;
   }
@@ -421,7 +421,7 @@ class CacheService final : public RawCache {
   grpc::ServerWriteReactor<Bytes>* Stream(CacheCall call,
                                           void (EngineService::*handler)(const Request&, LandingReplies&),
                                           const Bytes& bytes) {
-    TakeOver(this);  // gRPC's thread may have started before the service
+    HappensAfter(this);  // gRPC's thread may have started before the service
     if (!memory_.MayBegin()) return new RefusedStream(ToGrpc(absl::ResourceExhaustedError(kUnread)));
     if (!calls_.Enter()) return new RefusedStream(Stopping());
     constexpr bool kAwaitsMatch = std::is_same_v<Request, v1::LookupAndLandRequest>;
@@ -440,7 +440,7 @@ class CacheService final : public RawCache {
   Reactor* Unary(Context* context, CacheCall call,
                  void (EngineService::*handler)(const Request&, Reply*, EngineService::Done), const Bytes& bytes,
                  Bytes* answer) {
-    TakeOver(this);
+    HappensAfter(this);
     const bool may_begin = memory_.MayBegin() || GivesBack(call);
     if (!may_begin || !calls_.Enter()) {
       Reactor* const refused = context->DefaultReactor();
@@ -480,7 +480,7 @@ class CacheService final : public RawCache {
 std::unique_ptr<grpc::Service> MakeCacheService(EngineService& service, Metrics& metrics, CallsUnderWay& calls,
                                                 TenantCalls& tenant, uid_t user) {
   auto made = std::make_unique<CacheService>(service, metrics.calls(), calls, tenant, user);
-  HandOver(made.get());
+  HappensBefore(made.get());
   return made;
 }
 

@@ -20,7 +20,7 @@
 #include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "daemon/runtime/handed_over.h"
+#include "daemon/runtime/happens_before.h"
 #include "daemon/runtime/log.h"
 #include "daemon/runtime/named_thread.h"
 #include "daemon/runtime/unique_fd.h"
@@ -89,13 +89,13 @@ class Verifier final : public ExternalCertificateVerifier {
  public:
   // `node`: required peer of a channel; empty for a server, which accepts any member.
   Verifier(std::shared_ptr<Judge> judge, std::string node) : judge_(std::move(judge)), node_(std::move(node)) {
-    HandOver(this);
+    HappensBefore(this);
   }
-  ~Verifier() override { TakeOver(this); }  // on a gRPC thread
+  ~Verifier() override { HappensAfter(this); }  // on a gRPC thread
 
   bool Verify(TlsCustomVerificationCheckRequest* request, std::function<void(grpc::Status)>,
               grpc::Status* status) override {
-    TakeOver(this);
+    HappensAfter(this);
     const TlsRole role = node_.empty() ? TlsRole::kClient : TlsRole::kServer;
     CertificateVerdict verdict = judge_->trust()->Check(
         View(request->peer_cert()), View(request->peer_cert_full_chain()), role, judge_->spiffe_prefix);
@@ -111,7 +111,7 @@ class Verifier final : public ExternalCertificateVerifier {
       judge_->refusals.Add(*verdict.refusal, verdict.node.empty() ? node_ : verdict.node, verdict.why);
       *status = grpc::Status(grpc::StatusCode::UNAUTHENTICATED, verdict.why);
     }
-    HandOver(this);
+    HappensBefore(this);
     return true;  // decided synchronously
   }
   void Cancel(TlsCustomVerificationCheckRequest*) override {}

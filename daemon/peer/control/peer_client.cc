@@ -12,7 +12,7 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/peer.grpc.pb.h"
-#include "daemon/runtime/handed_over.h"
+#include "daemon/runtime/happens_before.h"
 #include "daemon/runtime/log.h"
 #include "daemon/runtime/round_trips.h"
 #include "kernels/mutex.h"
@@ -67,9 +67,9 @@ struct PeerClient::Impl {
     }
     void Start() {
       // A silent peer times out.
-      HandOver(&client_);
+      HappensBefore(&client_);
       silence_.Set(In(client_.options.timeout), [&client = client_, this](bool fired) {
-        TakeOver(&client);
+        HappensAfter(&client);
         MutexLock lock(client.mutex);
         if (fired && client.greeting == this && !welcomed) context_.TryCancel();
         client.Release();
@@ -79,7 +79,7 @@ struct PeerClient::Impl {
       StartCall();
     }
     void OnReadDone(bool ok) override {
-      TakeOver(&client_);
+      HappensAfter(&client_);
       if (!ok) return;  // OnDone follows
       if (client_.Welcomed(*this, answer_)) {
         StartRead(&answer_);
@@ -88,7 +88,7 @@ struct PeerClient::Impl {
       }
     }
     void OnDone(const grpc::Status& status) override {
-      TakeOver(&client_);
+      HappensAfter(&client_);
       client_.Ended(*this, FromGrpc(status));  // deletes this
     }
     void Cancel() { context_.TryCancel(); }
@@ -167,9 +167,9 @@ struct PeerClient::Impl {
       const double jitter = std::uniform_real_distribution<double>(0.5, 1.0)(random);
       ++busy;
       retry = std::make_unique<grpc::Alarm>();  // the former one's callback may still be running
-      HandOver(this);
+      HappensBefore(this);
       retry->Set(In(static_cast<storage::Nanos>(static_cast<double>(retry_in) * jitter)), [this](bool fired) {
-        TakeOver(this);
+        HappensAfter(this);
         if (fired) Connect();
         MutexLock held(mutex);
         Release();

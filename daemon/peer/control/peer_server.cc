@@ -14,7 +14,7 @@
 #include "ashlar/v1/peer.grpc.pb.h"
 #include "daemon/peer/control/peer_listener.h"
 #include "daemon/runtime/event_loop.h"
-#include "daemon/runtime/handed_over.h"
+#include "daemon/runtime/happens_before.h"
 #include "daemon/runtime/log.h"
 #include "kernels/mutex.h"
 #include "proto/limits.h"
@@ -64,18 +64,18 @@ class GreetStream final : public grpc::ServerWriteReactor<v1::PeerGreeting> {
   }
 
   void OnWriteDone(bool) override {
-    TakeOver(this);
+    HappensAfter(this);
     MutexLock lock(mutex_);
     writing_ = false;
     if (ending_) Finish(status_);
   }
   void OnCancel() override {
-    TakeOver(this);
+    HappensAfter(this);
     ended_();
     End(grpc::Status::CANCELLED);
   }
   void OnDone() override {
-    TakeOver(this);
+    HappensAfter(this);
     ended_();
     { MutexLock lock(mutex_); }  // a thread in Finish may still hold it
     const std::shared_ptr<GreetStream> last = std::move(self_);
@@ -141,7 +141,7 @@ struct PeerServer::Impl final : v1::Peer::CallbackService {
     } else {
       handle(*connection, *std::move(read), reactor);
     }
-    HandOver(this);
+    HappensBefore(this);
     return reactor;
   }
   template <typename Result, typename Reply>
@@ -200,7 +200,7 @@ absl::Status PeerServer::Impl::CheckGreeting(const v1::PeerGreeting& request, co
 }
 
 grpc::ServerWriteReactor<v1::PeerGreeting>* PeerServer::Impl::Greet(Context* context, const v1::PeerGreeting* request) {
-  TakeOver(this);
+  HappensAfter(this);
   const std::string address = context->peer();
   auto connection = std::make_shared<Connection>();
   if (tls != nullptr) {
@@ -212,7 +212,7 @@ grpc::ServerWriteReactor<v1::PeerGreeting>* PeerServer::Impl::Greet(Context* con
   connection->stream = GreetStream::Make([this, address, self] { Leave(address, *self); });
   GreetStream* const stream = connection->stream.get();
   *self = stream;
-  HandOver(stream);
+  HappensBefore(stream);
   {
     MutexLock lock(mutex);
     spoke.insert(address);
@@ -222,7 +222,7 @@ grpc::ServerWriteReactor<v1::PeerGreeting>* PeerServer::Impl::Greet(Context* con
   } else {
     Enter(address, std::move(connection));
   }
-  HandOver(this);
+  HappensBefore(this);
   return stream;
 }
 
@@ -261,7 +261,7 @@ void PeerServer::Impl::Enter(const std::string& address, std::shared_ptr<Connect
 
 // Also called for streams that have not entered or have been replaced.
 void PeerServer::Impl::Leave(const std::string& address, const GreetStream* stream) {
-  TakeOver(this);
+  HappensAfter(this);
   std::shared_ptr<Connection> gone;
   MutexLock lock(mutex);
   const auto found = connections.find(address);
@@ -273,7 +273,7 @@ void PeerServer::Impl::Leave(const std::string& address, const GreetStream* stre
 }
 
 std::shared_ptr<const Connection> PeerServer::Impl::Find(const Context& context) {
-  TakeOver(this);
+  HappensAfter(this);
   const std::string address = context.peer();
   std::shared_ptr<const Connection> found;
   {
@@ -417,7 +417,7 @@ bool PeerServer::Impl::MakeServer() {
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       tls != nullptr ? tls->OfServer() : grpc::InsecureServerCredentials());
   builder.RegisterService(this);
-  HandOver(this);
+  HappensBefore(this);
   server = builder.BuildAndStart();
   return server != nullptr;
 }
@@ -464,7 +464,7 @@ PeerServer::~PeerServer() {
   present.clear();
   impl_->listener = nullptr;
   impl_->server->Shutdown(std::chrono::system_clock::now() + std::chrono::milliseconds(100));
-  TakeOver(impl_.get());  // every call has ended
+  HappensAfter(impl_.get());  // every call has ended
 }
 
 uint16_t PeerServer::port() const {

@@ -8,15 +8,15 @@
 
 namespace ashlar::daemon {
 
-// Call HandOver before passing the object to the library, and TakeOver first in what the library calls on another
-// thread. Both do nothing in other builds.
-inline void HandOver([[maybe_unused]] const void* object) {
+// Call HappensBefore before passing the object to the library, and HappensAfter first in what the library calls on
+// another thread. Both do nothing in other builds.
+inline void HappensBefore([[maybe_unused]] const void* object) {
 #if defined(__SANITIZE_THREAD__)
   __tsan_release(const_cast<void*>(object));
 #endif
 }
 
-inline void TakeOver([[maybe_unused]] const void* object) {
+inline void HappensAfter([[maybe_unused]] const void* object) {
 #if defined(__SANITIZE_THREAD__)
   __tsan_acquire(const_cast<void*>(object));
 #endif
