@@ -164,7 +164,7 @@ struct Daemon::Impl {
     if (tiers->ssd() != nullptr && tiers->ssd()->health().degraded()) {
       levels.degraded[TierKind::kSsd] = std::string(tiers->ssd()->health().status().message());
     }
-    levels.set_aside = tiers->set_aside();
+    levels.quarantined = tiers->quarantined();
     const storage::Cache::Stats stats = cache.stats();
     levels.pools = stats.pools;
     levels.objects = stats.objects;

@@ -181,9 +181,9 @@ struct Metrics::Impl {
       CounterFamily("ashlar_log_lines_suppressed_total",
                     "Log lines suppressed by the limit per message and tenant; the log has a summary")
           .Add({});
-  Counter& set_aside = CounterFamily("ashlar_ssd_quarantined_databases_total",
-                                     "Damaged disk databases that were renamed and replaced by an empty one")
-                           .Add({});
+  Counter& quarantined = CounterFamily("ashlar_ssd_quarantined_databases_total",
+                                       "Damaged disk databases that were renamed and replaced by an empty one")
+                             .Add({});
   HoldingsMetrics holdings{*registry, tenants};
 
   Family<Gauge>& page_family = GaugeFamily("ashlar_pages", "Pages allocated by the daemon, by state");
@@ -438,7 +438,7 @@ void Metrics::Set(const Levels& levels) {
   impl_->copies_under_way.Set(static_cast<double>(levels.copies_under_way));
   Follow(impl_->log_dropped, levels.log_lines_dropped);
   Follow(impl_->log_suppressed, levels.log_lines_suppressed);
-  Follow(impl_->set_aside, levels.set_aside);
+  Follow(impl_->quarantined, levels.quarantined);
   Follow(impl_->metadata_rejections, levels.metadata_queue_rejections);
   Follow(impl_->worker_rejections, levels.worker_queue_rejections);
 }

@@ -35,7 +35,7 @@ struct Levels {
   std::map<TierKind, std::vector<storage::TierUsage>> tiers;  // existing tiers; the vector index is the TenantId
   storage::PoolShares pools;
   std::map<TierKind, std::string> degraded;  // tiers that take no writes, with the reason
-  uint64_t set_aside = 0;                    // damaged record databases that were renamed, since the start
+  uint64_t quarantined = 0;                  // damaged record databases that were renamed, since the start
   uint64_t disk_queue = 0, copies_under_way = 0;
   uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
   uint64_t sessions = 0;

@@ -62,8 +62,8 @@ absl::Status NarrowAll(const std::string& path, int in, const std::string& name)
   return absl::OkStatus();
 }
 
-// Folders that were set aside before, oldest first: their names contain the time.
-std::vector<fs::path> SetAsideBefore(const std::string& folder) {
+// Folders that were quarantined before, oldest first: their names contain the time.
+std::vector<fs::path> QuarantinedFolders(const std::string& folder) {
   std::vector<fs::path> found;
   std::error_code error;
   for (fs::directory_iterator entry(folder, error), end; !error && entry != end; entry.increment(error)) {
@@ -105,7 +105,7 @@ absl::StatusOr<UniqueFd> OpenPrivate(const std::string& folder) {
     auto narrowed = Narrow(absl::StrCat(folder, "/", name), opened.get(), name);
     if (!narrowed.ok()) return narrowed.status();
   }
-  std::vector<fs::path> folders = SetAsideBefore(folder);
+  std::vector<fs::path> folders = QuarantinedFolders(folder);
   folders.emplace_back(RecordsFolder(folder));
   for (const fs::path& each : folders) {
     absl::Status narrowed = NarrowAll(each.string(), opened.get(), each.filename().string());
@@ -114,14 +114,14 @@ absl::StatusOr<UniqueFd> OpenPrivate(const std::string& folder) {
   return opened;
 }
 
-absl::StatusOr<std::string> SetAside(const std::string& folder, std::time_t now) {
+absl::StatusOr<std::string> QuarantineRecords(const std::string& folder, std::time_t now) {
   const std::string date = absl::FormatTime("%Y%m%dT%H%M%SZ", absl::FromTimeT(now), absl::UTCTimeZone());
   std::error_code error;
   std::string target = absl::StrCat(folder, "/", kDamaged, date);
   for (int i = 1; fs::exists(target, error); ++i) target = absl::StrCat(folder, "/", kDamaged, date, "-", i);
   // The oldest is removed first, because a full disk needs its space.
-  const std::vector<fs::path> before = SetAsideBefore(folder);
-  for (size_t i = 0; i + kSetAsideKept <= before.size(); ++i) fs::remove_all(before[i], error);
+  const std::vector<fs::path> before = QuarantinedFolders(folder);
+  for (size_t i = 0; i + kQuarantinesKept <= before.size(); ++i) fs::remove_all(before[i], error);
   fs::rename(RecordsFolder(folder), target, error);
   if (error) return storage::DiskError(error.value(), absl::StrCat("cannot rename ", RecordsFolder(folder)));
   return target;

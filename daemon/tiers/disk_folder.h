@@ -21,10 +21,10 @@ std::string RecordsFolder(const std::string& folder);
 absl::StatusOr<UniqueFd> OpenPrivate(const std::string& folder);
 
 // Number of renamed databases that are kept, the latest ones.
-inline constexpr size_t kSetAsideKept = 2;
+inline constexpr size_t kQuarantinesKept = 2;
 
 // Renames the damaged database to records.damaged-`now` (UTC), returns the new name, and removes all but the latest
-// kSetAsideKept of them. The slab stays: without records its bytes are unused, and a second slab would not fit.
-absl::StatusOr<std::string> SetAside(const std::string& folder, std::time_t now);
+// kQuarantinesKept of them. The slab stays: without records its bytes are unused, and a second slab would not fit.
+absl::StatusOr<std::string> QuarantineRecords(const std::string& folder, std::time_t now);
 
 }  // namespace ashlar::daemon

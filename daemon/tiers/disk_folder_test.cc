@@ -116,7 +116,7 @@ TEST_F(DiskFolderTest, KeepsLatestRenamedDatabases) {
   };
   for (int i = 0; i < 4; ++i) {
     damage(std::to_string(i));
-    const auto name = SetAside(folder(), 1'700'000'000 + i / 2);  // two of one second
+    const auto name = QuarantineRecords(folder(), 1'700'000'000 + i / 2);  // two of one second
     ASSERT_TRUE(name.ok()) << name.status();
     std::string what;
     std::ifstream(*name + "/what") >> what;
@@ -124,7 +124,7 @@ TEST_F(DiskFolderTest, KeepsLatestRenamedDatabases) {
   }
   EXPECT_THAT(Names(),
               ::testing::ElementsAre("records.damaged-20231114T221321Z", "records.damaged-20231114T221321Z-1"));
-  EXPECT_EQ(SetAside(folder(), 1'700'000'000).status().code(), absl::StatusCode::kNotFound);
+  EXPECT_EQ(QuarantineRecords(folder(), 1'700'000'000).status().code(), absl::StatusCode::kNotFound);
 }
 
 }  // namespace

@@ -91,11 +91,11 @@ absl::StatusOr<SsdDisk> OpenSsdDisk(const v1::Config& config, storage::Executor&
                                                         RecordsFolder(folder), ", or set ssd.on_damage: quarantine")));
     }
     disk = {};  // closed before it is renamed
-    const absl::StatusOr<std::string> name = SetAside(folder, std::time(nullptr));
+    const absl::StatusOr<std::string> name = QuarantineRecords(folder, std::time(nullptr));
     if (!name.ok()) return WithField(folder, name.status());
     Log(LogLevel::kError, "the disk index is damaged; it was renamed, and the tier starts empty",
         {{"folder", folder}, {"error", std::string(status.message())}, {"quarantined", *name}});
-    disk.set_aside = true;
+    disk.quarantined = true;
     status = Open(config, io, &disk);
   }
   if (!status.ok()) return WithField(folder, status);

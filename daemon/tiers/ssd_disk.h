@@ -25,7 +25,7 @@ struct SsdDisk {
   std::unique_ptr<storage::RecordStore> records;
   std::unique_ptr<storage::SsdTier> tier;
   std::vector<storage::SsdTier::Recovered> recovered;
-  bool set_aside = false;  // the records were damaged and have been renamed
+  bool quarantined = false;  // the records were damaged and have been renamed
 };
 
 // Adds the budgets of tenants with one. A tenant's number is its index in the list.

@@ -112,7 +112,7 @@ absl::Status TierSet::OpenDisk(const v1::Config& config, EventLoop& loop) {
     records_ = std::move(disk->records);
     ssd_ = std::move(disk->tier);
     recovered_ = std::move(disk->recovered);
-    set_aside_ += disk->set_aside ? 1 : 0;
+    quarantined_ += disk->quarantined ? 1 : 0;
     return absl::OkStatus();
   }
   if (!storage::MayPass(disk.status())) return disk.status();
@@ -168,7 +168,7 @@ void TierSet::Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache) {
   open_ = nullptr;
   file_ = std::move(opened->file);
   records_ = std::move(opened->records);
-  set_aside_ += opened->set_aside ? 1 : 0;
+  quarantined_ += opened->quarantined ? 1 : 0;
   ssd_->Attach(std::move(opened->tier));
   // Many objects are recovered in steps: a million would delay engines by a second.
   auto recovered = std::make_shared<std::vector<storage::SsdTier::Recovered>>(std::move(opened->recovered));

@@ -60,7 +60,7 @@ class TierSet {
   // The disk's threads, for its other files. Null without an ssd tier.
   storage::Executor* disk_io() const { return io_.get(); }
   size_t disk_queue() const { return io_ == nullptr ? 0 : io_->depth(); }
-  uint64_t set_aside() const { return set_aside_; }  // damaged record databases that were renamed, since the start
+  uint64_t quarantined() const { return quarantined_; }  // damaged record databases that were renamed, since the start
   // Retries opening the disk, at intervals that grow from one to five seconds, on the disk's threads, and gives the
   // objects found there to the cache. Runs on the loop, about once per second.
   void Tick(storage::Cache& cache);
@@ -94,7 +94,7 @@ class TierSet {
   std::unique_ptr<WorkerPool> io_;
   std::unique_ptr<storage::SsdTier> ssd_;
   std::vector<storage::SsdTier::Recovered> recovered_;
-  uint64_t set_aside_ = 0;
+  uint64_t quarantined_ = 0;
   // Set while the tier has no disk.
   std::function<absl::StatusOr<SsdDisk>()> open_;
   std::future<absl::StatusOr<SsdDisk>> opened_;  // valid during an attempt

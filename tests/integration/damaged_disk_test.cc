@@ -151,7 +151,7 @@ class DamagedDisk : public ::testing::Test {
     daemon_.Kill();
     return found;
   }
-  bool SetAside() const {
+  bool Quarantined() const {
     return std::ranges::any_of(fs::directory_iterator(folder_), [](const fs::directory_entry& entry) {
       return entry.path().filename().string().starts_with("records.damaged-");
     });
@@ -159,7 +159,7 @@ class DamagedDisk : public ::testing::Test {
 
   size_t Published() const { return prompts_.size() * kPromptSegments; }
   void ExpectLostAtMost(size_t struck) const {
-    EXPECT_FALSE(SetAside());
+    EXPECT_FALSE(Quarantined());
     EXPECT_GE(landed_ + struck, Published());
   }
 
@@ -179,7 +179,7 @@ TEST_F(DamagedDisk, ServesOnlyVerifiedObjects) {
   const uint64_t first = FirstSeed();
   std::printf("seeds from %lu; %s\n", static_cast<unsigned long>(first), Again(first).c_str());
   size_t found = 0, struck = 0;
-  int set_aside = 0, all = 0, objects_alone = 0;
+  int quarantined = 0, all = 0, objects_alone = 0;
   for (int i = 0; i < cases && !HasFailure(); ++i) {
     Restore();
     const uint64_t seed = first + static_cast<uint64_t>(i);
@@ -187,16 +187,16 @@ TEST_F(DamagedDisk, ServesOnlyVerifiedObjects) {
     SCOPED_TRACE(damage + "\nagain: " + Again(seed));
     const size_t here = StartAndLand();
     found += here;
-    set_aside += SetAside() ? 1 : 0;
+    quarantined += Quarantined() ? 1 : 0;
     all += here == Published() ? 1 : 0;
     if (struck >= kAny) continue;
     ++objects_alone;
     ExpectLostAtMost(struck);
   }
   std::printf(
-      "%d damaged disks, all started: %d lost nothing, %d were set aside; %zu of %zu objects found. %d of objects "
+      "%d damaged disks, all started: %d lost nothing, %d were quarantined; %zu of %zu objects found. %d of objects "
       "alone\n",
-      cases, all, set_aside, found, cases * Published(), objects_alone);
+      cases, all, quarantined, found, cases * Published(), objects_alone);
 }
 
 TEST_F(DamagedDisk, DamageLosesOnlyTheDamagedObjects) {
@@ -243,14 +243,14 @@ TEST_F(DamagedDisk, DamageInTheLogLosesNoLaterRecords) {
   file.close();
   EXPECT_EQ(storage::ScanRecordLog(Read(log)).batches.size(), batches - 1);
   EXPECT_GE(StartAndLand(), (prompts_.size() - 1) * kPromptSegments);
-  EXPECT_FALSE(SetAside());
+  EXPECT_FALSE(Quarantined());
 }
 
 TEST_F(DamagedDisk, DamagedRecordsAreRenamedAndLogged) {
   Restore();
   fs::remove(folder_ + "/records/CURRENT");
   EXPECT_EQ(StartAndLand(), 0u);
-  EXPECT_TRUE(SetAside());
+  EXPECT_TRUE(Quarantined());
   EXPECT_THAT(daemon_.log(), ::testing::HasSubstr("the disk index is damaged; it was renamed"));
   daemon_.Start();
   EXPECT_EQ(daemon_.Metric("ashlar_ssd_quarantined_databases_total"), 0) << "it is well by now";
