@@ -1,135 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "daemon/peer/transport/ucx.h"
 
-#include <chrono>
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <thread>
+#include <set>
 #include <utility>
 
-#include "absl/cleanup/cleanup.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/string_view.h"
 #include "daemon/peer/transport/address_filter.h"
 #include "daemon/peer/transport/socket_address.h"
-#include "daemon/peer/transport/ucx_settings.h"
 #include "daemon/peer/transport/ucx_worker.h"
-#include "daemon/runtime/port_wait.h"
 
 namespace ashlar::daemon {
 namespace {
 
 constexpr int kMessageId = 0;  // the only kind of active message; wire.h distinguishes messages
 
-// Returns the text that `print` writes to its file.
-template <class Print>
-std::string Printed(Print print) {
-  char* text = nullptr;
-  size_t size = 0;
-  FILE* file = open_memstream(&text, &size);
-  if (file == nullptr) return "";
-  print(file);
-  std::fclose(file);
-  std::string result(text, size);
-  std::free(text);
-  return result;
-}
-
 }  // namespace
-
-absl::Status ToStatus(ucs_status_t status, absl::string_view what) {
-  if (status == UCS_OK) return absl::OkStatus();
-  return absl::UnavailableError(absl::StrCat(what, ": ", ucs_status_string(status)));
-}
-
-// UCX's own thread accepts connections; UCX 1.13 does so even after their listener was destroyed. So the kernel first
-// drops packets for the listening sockets, and connections made in between are accepted and refused.
-void UcxWorker::RefuseConnections() {
-  if (listener_ == nullptr) return;
-  constexpr auto kInBetween = std::chrono::milliseconds(50);
-  AdmitOnly(listening_, {"0.0.0.0"}).IgnoreError();
-  const auto end = std::chrono::steady_clock::now() + kInBetween;
-  while (std::chrono::steady_clock::now() < end) {
-    if (ucp_worker_progress(worker_) == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    for (ucp_conn_request_h request : accepts_) ucp_listener_reject(listener_, request);
-    accepts_.clear();
-    DropClosed();
-  }
-}
 
 UcxWorker::~UcxWorker() {
   std::vector<UcxLink*> links;
   for (auto& [ep, link] : links_) links.push_back(link.get());
   for (UcxLink* link : links) Close(*link);
-  RefuseConnections();
+  listener_.RefuseAll([this] {
+    const bool some = ucp_worker_progress(worker_) != 0;
+    DropClosed();
+    return some;
+  });
   while (!closing_.empty()) {
     ucp_worker_progress(worker_);
     DropClosed();
   }
-  if (listener_ != nullptr) ucp_listener_destroy(listener_);
-  UnregisterAll();
+  listener_.Close();
+  memory_.UnregisterAll();
   if (worker_ != nullptr) ucp_worker_destroy(worker_);
-  CloseContext();
-}
-
-void UcxWorker::CloseContext() {
-  if (context_ != nullptr) ucp_cleanup(std::exchange(context_, nullptr));
 }
 
 absl::Status UcxWorker::Open(const TransportOptions& options) {
-  if (absl::Status s = OpenContext(options); !s.ok()) return s;
+  if (absl::Status s = context_.Open(options); !s.ok()) return s;
   const std::set<int> before = ListeningSockets();
   if (absl::Status s = OpenWorker(); !s.ok()) return s;
-  if (absl::Status s = Listen(options.listen); !s.ok()) return s;
-  listening_ = ListeningSockets();
-  for (const int fd : before) listening_.erase(fd);
-  silent_ = std::make_unique<SilentSockets>(listening_);
-  return options.allow.empty() ? absl::OkStatus() : AdmitOnly(listening_, options.allow);
-}
-
-// With UCP_FEATURE_RMA, UCX serves reads and writes of any address in software where RDMA is missing, without a key. So
-// a context with this feature has no TCP, and one with TCP lacks the feature. Of the RDMA transports it has rc: closing
-// an rc connection ends the peer's access, whereas a dc target serves all peers.
-absl::Status UcxWorker::OpenContext(const TransportOptions& options) {
-  if (options.reads == RemoteReads::kBySoftware) {
-    reads_ = options.reads;
-    return OpenContext(options, "tcp,self", UCP_FEATURE_RMA);
-  }
-  if (!options.expect_rdma) return OpenContext(options, "tcp,self", 0);
-  if (options.reads == RemoteReads::kNever) return OpenContext(options, "rc,dc,tcp,self", 0);
-  if (OpenContext(options, "rc,self", UCP_FEATURE_RMA).ok() && has_rdma()) {
-    reads_ = options.reads;
-    return absl::OkStatus();
-  }
-  CloseContext();
-  return OpenContext(options, "tcp,self", 0);
-}
-
-absl::Status UcxWorker::OpenContext(const TransportOptions& options, const std::string& transports,
-                                    uint64_t more_features) {
-  settings_.clear();
-  ucp_config_t* config = nullptr;
-  if (absl::Status s = ToStatus(ucp_config_read(nullptr, nullptr, &config), "ucp_config_read"); !s.ok()) return s;
-  const absl::Cleanup release = [config] { ucp_config_release(config); };
-  // UCX uses it to copy between GPU and host memory and to distinguish them. It does not connect nodes. If UCX lacks
-  // it, the others are opened without a warning.
-  const std::string all = options.enter_gpu ? transports + ",cuda_copy" : transports;
-  if (absl::Status s = ApplyUcxSettings(options, all, config, settings_); !s.ok()) return s;
-  ucp_params_t params{};
-  params.field_mask = UCP_PARAM_FIELD_FEATURES;
-  params.features = UCP_FEATURE_AM | UCP_FEATURE_WAKEUP | more_features;
-  if (absl::Status s = ToStatus(ucp_init(&params, config, &context_), "ucp_init"); !s.ok()) return s;
-  // UCX silently omits an interface that is not up, and no peer could be reached.
-  const bool networked = Info().find("tcp/") != std::string::npos || has_rdma();
-  return networked ? absl::OkStatus() : absl::UnavailableError("UCX found no active network interface");
+  return listener_.Open(worker_, options, before);
 }
 
 absl::Status UcxWorker::OpenWorker() {
   ucp_worker_params_t params{};
   params.field_mask = UCP_WORKER_PARAM_FIELD_THREAD_MODE;
   params.thread_mode = UCS_THREAD_MODE_SERIALIZED;  // created on one thread, used on another
-  if (absl::Status s = ToStatus(ucp_worker_create(context_, &params, &worker_), "ucp_worker_create"); !s.ok()) return s;
+  if (absl::Status s = ToStatus(ucp_worker_create(context_.handle(), &params, &worker_), "ucp_worker_create"); !s.ok())
+    return s;
   ucp_am_handler_param_t handler{};
   handler.field_mask = UCP_AM_HANDLER_PARAM_FIELD_ID | UCP_AM_HANDLER_PARAM_FIELD_FLAGS |
                        UCP_AM_HANDLER_PARAM_FIELD_CB | UCP_AM_HANDLER_PARAM_FIELD_ARG;
@@ -144,38 +63,6 @@ absl::Status UcxWorker::OpenWorker() {
     if (!s.ok()) return s;
   }
   return ToStatus(ucp_worker_get_efd(worker_, &event_), "ucp_worker_get_efd");
-}
-
-absl::Status UcxWorker::Listen(const HostPort& at) {
-  auto address = ToSocketAddress(at);
-  if (!address.ok()) return address.status();
-  ucp_listener_params_t params{};
-  params.field_mask = UCP_LISTENER_PARAM_FIELD_SOCK_ADDR | UCP_LISTENER_PARAM_FIELD_CONN_HANDLER;
-  params.sockaddr = {reinterpret_cast<const sockaddr*>(&address->bytes), address->size};
-  params.conn_handler.cb = [](ucp_conn_request_h request, void* self) {
-    static_cast<UcxWorker*>(self)->accepts_.push_back(request);
-  };
-  params.conn_handler.arg = this;
-  const std::string what = absl::StrCat("cannot listen on port ", at.port, " of ", at.host);
-  ucs_status_t listened = UCS_OK;
-  WaitForPort(absl::StrCat(at.host, ":", at.port), kPortPatience, [&] {
-    listened = ucp_listener_create(worker_, &params, &listener_);
-    return listened == UCS_ERR_BUSY;  // EADDRINUSE
-  });
-  if (absl::Status s = ToStatus(listened, what); !s.ok()) return s;
-  ucp_listener_attr_t attributes{.field_mask = UCP_LISTENER_ATTR_FIELD_SOCKADDR};
-  if (absl::Status s = ToStatus(ucp_listener_query(listener_, &attributes), what); !s.ok()) return s;
-  address_ = {at.host, PortOf(attributes.sockaddr)};
-  return absl::OkStatus();
-}
-
-std::string UcxWorker::Info() const {
-  return Printed([this](FILE* file) { ucp_context_print_info(context_, file); });
-}
-
-bool UcxWorker::has_rdma() const {
-  const std::string text = Info();
-  return text.find("rc_") != std::string::npos || text.find("dc_") != std::string::npos;
 }
 
 absl::StatusOr<UcxLink*> UcxWorker::AddLink(ucp_ep_params_t params, std::string peer, bool accepted) {
@@ -213,7 +100,7 @@ void UcxWorker::Accept(ucp_conn_request_h request) {
   const bool known = ucp_conn_request_query(request, &attributes) == UCS_OK;
   const std::string peer = known ? ToText(attributes.client_address) : "?";
   if (!events_.admit(peer)) {
-    ucp_listener_reject(listener_, request);
+    listener_.Reject(request);
     return;
   }
   ucp_ep_params_t params{};
@@ -263,7 +150,7 @@ void UcxWorker::Send(Link& link, const Message& message, ConstSpans pieces, std:
     send->pieces.push_back({const_cast<std::byte*>(piece.data()), piece.size()});
     send->bytes += piece.size();
   }
-  if (!pieces.empty()) send->type = UcsTypeOf(TypeOf(pieces.front().data()));
+  if (!pieces.empty()) send->type = UcsTypeOf(memory_.TypeOf(pieces.front().data()));
   Post(std::move(send));
 }
 
@@ -365,21 +252,12 @@ std::string UcxWorker::Lanes(Link& link) const {
   return joined;
 }
 
-// About once a second, if Progress is called that often.
-void UcxWorker::EndSilent() {
-  const auto now = std::chrono::steady_clock::now();
-  if (now - silent_ended_ < std::chrono::seconds(1)) return;
-  silent_ended_ = now;
-  if (const size_t ended = silent_->End(); ended > 0) events_.silent(ended);
-}
-
 bool UcxWorker::Progress() {
   bool some = ucp_worker_progress(worker_) != 0;
-  EndSilent();
-  for (; !accepts_.empty(); some = true) {
-    ucp_conn_request_h request = accepts_.front();
-    accepts_.pop_front();
+  if (const size_t ended = listener_.EndSilent(); ended > 0) events_.silent(ended);
+  while (ucp_conn_request_h request = listener_.Next()) {
     Accept(request);
+    some = true;
   }
   std::vector<ucp_ep_h> lost;
   lost.swap(lost_);
