@@ -143,7 +143,7 @@ struct Daemon::Impl {
     tiers->Configure(config, cache);
     SetCallRates(config, &engine_service.call_rates());
     cache.upkeep().scrubber().SetRate(config.scrub().bytes_per_second());
-    router.Attach(&engine_service);
+    router.probes().Attach(&engine_service);
     router.RunOn(loop);
   }
 

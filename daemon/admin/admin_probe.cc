@@ -15,9 +15,10 @@ absl::Status AdminService::Probe(const v1::AdminProbeRequest& request, v1::Probe
   if (!tenant.ok()) return tenant.status();
   // The reply comes soon: other nodes have 100 ms.
   const auto probed = std::make_shared<std::promise<absl::StatusOr<v1::ProbeReply>>>();
-  parts_.router.Probe(*tenant, {.ns = request.ns(), .model_id = request.model_id()},
-                      std::make_shared<const v1::Prompt>(request.prompt()), request.cluster(),
-                      [probed](absl::StatusOr<v1::ProbeReply> answer) { probed->set_value(std::move(answer)); });
+  parts_.router.probes().Probe(
+      *tenant, {.ns = request.ns(), .model_id = request.model_id()},
+      std::make_shared<const v1::Prompt>(request.prompt()), request.cluster(),
+      [probed](absl::StatusOr<v1::ProbeReply> answer) { probed->set_value(std::move(answer)); });
   absl::StatusOr<v1::ProbeReply> answer = probed->get_future().get();
   if (!answer.ok()) return answer.status();
   *reply = *std::move(answer);

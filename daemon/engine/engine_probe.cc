@@ -127,13 +127,13 @@ void EngineService::ProbeHere(storage::TenantId tenant, const ProbedModel& name,
 void EngineService::Probe(const v1::ProbeRequest& request, v1::ProbeReply* reply, Done done) {
   const auto session = Resolve(request.session());
   if (!session.ok()) return done(session.status());
-  router_.Probe((*session)->about().tenant, {.ns = request.ns(), .model_id = request.model_id()},
-                std::make_shared<const v1::Prompt>(request.prompt()), request.cluster(),
-                [reply, done](absl::StatusOr<v1::ProbeReply> probed) {
-                  if (!probed.ok()) return done(probed.status());
-                  *reply = *std::move(probed);
-                  done(absl::OkStatus());
-                });
+  router_.probes().Probe((*session)->about().tenant, {.ns = request.ns(), .model_id = request.model_id()},
+                         std::make_shared<const v1::Prompt>(request.prompt()), request.cluster(),
+                         [reply, done](absl::StatusOr<v1::ProbeReply> probed) {
+                           if (!probed.ok()) return done(probed.status());
+                           *reply = *std::move(probed);
+                           done(absl::OkStatus());
+                         });
 }
 
 }  // namespace ashlar::daemon

@@ -206,7 +206,7 @@ bool Peers::IsHere(const PeerHello& peer) {
 
 void Peers::PostGone(const std::string& name) {
   loop_.PostCompletion(storage::kNoTenant, [this, name] {
-    if (router_ != nullptr) router_->NodeGone(name);
+    if (router_ != nullptr) router_->for_nodes().NodeGone(name);
     holder_->Gone(name);
   });
 }
@@ -292,13 +292,13 @@ void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill
                            .kind = asked->kind,
                            .tokens = asked->tokens.size() / sizeof(int32_t),
                            .packed = std::shared_ptr<const std::string>(asked, &asked->tokens)};
-    router_->PrefillFor(ReaderOf(peer), asked->worker, work, storage::Nanos{1'000'000} * asked->patience_ms, ended);
+    router_->for_nodes().Compute(ReaderOf(peer), asked->worker, work, storage::Nanos{1'000'000} * asked->patience_ms, ended);
   });
   if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
 void Peers::Probe(const PeerHello&, storage::TenantId tenant, PeerProbe probe, Done<v1::NodeProbe> done) {
-  PromptProber* const prober = router_ == nullptr ? nullptr : router_->prober();
+  PromptProber* const prober = router_ == nullptr ? nullptr : router_->probes().here();
   if (prober == nullptr) return done(absl::NotFoundError("ns: no engine on this node has opened the model"));
   const ProbedModel model{.ns = std::string(probe.ns.bytes.begin(), probe.ns.bytes.end()), .model_id = ""};
   prober->ProbeHere(tenant, model, std::move(probe.prompt),

@@ -2,8 +2,10 @@
 #include "daemon/router/prompt_probe.h"
 
 #include <algorithm>
+#include <utility>
 
 #include "ashlar/v1/cache.pb.h"
+#include "daemon/router/elsewhere.h"
 #include "daemon/router/lpt.h"
 
 namespace ashlar::daemon {
@@ -32,6 +34,24 @@ uint32_t CheapestOf(const v1::ProbeReply& reply) {
     best = static_cast<uint32_t>(i);
   }
   return best;
+}
+
+void ClusterProber::Probe(storage::TenantId tenant, const ProbedModel& model, std::shared_ptr<const v1::Prompt> prompt,
+                          bool cluster, std::function<void(absl::StatusOr<v1::ProbeReply>)> done) {
+  if (here_ == nullptr) return done(absl::UnavailableError("the daemon is starting"));
+  here_->ProbeHere(tenant, model, prompt, [=, this](absl::StatusOr<PromptProber::Here> here) {
+    if (!here.ok()) return done(here.status());
+    v1::ProbeReply reply;
+    *reply.add_nodes() = std::move(here->node);
+    reply.mutable_nodes(0)->set_node(node_);
+    reply.set_ns(here->ns.bytes.data(), here->ns.bytes.size());
+    if (!cluster || elsewhere_ == nullptr || stopped_) return done(std::move(reply));
+    elsewhere_->Probe(tenant, here->ns, prompt, [reply, done](std::vector<v1::NodeProbe> nodes) mutable {
+      for (v1::NodeProbe& node : nodes) *reply.add_nodes() = std::move(node);
+      reply.set_cheapest(CheapestOf(reply));
+      done(std::move(reply));
+    });
+  });
 }
 
 }  // namespace ashlar::daemon

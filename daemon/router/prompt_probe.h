@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 #include "absl/status/statusor.h"
 #include "ashlar/v1/prompt.pb.h"
@@ -17,6 +18,8 @@ class ProbeReply;
 }
 
 namespace ashlar::daemon {
+
+class PrefillElsewhere;
 
 // The model of a probe, as in v1::ProbeRequest.
 struct ProbedModel {
@@ -36,6 +39,29 @@ class PromptProber {
   // NOT_FOUND: no engine has opened the model. INVALID_ARGUMENT names the field.
   virtual void ProbeHere(storage::TenantId tenant, const ProbedModel& model, std::shared_ptr<const v1::Prompt> prompt,
                          std::function<void(absl::StatusOr<Here>)> done) = 0;
+};
+
+// Combines the estimates of this node and of the other nodes of the cluster. Any thread, after Attach.
+class ClusterProber {
+ public:
+  explicit ClusterProber(std::string node) : node_(std::move(node)) {}
+  // Call each once, before the loop runs. All must outlive the object. Without PrefillElsewhere, only this node is
+  // probed.
+  void Attach(PromptProber* here) { here_ = here; }
+  void Attach(PrefillElsewhere* elsewhere) { elsewhere_ = elsewhere; }
+  void Stop() { stopped_ = true; }  // other nodes are not asked any more
+
+  // Estimates what this node, and with `cluster` other nodes that answer soon, would save of a prompt. No plan, no
+  // lease, no other effect. Errors as of PromptProber::ProbeHere.
+  void Probe(storage::TenantId tenant, const ProbedModel& model, std::shared_ptr<const v1::Prompt> prompt, bool cluster,
+             std::function<void(absl::StatusOr<v1::ProbeReply>)> done);
+  PromptProber* here() const { return here_; }  // null in tests without engines
+
+ private:
+  const std::string node_;  // this node's name
+  PromptProber* here_ = nullptr;
+  PrefillElsewhere* elsewhere_ = nullptr;
+  bool stopped_ = false;
 };
 
 // Returns the index of the node that is expected to have the first token first: the time until it is free, to load what

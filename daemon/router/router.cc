@@ -13,15 +13,27 @@ namespace {
 
 constexpr storage::Nanos kTickEvery = 5'000'000;
 
-storage::Query QueryOf(const Router::Cold& cold) {
-  return {.kind = cold.work.kind,
-          .key = cold.work.key,
-          .shard = cold.shard,
-          .ns = cold.work.ns,
-          .tokens = cold.work.tokens};
+}  // namespace
+
+Router::Router(const storage::Clock& clock, storage::Cache& cache, const Options& options)
+    : clock_(clock),
+      cache_(cache),
+      options_(options),
+      workers_(clock, options.tenants),
+      backlog_(clock),
+      choice_(workers_, options.given_to_a_node),
+      holds_(cache),
+      for_nodes_(clock, cache, workers_),
+      probes_(options.node) {}
+
+void Router::Attach(PrefillElsewhere* elsewhere) {
+  choice_.Attach(elsewhere);
+  probes_.Attach(elsewhere);
 }
 
-}  // namespace
+WorkerChoice::Segments Router::SegmentsOf(const Tasks& tasks) {
+  return {tasks.begin(), tasks.end()};
+}
 
 Router::Options Router::Options::From(const v1::Config& config) {
   const v1::Prefill& prefill = config.prefill();
@@ -31,12 +43,6 @@ Router::Options Router::Options::From(const v1::Config& config) {
           .given_to_a_node = prefill.segments_per_node(),
           .tenants = static_cast<size_t>(config.tenants_size()),
           .node = config.cluster().node()};
-}
-
-storage::SessionId Router::SessionOf(storage::TenantId tenant) {
-  const auto [session, first] = sessions_.try_emplace(tenant, kFirstSession + tenant);
-  if (first) cache_.OpenSession(session->second, tenant);
-  return session->second;
 }
 
 void Router::Plan(const Asker& asker, std::vector<Cold> cold, std::function<void(absl::StatusOr<Planned>)> done) {
@@ -58,79 +64,17 @@ void Router::Plan(const Asker& asker, std::vector<Cold> cold, std::function<void
     tasks.push_back(std::move(task));
   }
   choosing_.insert(asker.session);
-  Choose(asker, 0, tasks,
-         [this, asker, tasks, done = std::move(done)](const LptPlan& chosen, const std::vector<Place>& places) {
-           const auto asked = choosing_.find(asker.session);
-           if (asked == choosing_.end()) return done(absl::CancelledError("the session has ended"));
-           choosing_.erase(asked);
-           Open(asker, tasks, chosen, places, done);
-         });
+  choice_.Choose(
+      asker, 0, SegmentsOf(tasks),
+      [this, asker, tasks, done = std::move(done)](const LptPlan& chosen, const std::vector<WorkerPlace>& places) {
+        const auto asked = choosing_.find(asker.session);
+        if (asked == choosing_.end()) return done(absl::CancelledError("the session has ended"));
+        choosing_.erase(asked);
+        Open(asker, tasks, chosen, places, done);
+      });
 }
 
-// The plan's worker 0 is the requester; the others are `places`, shifted by one.
-void Router::Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tasks& tasks,
-                    std::function<void(const LptPlan&, const std::vector<Place>&)> done) {
-  const auto choose = [this, asker, asker_ready_in, tasks,
-                       done = std::move(done)](const std::vector<RemoteWorker>& remote) {
-    std::vector<Place> places;
-    std::vector<LptWorker> workers = {{.ready_in = std::max<storage::Nanos>(0, asker_ready_in)}};
-    std::vector<uint64_t> tokens;
-    uint64_t bytes = 0;
-    for (const auto& task : tasks) {
-      tokens.push_back(task->cold.work.tokens);
-      bytes = std::max(bytes, task->cold.bytes);
-    }
-    double known = asker.tokens_per_second;
-    const auto add = [&](Place place, LptWorker worker, uint64_t queued) {
-      const bool failed = std::ranges::any_of(tasks, [&](const auto& task) { return task->failed.contains(place); });
-      if (failed || worker.capacity == 0) return;
-      places.push_back(std::move(place));
-      worker.ready_in = static_cast<storage::Nanos>(queued);  // in tokens for now, because the rate may be unknown
-      workers.push_back(worker);
-      known = std::max(known, worker.tokens_per_second);
-    };
-    if (!tasks.empty()) {
-      const PrefillWork& first = tasks.front()->cold.work;
-      for (const PrefillWorkers::Offer& offer : workers_.Offers(first.tenant, first.ns)) {
-        if (offer.session == asker.session) continue;  // it cannot wait and compute
-        add({.worker = offer.worker}, {.tokens_per_second = offer.tokens_per_second, .capacity = offer.capacity},
-            offer.queued_tokens);
-      }
-    }
-    remote_.clear();
-    std::map<std::string, size_t> nodes;
-    std::vector<size_t> capacities;  // free slots of the nodes; assigned segments already count
-    for (const RemoteWorker& worker : remote) {
-      const auto [node, fresh] = nodes.emplace(worker.member->node, capacities.size());
-      if (fresh) {
-        const auto given = given_to_.find(worker.member->node);
-        const size_t taken = given == given_to_.end() ? 0 : given->second;
-        capacities.push_back(options_.given_to_a_node - std::min(taken, options_.given_to_a_node));
-      }
-      const Place place{.remote = true, .worker = worker.worker, .node = worker.member->node};
-      remote_[place] = worker;
-      const storage::Nanos journey = elsewhere_ == nullptr ? 0 : elsewhere_->Estimate(worker, bytes);
-      add(place,
-          {.tokens_per_second = worker.tokens_per_second,
-           .delay = worker.delay + journey,
-           .capacity = worker.capacity,
-           .node = node->second},
-          worker.queued_tokens);
-    }
-    if (known <= 0) known = kUnknownRate;
-    for (size_t i = 1; i < workers.size(); ++i) {
-      if (workers[i].tokens_per_second <= 0) workers[i].tokens_per_second = known;
-      workers[i].ready_in = ComputeTime(static_cast<uint64_t>(workers[i].ready_in), workers[i].tokens_per_second);
-    }
-    if (asker.computes) workers[0].tokens_per_second = asker.tokens_per_second > 0 ? asker.tokens_per_second : known;
-    done(PlanLpt(tokens, workers, capacities), places);
-  };
-  if (elsewhere_ == nullptr || tasks.empty()) return choose({});
-  const PrefillWork& first = tasks.front()->cold.work;
-  elsewhere_->Find(first.tenant, first.ns, choose);
-}
-
-void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen, const std::vector<Place>& places,
+void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen, const std::vector<WorkerPlace>& places,
                   const std::function<void(absl::StatusOr<Planned>)>& done) {
   if (stopped_) return done(absl::UnavailableError("the daemon is stopping"));
   Planned planned{.elsewhere = std::vector<bool>(tasks.size(), false), .expected = chosen.ends_at};
@@ -157,7 +101,7 @@ void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen,
     }
     const size_t worker = chosen.worker[i];
     const bool others = worker != 0 && worker != LptPlan::kUnassigned;
-    if (known == tasks_.end() && !(others && ReserveSpace(*task))) {
+    if (known == tasks_.end() && !(others && holds_.ReserveSpace(task->cold, task->space))) {
       ++figures_.own_segments;
       if (worker == 0) plan.asker_free_at = std::max(plan.asker_free_at, now + chosen.ends[i]);
       continue;
@@ -181,7 +125,7 @@ void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen,
   done(planned);
 }
 
-void Router::Assign(const std::shared_ptr<Task>& task, const Place& place, storage::Nanos ends_in) {
+void Router::Assign(const std::shared_ptr<Task>& task, const WorkerPlace& place, storage::Nanos ends_in) {
   const double expected_nanos = options_.patience * static_cast<double>(ends_in);
   const auto expected = static_cast<storage::Nanos>(std::min(expected_nanos, static_cast<double>(kLongestCompute)));
   const storage::Nanos patience = options_.least_patience + expected;
@@ -192,16 +136,11 @@ void Router::Assign(const std::shared_ptr<Task>& task, const Place& place, stora
   task->place = place;
   task->deadline = clock_.Now() + patience;
   task->local = 0;
+  const auto done = [this, task, attempt](const absl::Status& status) { Answered(task, attempt, status); };
   if (place.remote) {
-    ++given_to_[place.node];
-    elsewhere_->Prefill(remote_.at(place), task->cold.work, patience,
-                        [this, task, attempt, node = place.node](const absl::Status& status) {
-                          if (--given_to_[node] == 0) given_to_.erase(node);
-                          Answered(task, attempt, status);
-                        });
+    choice_.AssignElsewhere(place, task->cold.work, patience, done);
     return;
   }
-  const auto done = [this, task, attempt](const absl::Status& status) { Answered(task, attempt, status); };
   const uint64_t local = workers_.Assign(place.worker, task->cold.work, task->deadline, done);
   if (task->attempt == attempt && task->state == PlannedSegmentState::kPending) task->local = local;
   if (local == 0) Failed(task);
@@ -213,14 +152,7 @@ void Router::Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const
     return;
   }
   if (!status.ok()) return Failed(task);
-  ReleaseSpace(*task);  // the lookup reserves it again
-  const storage::Query query = QueryOf(task->cold);
-  const storage::SessionId session = SessionOf(task->cold.work.tenant);
-  const storage::Match match = cache_.Lookup(session, {&query, 1});
-  const storage::Found& found = match.found.front();
-  if (found.reason != MissReason::kNone) return Failed(task);
-  task->lease = match.lease;
-  // The lookup starts the fetch from the other node; the segment is here when it is complete.
+  holds_.ReleaseSpace(task->cold.work.tenant, task->space);  // the lookup reserves it again
   const auto loaded = [this, task, attempt](bool whole) {
     if (task->attempt != attempt || task->state != PlannedSegmentState::kPending) return;
     if (whole) {
@@ -229,7 +161,7 @@ void Router::Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const
       Failed(task);
     }
   };
-  if (!cache_.WhenLoaded(session, match.lease, 0, found.header->Extents(), loaded)) loaded(false);
+  if (!holds_.Lease(task->cold, task->lease, loaded)) Failed(task);
 }
 
 void Router::Arrived(const std::shared_ptr<Task>& task) {
@@ -241,7 +173,7 @@ void Router::Arrived(const std::shared_ptr<Task>& task) {
 void Router::Failed(const std::shared_ptr<Task>& task) {
   ++figures_.failed;
   Withdraw(*task);
-  LetGo(task);
+  holds_.EndLease(task->cold.work.tenant, task->lease);
   task->failed.insert(task->place);
   task->assigned = false;
   task->attempt = next_attempt_++;
@@ -275,41 +207,37 @@ void Router::Retry() {
   if (plan == plans_.end()) return;
   retrying_ = true;
   const storage::Nanos ready_in = plan->second.asker_free_at - clock_.Now();
-  Choose(plan->second.asker, ready_in, tasks,
-         [this, id = id, tasks = tasks](const LptPlan& chosen, const std::vector<Place>& places) {
-           retrying_ = false;
-           if (stopped_) return;
-           for (size_t i = 0; i < tasks.size(); ++i) {
-             if (tasks[i]->state != PlannedSegmentState::kPending || tasks[i]->assigned) continue;
-             const size_t worker = chosen.worker[i];
-             if (worker != 0 && worker != LptPlan::kUnassigned && ReserveSpace(*tasks[i])) {
-               Assign(tasks[i], places[worker - 1], chosen.ends[i]);
-               continue;
-             }
-             ++figures_.given_back;
-             if (const auto asked = plans_.find(id); asked != plans_.end()) {
-               asked->second.asker_free_at = clock_.Now() + chosen.ends[i];
-             }
-             Settle(tasks[i], PlannedSegmentState::kLeftToAsker);
-           }
-         });
+  choice_.Choose(
+      plan->second.asker, ready_in, SegmentsOf(tasks),
+      [this, id = id, tasks = tasks](const LptPlan& chosen, const std::vector<WorkerPlace>& places) {
+        retrying_ = false;
+        if (stopped_) return;
+        for (size_t i = 0; i < tasks.size(); ++i) {
+          if (tasks[i]->state != PlannedSegmentState::kPending || tasks[i]->assigned) continue;
+          const size_t worker = chosen.worker[i];
+          if (worker != 0 && worker != LptPlan::kUnassigned && holds_.ReserveSpace(tasks[i]->cold, tasks[i]->space)) {
+            Assign(tasks[i], places[worker - 1], chosen.ends[i]);
+            continue;
+          }
+          ++figures_.given_back;
+          if (const auto asked = plans_.find(id); asked != plans_.end()) {
+            asked->second.asker_free_at = clock_.Now() + chosen.ends[i];
+          }
+          Settle(tasks[i], PlannedSegmentState::kLeftToAsker);
+        }
+      });
 }
 
 void Router::Settle(const std::shared_ptr<Task>& task, PlannedSegmentState state) {
   task->state = state;
-  ReleaseSpace(*task);
+  holds_.ReleaseSpace(task->cold.work.tenant, task->space);
   tasks_.erase({task->cold.work.tenant, task->cold.work.key});
   const std::set<uint64_t> plans = task->plans;  // a callback may end some
   for (const uint64_t id : plans) {
     if (const auto plan = plans_.find(id); plan != plans_.end()) Tell(plan->second, /*over=*/false);
     EndWarmUp(id);
   }
-  if (task->plans.empty()) LetGo(task);
-}
-
-void Router::LetGo(const std::shared_ptr<Task>& task) {
-  if (task->lease == storage::LeaseId{}) return;
-  cache_.Release(SessionOf(task->cold.work.tenant), std::exchange(task->lease, {}));
+  if (task->plans.empty()) holds_.EndLease(task->cold.work.tenant, task->lease);
 }
 
 // Replies to the plan's requester if there is news or its time is over. Returns false if no reply is awaited or there
@@ -355,39 +283,19 @@ void Router::End(storage::SessionId session, uint64_t id) {
     if (!task->plans.empty()) continue;
     if (task->state == PlannedSegmentState::kPending) {
       Withdraw(*task);
-      ReleaseSpace(*task);
+      holds_.ReleaseSpace(task->cold.work.tenant, task->space);
       task->attempt = next_attempt_++;  // results that come later are late
       tasks_.erase({task->cold.work.tenant, task->cold.work.key});
       task->state = PlannedSegmentState::kLeftToAsker;
     }
-    LetGo(task);
+    holds_.EndLease(task->cold.work.tenant, task->lease);
   }
   if (plan.waiting) plan.waiting(absl::NotFoundError("plan: unknown or ended"));
 }
 
-void Router::PrefillFor(const std::string& node, uint64_t worker, PrefillWork work, storage::Nanos patience,
-                        std::function<void(absl::Status)> done) {
-  if (stopped_) return done(absl::UnavailableError("the daemon is stopping"));
-  if (!cache_.upkeep().inventory().Where(work.tenant, work.key).empty()) return done(absl::OkStatus());
-  const auto number = std::make_shared<uint64_t>(0);
-  const auto ended = [this, node, number, done](const absl::Status& status) {
-    if (const auto of_node = for_nodes_.find(node); of_node != for_nodes_.end()) {
-      of_node->second.erase(*number);
-      if (of_node->second.empty()) for_nodes_.erase(of_node);
-    }
-    done(status);
-  };
-  *number = workers_.Assign(worker, std::move(work), clock_.Now() + patience, ended);
-  if (*number == 0) return done(absl::ResourceExhaustedError("the worker has disconnected, or its queue is full"));
-  for_nodes_[node].insert(*number);
-}
-
-// Work for that node is no longer needed, and no reply is awaited there.
-void Router::NodeGone(const std::string& node) {
-  const auto gone = for_nodes_.extract(node);
-  if (gone.empty()) return;
-  for (const uint64_t assignment : gone.mapped())
-    workers_.Cancel(assignment, absl::CancelledError("the requesting node has disconnected"));
+void Router::YieldSpace(storage::TenantId tenant, const Key& key) {
+  const auto task = tasks_.find({tenant, key});
+  if (task != tasks_.end()) holds_.ReleaseSpace(tenant, task->second->space);
 }
 
 void Router::SessionEnded(storage::SessionId session) {
@@ -421,24 +329,6 @@ void Router::Tick() {
   for (const auto& [session, id] : erased) End(session, id);
 }
 
-void Router::Probe(storage::TenantId tenant, const ProbedModel& model, std::shared_ptr<const v1::Prompt> prompt,
-                   bool cluster, std::function<void(absl::StatusOr<v1::ProbeReply>)> done) {
-  if (prober_ == nullptr) return done(absl::UnavailableError("the daemon is starting"));
-  prober_->ProbeHere(tenant, model, prompt, [=, this](absl::StatusOr<PromptProber::Here> here) {
-    if (!here.ok()) return done(here.status());
-    v1::ProbeReply reply;
-    *reply.add_nodes() = std::move(here->node);
-    reply.mutable_nodes(0)->set_node(options_.node);
-    reply.set_ns(here->ns.bytes.data(), here->ns.bytes.size());
-    if (!cluster || elsewhere_ == nullptr || stopped_) return done(std::move(reply));
-    elsewhere_->Probe(tenant, here->ns, prompt, [reply, done](std::vector<v1::NodeProbe> nodes) mutable {
-      for (v1::NodeProbe& node : nodes) *reply.add_nodes() = std::move(node);
-      reply.set_cheapest(CheapestOf(reply));
-      done(std::move(reply));
-    });
-  });
-}
-
 void Router::RunOn(EventLoop& loop) {
   loop.Every(kTickEvery, [this] { Tick(); });
 }
@@ -451,11 +341,13 @@ void Router::StopOn(EventLoop& loop) {
 
 void Router::Stop() {
   if (std::exchange(stopped_, true)) return;
+  for_nodes_.Stop();
+  probes_.Stop();
   std::vector<std::pair<storage::SessionId, uint64_t>> open;
   for (const auto& [id, plan] : plans_) open.emplace_back(plan.asker.session, id);
   for (const auto& [session, id] : open) End(session, id);
   workers_.Stop();
-  for (const auto& [tenant, session] : std::exchange(sessions_, {})) cache_.CloseSession(session, [] {});
+  holds_.Close();
 }
 
 RouterFigures Router::figures() const {

@@ -19,11 +19,15 @@
 
 #include "absl/status/statusor.h"
 #include "daemon/observe/router_metrics.h"
+#include "daemon/router/cold_segment.h"
 #include "daemon/router/elsewhere.h"
 #include "daemon/router/lpt.h"
 #include "daemon/router/prefill_backlog.h"
+#include "daemon/router/prefill_for_nodes.h"
 #include "daemon/router/prefill_workers.h"
 #include "daemon/router/prompt_probe.h"
+#include "daemon/router/segment_holds.h"
+#include "daemon/router/worker_choice.h"
 #include "daemon/runtime/event_loop.h"
 #include "storage/cache.h"
 
@@ -56,18 +60,8 @@ class Router {
 
     static Options From(const v1::Config& config);  // `config` must come from ParseConfig
   };
-  // A cold segment. `shard` and `bytes` are those of the stored object (0: unknown).
-  struct Cold {
-    PrefillWork work;
-    TensorShard shard;
-    uint64_t bytes = 0;
-  };
-  struct Asker {
-    storage::SessionId session = 0;
-    storage::TenantId tenant = 0;
-    double tokens_per_second = 0;  // 0 if unknown
-    bool computes = true;          // false for a warm-up, which only other engines compute
-  };
+  using Cold = ColdSegment;
+  using Asker = PlanAsker;
   struct Planned {
     uint64_t plan = 0;  // 0: the requesting engine computes everything
     std::vector<bool> elsewhere;
@@ -75,12 +69,9 @@ class Router {
   };
 
   // All must outlive the object.
-  Router(const storage::Clock& clock, storage::Cache& cache, const Options& options)
-      : clock_(clock), cache_(cache), options_(options), workers_(clock, options.tenants), backlog_(clock) {}
+  Router(const storage::Clock& clock, storage::Cache& cache, const Options& options);
   // Call once, before any plan. Null outside a cluster.
-  void Attach(PrefillElsewhere* elsewhere) { elsewhere_ = elsewhere; }
-  // Call once, before the loop runs. `prober` must outlive the object.
-  void Attach(PromptProber* prober) { prober_ = prober; }
+  void Attach(PrefillElsewhere* elsewhere);
 
   // All of `cold` must be of one namespace. RESOURCE_EXHAUSTED if the session has too many plans.
   void Plan(const Asker& asker, std::vector<Cold> cold, std::function<void(absl::StatusOr<Planned>)> done);
@@ -99,18 +90,10 @@ class Router {
   // An engine of this node is about to reserve the key: releases the space reserved for the segment.
   void YieldSpace(storage::TenantId tenant, const Key& key);
 
-  // Estimates what this node, and with `cluster` other nodes that answer soon, would save of a prompt. No plan, no
-  // lease, no other effect. Errors as of PromptProber::ProbeHere. Any thread, like prober().
-  void Probe(storage::TenantId tenant, const ProbedModel& model, std::shared_ptr<const v1::Prompt> prompt, bool cluster,
-             std::function<void(absl::StatusOr<v1::ProbeReply>)> done);
-  PromptProber* prober() const { return prober_; }  // null in tests without engines
-
   PrefillWorkers& workers() { return workers_; }
   PrefillBacklog& backlog() { return backlog_; }
-  // Computes a segment here for another node. OK: it is in this node's cache.
-  void PrefillFor(const std::string& node, uint64_t worker, PrefillWork work, storage::Nanos patience,
-                  std::function<void(absl::Status)> done);
-  void NodeGone(const std::string& node);
+  PrefillForNodes& for_nodes() { return for_nodes_; }
+  ClusterProber& probes() { return probes_; }
 
   void SessionEnded(storage::SessionId session);
   void Tick();                  // call many times per second
@@ -121,22 +104,14 @@ class Router {
   RouterFigures figures() const;
 
  private:
-  struct Place {
-    bool remote = false;
-    uint64_t worker = 0;
-    std::string node;
-    auto operator<=>(const Place&) const = default;
-  };
-  struct Task {
-    Cold cold;
+  struct Task : SegmentToAssign {
     PlannedSegmentState state = PlannedSegmentState::kPending;
     uint64_t attempt = 0;  // counter; replies to earlier attempts are late
     uint32_t tries = 0;
     bool assigned = false;  // otherwise it waits for a worker to be chosen
-    Place place;
-    uint64_t local = 0;           // number of the local assignment
-    storage::Nanos deadline = 0;  // deadline of the attempt
-    std::set<Place> failed;
+    WorkerPlace place;
+    uint64_t local = 0;                // number of the local assignment
+    storage::Nanos deadline = 0;       // deadline of the attempt
     storage::LeaseId lease{};          // keeps the object here until the plans have ended
     storage::ReservationId space = 0;  // reserved space in this node's memory until the object arrives; 0 for none
     std::set<uint64_t> plans;
@@ -151,41 +126,33 @@ class Router {
   };
   using Tasks = std::vector<std::shared_ptr<Task>>;
 
-  void Choose(const Asker& asker, storage::Nanos asker_ready_in, const Tasks& tasks,
-              std::function<void(const LptPlan&, const std::vector<Place>&)> done);
-  void Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen, const std::vector<Place>& places,
+  static WorkerChoice::Segments SegmentsOf(const Tasks& tasks);
+  void Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen, const std::vector<WorkerPlace>& places,
             const std::function<void(absl::StatusOr<Planned>)>& done);
-  void Assign(const std::shared_ptr<Task>& task, const Place& place, storage::Nanos ends_in);
+  void Assign(const std::shared_ptr<Task>& task, const WorkerPlace& place, storage::Nanos ends_in);
   void Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const absl::Status& status);
   void Arrived(const std::shared_ptr<Task>& task);
   void Failed(const std::shared_ptr<Task>& task);
   void Retry();
   void Settle(const std::shared_ptr<Task>& task, PlannedSegmentState state);
-  void LetGo(const std::shared_ptr<Task>& task);
-  bool ReserveSpace(Task& task);  // false without space
-  void ReleaseSpace(Task& task);
   void Withdraw(Task& task);
   bool Tell(OpenPlan& plan, bool over);
   void EndWarmUp(uint64_t plan);
-  storage::SessionId SessionOf(storage::TenantId tenant);
 
   static constexpr storage::SessionId kNoSession = 0;  // engine sessions count from 1
-  static constexpr storage::SessionId kFirstSession = (storage::SessionId{1} << 62) + (storage::SessionId{1} << 61);
 
   const storage::Clock& clock_;
   storage::Cache& cache_;
   const Options options_;
   PrefillWorkers workers_;
   PrefillBacklog backlog_;
-  PromptProber* prober_ = nullptr;
-  PrefillElsewhere* elsewhere_ = nullptr;
+  WorkerChoice choice_;
+  SegmentHolds holds_;
+  PrefillForNodes for_nodes_;
+  ClusterProber probes_;
   std::map<uint64_t, OpenPlan> plans_;
   std::multiset<storage::SessionId> choosing_;  // sessions of plans whose workers are being chosen
   std::map<std::pair<storage::TenantId, Key>, std::shared_ptr<Task>> tasks_;  // pending tasks
-  std::map<Place, RemoteWorker> remote_;                                      // workers as offered at the last choice
-  std::map<std::string, size_t> given_to_;                                    // segments assigned to each node
-  std::map<std::string, std::set<uint64_t>> for_nodes_;                       // local assignments for other nodes
-  std::map<storage::TenantId, storage::SessionId> sessions_;
   uint64_t next_plan_ = 1, next_attempt_ = 1;
   bool retrying_ = false, stopped_ = false;
   RouterFigures figures_;  // without the values computed on request

@@ -425,19 +425,19 @@ TEST_F(RouterTest, WorkForAnotherNodeEndsWithThatNode) {
   const uint64_t worker = router_.workers().Offers(kTenant, engine.ns).at(0).worker;
   std::vector<absl::Status> told;
   const auto done = [&](absl::Status status) { told.push_back(std::move(status)); };
-  router_.PrefillFor("b", worker, Cold(1).work, 10 * kSecond, done);
-  router_.PrefillFor("b", worker, Cold(2).work, 10 * kSecond, done);
-  router_.PrefillFor("b", worker + 1, Cold(3).work, 10 * kSecond, done);
+  router_.for_nodes().Compute("b", worker, Cold(1).work, 10 * kSecond, done);
+  router_.for_nodes().Compute("b", worker, Cold(2).work, 10 * kSecond, done);
+  router_.for_nodes().Compute("b", worker + 1, Cold(3).work, 10 * kSecond, done);
   ASSERT_THAT(told, SizeIs(1));
   EXPECT_TRUE(absl::IsResourceExhausted(told[0])) << "there is no such worker";
-  router_.NodeGone("c");
+  router_.for_nodes().NodeGone("c");
   EXPECT_THAT(told, SizeIs(1));
-  router_.NodeGone("b");
+  router_.for_nodes().NodeGone("b");
   ASSERT_THAT(told, SizeIs(3));
   EXPECT_EQ(router_.figures().given, 0u);
   // A segment that is here already need not be computed.
   ASSERT_TRUE(rig_.Publish(kHelper, TestPlan(4, 64), 4));
-  router_.PrefillFor("b", worker, Cold(4).work, 10 * kSecond, done);
+  router_.for_nodes().Compute("b", worker, Cold(4).work, 10 * kSecond, done);
   EXPECT_EQ(told.back(), absl::OkStatus());
 }
 
