@@ -18,10 +18,6 @@ constexpr char kGone[] = "the requesting node has disconnected";
 
 }  // namespace
 
-std::string Peers::ReaderOf(const PeerHello& peer) {
-  return peer.node + "/" + std::string(peer.incarnation.begin(), peer.incarnation.end());
-}
-
 Peers::Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std::string>& names, Directory& directory,
              Transport& transport, PeerAsker& asker, PrefillAsker& prefill_asker, const PeersOptions& options)
     : loop_(loop),
@@ -36,7 +32,13 @@ Peers::Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std
       lookup_(loop, clock, directory, opener_, rates_, options.lookup),
       prefill_(loop, clock, directory, prefill_asker, opener_, objects_, rates_, names, options.self),
       announcer_(directory, options.announce, options.gpus),
-      offerer_(loop, asker, names) {}
+      offerer_(loop, asker, names),
+      connected_([this](const std::string& reader) {
+        loop_.PostCompletion(storage::kNoTenant, [this, reader] {
+          if (router_ != nullptr) router_->for_nodes().NodeGone(reader);
+          holder_->Gone(reader);
+        });
+      }) {}
 
 storage::TellResidence Peers::residence() {
   return [this](const storage::TenantPool& pool, const ObjectHeader& header, const storage::Residence& residence) {
@@ -186,31 +188,6 @@ std::vector<PeerFigures> Peers::PerNode(const TransportStats& transport, size_t 
   return list;
 }
 
-void Peers::PeerHere(const PeerHello& peer) {
-  MutexLock lock(mutex_);
-  std::string& known = here_[peer.node];
-  if (!known.empty() && known != ReaderOf(peer)) PostGone(known);
-  known = ReaderOf(peer);
-}
-
-void Peers::PeerGone(const std::string& node) {
-  MutexLock lock(mutex_);
-  if (const auto gone = here_.extract(node)) PostGone(gone.mapped());
-}
-
-bool Peers::IsHere(const PeerHello& peer) {
-  MutexLock lock(mutex_);
-  const auto known = here_.find(peer.node);
-  return known != here_.end() && known->second == ReaderOf(peer);
-}
-
-void Peers::PostGone(const std::string& name) {
-  loop_.PostCompletion(storage::kNoTenant, [this, name] {
-    if (router_ != nullptr) router_->for_nodes().NodeGone(name);
-    holder_->Gone(name);
-  });
-}
-
 void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open, Done<std::vector<PeerOpened>> done) {
   struct Call {
     PeerHello peer;
@@ -219,11 +196,11 @@ void Peers::Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
   };
   const auto call = std::make_shared<Call>(Call{.peer = peer, .open = std::move(open), .opened = {}});
   const bool posted = loop_.Post(tenant, [this, tenant, call, done](storage::Slice& slice) {
-    if (!IsHere(call->peer)) {
+    if (!connected_.Has(call->peer)) {
       done(absl::UnavailableError(kGone));
       return true;
     }
-    if (!holder_->Open(ReaderOf(call->peer), tenant, call->open, call->opened, slice)) return false;
+    if (!holder_->Open(ConnectedPeers::ReaderOf(call->peer), tenant, call->open, call->opened, slice)) return false;
     done(std::move(call->opened));
     return true;
   });
@@ -239,17 +216,18 @@ void Peers::Offer(const PeerHello& peer, storage::TenantId tenant, PeerOffer off
 }
 
 void Peers::Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint32_t>> done) {
-  const bool posted =
-      loop_.PostRelease(storage::kNoTenant, [this, node = ReaderOf(peer), renew = std::move(renew), done] {
-        std::vector<uint32_t> lives;
-        for (const PeerLease& lease : renew.leases) lives.push_back(holder_->Renew(node, lease, renew.lease_ms));
-        done(std::move(lives));
-      });
+  const bool posted = loop_.PostRelease(storage::kNoTenant,
+                                        [this, node = ConnectedPeers::ReaderOf(peer), renew = std::move(renew), done] {
+                                          std::vector<uint32_t> lives;
+                                          for (const PeerLease& lease : renew.leases)
+                                            lives.push_back(holder_->Renew(node, lease, renew.lease_ms));
+                                          done(std::move(lives));
+                                        });
   if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
 void Peers::Close(const PeerHello& peer, std::vector<PeerLease> leases) {
-  loop_.PostCompletion(storage::kNoTenant, [this, node = ReaderOf(peer), leases = std::move(leases)] {
+  loop_.PostCompletion(storage::kNoTenant, [this, node = ConnectedPeers::ReaderOf(peer), leases = std::move(leases)] {
     for (const PeerLease& lease : leases) holder_->Close(node, lease);
   });
 }
@@ -276,15 +254,15 @@ void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill
   const auto asked = std::make_shared<const PeerPrefill>(std::move(prefill));
   const auto ended = [this, peer, tenant, asked, done](const absl::Status& status) {
     if (!status.ok()) return done(status);
-    if (!IsHere(peer)) return done(absl::UnavailableError(kGone));
+    if (!connected_.Has(peer)) return done(absl::UnavailableError(kGone));
     std::vector<PeerOpened> opened;
     storage::Slice whole;
     const PeerOpen open{.objects = {{.key = asked->key, .shard = {}}}, .lease_ms = asked->lease_ms};
-    holder_->Open(ReaderOf(peer), tenant, open, opened, whole);
+    holder_->Open(ConnectedPeers::ReaderOf(peer), tenant, open, opened, whole);
     done(std::move(opened.front()));
   };
   const bool posted = loop_.Post(tenant, [this, peer, tenant, asked, ended] {
-    if (!IsHere(peer)) return ended(absl::UnavailableError(kGone));
+    if (!connected_.Has(peer)) return ended(absl::UnavailableError(kGone));
     if (router_ == nullptr) return ended(absl::UnavailableError("no engine on this node offers prefill"));
     const PrefillWork work{.tenant = tenant,
                            .ns = asked->ns,
@@ -292,7 +270,8 @@ void Peers::Prefill(const PeerHello& peer, storage::TenantId tenant, PeerPrefill
                            .kind = asked->kind,
                            .tokens = asked->tokens.size() / sizeof(int32_t),
                            .packed = std::shared_ptr<const std::string>(asked, &asked->tokens)};
-    router_->for_nodes().Compute(ReaderOf(peer), asked->worker, work, storage::Nanos{1'000'000} * asked->patience_ms, ended);
+    router_->for_nodes().Compute(ConnectedPeers::ReaderOf(peer), asked->worker, work,
+                                 storage::Nanos{1'000'000} * asked->patience_ms, ended);
   });
   if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }

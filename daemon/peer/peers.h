@@ -15,6 +15,7 @@
 #include "daemon/peer/channels/peer_asker.h"
 #include "daemon/peer/channels/peer_probes.h"
 #include "daemon/peer/channels/peer_rates.h"
+#include "daemon/peer/connected_peers.h"
 #include "daemon/peer/control/peer_calls.h"
 #include "daemon/peer/directory/directory.h"
 #include "daemon/peer/fetch/opener.h"
@@ -30,7 +31,6 @@
 #include "daemon/peer/transport/transport.h"
 #include "daemon/router/router.h"
 #include "daemon/runtime/event_loop.h"
-#include "kernels/mutex.h"
 #include "storage/cache.h"
 
 namespace ashlar::daemon {
@@ -93,18 +93,16 @@ class Peers final : public PeerCalls {
   PeersStats stats() const;
   // Returns the nodes that failed to answer and have not answered since. Lookups skip them.
   std::set<std::string> Unreachable() const { return rates_.Failing(); }
-  // Connected nodes that have opened objects, by ReaderOf.
+  // Connected nodes that have opened objects, as ConnectedPeers::ReaderOf names them.
   std::vector<std::string> Readers() const { return holder_->Readers(); }
-  // A reconnected daemon is the same reader; a restarted one is another.
-  static std::string ReaderOf(const PeerHello& peer);
   // Figures of the other members in the directory: the first `most` by name. `transport` are recent stats. `connected`
   // is for calls.
   std::vector<PeerFigures> PerNode(const TransportStats& transport, size_t most,
                                    const std::function<bool(const Member&)>& connected) const;
 
   // PeerCalls. RESOURCE_EXHAUSTED if the metadata queue is full.
-  void PeerHere(const PeerHello& peer) override;
-  void PeerGone(const std::string& node) override;
+  void PeerHere(const PeerHello& peer) override { connected_.Connected(peer); }
+  void PeerGone(const std::string& node) override { connected_.Disconnected(node); }
   void Open(const PeerHello& peer, storage::TenantId tenant, PeerOpen open,
             Done<std::vector<PeerOpened>> done) override;
   void Renew(const PeerHello& peer, PeerRenew renew, Done<std::vector<uint32_t>> done) override;
@@ -117,12 +115,8 @@ class Peers final : public PeerCalls {
   void Probe(const PeerHello& peer, storage::TenantId tenant, PeerProbe probe, Done<v1::NodeProbe> done) override;
 
  private:
-  void PostGone(const std::string& name);
   // Drops measurements of nodes that left long ago, and their addresses immediately.
   void DropStrangers();
-  // Returns whether the peer is still connected as the same incarnation. What it holds from now on is revoked when it
-  // disconnects.
-  bool IsHere(const PeerHello& peer);
 
   EventLoop& loop_;
   const storage::Clock& clock_;
@@ -147,8 +141,7 @@ class Peers final : public PeerCalls {
   bool draining_ = false, stopped_ = false;
   std::map<std::string, storage::Nanos> members_;  // nodes, and when each was last in the directory
   Router* router_ = nullptr;                       // null if no engine here is asked to prefill
-  Mutex mutex_;
-  std::map<std::string, std::string> here_ ABSL_GUARDED_BY(mutex_);  // connected nodes as the holder knows them
+  ConnectedPeers connected_;                       // what a reader holds is revoked when it disconnects
 };
 
 }  // namespace ashlar::daemon

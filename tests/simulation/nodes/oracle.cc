@@ -171,7 +171,7 @@ void Driver::CheckNothingIsLeft() {
     expect_none(peers.holder.leases, "leases of peers");
     std::set<std::string> others;
     for (const size_t other : Running()) {
-      if (other != machine) others.insert(daemon::Peers::ReaderOf(At(other)->calls.hello()));
+      if (other != machine) others.insert(daemon::ConnectedPeers::ReaderOf(At(other)->calls.hello()));
     }
     const std::vector<std::string> readers = node.peers.Readers();
     const auto gone = std::ranges::count_if(readers, [&](const auto& reader) { return !others.contains(reader); });
