@@ -49,9 +49,9 @@ def main():
 
 
 def row(model, daemon, tokens, options):
-    count, room = options.segments, dict(length=options.segments * tokens + options.query + 16, blocks=256)
+    count, limits = options.segments, dict(length=options.segments * tokens + options.query + 16, blocks=256)
     transfer = engines.ashlar_transfer(daemon, segments=True, call_ms=10000, lookup_ms=10000)
-    bare, cached = engines.Engine(model, **room), engines.Engine(model, **room, transfer=transfer)
+    bare, cached = engines.Engine(model, **limits), engines.Engine(model, **limits, transfer=transfer)
     texts = [engines.prompt((tokens, i), tokens) for i in range(count)]
     declared, times = [tokens] * count, {"with": [], "without": [], "first": []}
     for turn in range(options.runs + 1):

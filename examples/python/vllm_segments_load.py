@@ -135,13 +135,13 @@ def show(found):
 
 
 def engine_of(way, model, daemon, length):
-    room = dict(length=length, blocks=512, max_num_seqs=SEQUENCES, enable_prefix_caching=way != "none")
+    limits = dict(length=length, blocks=512, max_num_seqs=SEQUENCES, enable_prefix_caching=way != "none")
     transfer = None
     if way in ("prefixes", "segments"):
         transfer = engines.ashlar_transfer(
             daemon, segments=way == "segments", segment_tokens=65536, lookup_ms=5000, call_ms=5000
         )
-    return engines.Engine(model, **room, transfer=transfer)
+    return engines.Engine(model, **limits, transfer=transfer)
 
 
 def measure_load(model, options, folder):
@@ -167,11 +167,11 @@ def measure_load(model, options, folder):
 def measure_cold(model, options, folder):
     rows, lengths = [], list(map(int, options.cold.split(",")))
     with ashlar.daemon.start(dram="2GiB", folder=folder) as daemon:
-        room = dict(length=max(lengths) + 64, blocks=256)
-        ways = {"none": engines.Engine(model, **room)}
+        limits = dict(length=max(lengths) + 64, blocks=256)
+        ways = {"none": engines.Engine(model, **limits)}
         for way in ("prefixes", "segments"):
             transfer = engines.ashlar_transfer(daemon, segments=way == "segments")
-            ways[way] = engines.Engine(model, **room, transfer=transfer)
+            ways[way] = engines.Engine(model, **limits, transfer=transfer)
         for tokens in lengths:
             percents = {"prefixes": [], "segments": []}
             for turn in range(-engines.WARM, options.repeats):

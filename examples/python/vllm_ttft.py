@@ -308,8 +308,8 @@ def one_length(bare, cached, daemon, seed, tokens, repeats):
 def lengths_part(model, name, blocks_of_prompt, options, folder):
     rows, longest = [], max(blocks_of_prompt)
     with ashlar.daemon.start(dram="1GiB", ssd="2GiB", folder=folder) as daemon:
-        room = dict(length=int(longest * 512) + 512, blocks=256)
-        bare, cached = Engine(model, **room), Engine(model, **room, transfer=ashlar_transfer(daemon))
+        limits = dict(length=int(longest * 512) + 512, blocks=256)
+        bare, cached = Engine(model, **limits), Engine(model, **limits, transfer=ashlar_transfer(daemon))
         block = bare.call("block")
         for count in blocks_of_prompt:
             tokens = int(count * block) + 16 if count >= 1 else int(count * block)

@@ -165,7 +165,7 @@ class Evaluation:
     def __init__(self, model: Any, tokenizer: Any, questions: list[Question], answer_tokens: int) -> None:
         self.model, self.tokenizer, self.questions = model, tokenizer, questions
         self.answer_tokens = answer_tokens
-        self.room = answer_tokens + 256 + max(
+        self.capacity_tokens = answer_tokens + 256 + max(
             sum(map(len, each.segments)) + len(each.query) + max([len(self._tokens(a)) for a in each.answers], default=0)
             for each in questions
         )  # fmt: skip
@@ -174,7 +174,7 @@ class Evaluation:
         self.figures: dict[str, dict[str, list[float]]] = {FULL: self._figures(self.full)}
 
     def cache(self, daemon: Any, **options: Any) -> ModelCache:
-        return cache_for(self.model, daemon, tokens=self.room, weights_digest=self.digest, **options)
+        return cache_for(self.model, daemon, tokens=self.capacity_tokens, weights_digest=self.digest, **options)
 
     def _tokens(self, text: str) -> list[int]:
         tokens: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]

@@ -176,9 +176,9 @@ def test_a_dead_daemon_is_a_miss_and_a_new_one_serves(daemon):
 def test_a_page_refused_by_a_busy_daemon_can_be_stored_again(tmp_path):
     tenant = {"name": "default", "uids": [os.getuid()], "dram_bytes": "64MiB", "region_bytes": "64KiB"}
     sizes = dict(dram="64MiB", arena="8MiB", folder=str(tmp_path))
-    with ashlar.daemon.start(**sizes) as roomy:
-        with open_store(ashlar.PageClient(roomy.rpc_socket, roomy.session_socket)) as store:
-            roomy.stop()
+    with ashlar.daemon.start(**sizes) as large:
+        with open_store(ashlar.PageClient(large.rpc_socket, large.session_socket)) as store:
+            large.stop()
             with ashlar.daemon.start(**sizes, config={"tenants": [tenant]}):  # no space for the store's slots
                 until(lambda: put(store, ["a"]) == ["busy"])
                 assert put(store, ["a"]) == ["busy"], "it is not being published"

@@ -118,8 +118,8 @@ def cell(model: Any, daemon: Any, segments: int, tokens: int, count: int) -> dic
         if tokens <= head + tail:
             continue
         rows[name], apart = [], []
-        room = segments * tokens + 256
-        with ashlar.cache_for(model, daemon, tokens=room, head=head, tail=tail) as cache:
+        capacity = segments * tokens + 256
+        with ashlar.cache_for(model, daemon, tokens=capacity, head=head, tail=tail) as cache:
             with ashlar.attach(model, cache, setter=setter) as reuse, torch.no_grad():
                 for i, one in enumerate(examples):
                     output = model(ashlar.Prompt(one.segments, one.query))

@@ -51,10 +51,10 @@ def example(
     texts = []
     for held in items:
         chance.shuffle(held)
-        room = length - sum(map(len, held))
-        if room < 0:
-            raise ValueError(f"length: {length} tokens are too few; expected at least {length - room}")
-        gaps = sorted(chance.randrange(room + 1) for _ in held)
+        filler_tokens = length - sum(map(len, held))
+        if filler_tokens < 0:
+            raise ValueError(f"length: {length} tokens are too few; expected at least {length - filler_tokens}")
+        gaps = sorted(chance.randrange(filler_tokens + 1) for _ in held)
         text: list[int] = []
         filled = 0
         for gap, item in zip(gaps, held, strict=True):

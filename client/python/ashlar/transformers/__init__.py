@@ -134,7 +134,7 @@ class _Patches:
         self.process = os.getpid()
         self.weights_left = False  # whether the change of weights was logged
 
-    def set(self, prompt: Prompt, upto: int, keep: int, room: int) -> Setting | None:
+    def set(self, prompt: Prompt, upto: int, keep: int, reserved: int) -> Setting | None:
         """Returns None if the prompt must be computed without the cache."""
         not_shared = None
         try:
@@ -147,7 +147,7 @@ class _Patches:
                     except Fault as fault:
                         not_shared = str(fault)
                         _log.info("Ashlar: the segments of a prompt were copied: %s", fault)
-                setting = self.reuse.setter.set(prompt, upto, keep, room)
+                setting = self.reuse.setter.set(prompt, upto, keep, reserved)
                 setting.not_shared = not_shared
                 return setting
         except Fault as fault:
@@ -288,7 +288,9 @@ class _Patches:
             serving.enter_context(self.reuse.lock)
             # The rest of the prompt is `generate`'s, which runs one token or more in any case.
             upto = max(0, count - branches.REWRITTEN_TOKENS)
-            setting = self.set(prompt, upto, 0, self._room(count, calls.room(self.model, options, count, kwargs)))
+            setting = self.set(
+                prompt, upto, 0, self._reserved(count, calls.new_tokens(self.model, options, count, kwargs))
+            )
             cache = DynamicCache(config=self.reuse.setter.config) if setting is None else setting.cache
             if setting is not None and isinstance(setting.cache, SharedCache):
                 self.serve(prompt, setting, [])
@@ -305,7 +307,7 @@ class _Patches:
                     self.reuse.setter.end(setting)
             return output
 
-    def _room(self, count: int, most: int) -> int:
+    def _reserved(self, count: int, most: int) -> int:
         cache = self.reuse.setter.cache
         page = cache.model.page_tokens
         return max(0, min(most, len(cache.free) * page - count - page))

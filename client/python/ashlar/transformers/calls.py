@@ -143,7 +143,7 @@ def of_forward(model: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> str 
     return "gradients" if torch.is_grad_enabled() else None
 
 
-def room(model: Any, options: Any, count: int, arguments: dict[str, Any]) -> int:
+def new_tokens(model: Any, options: Any, count: int, arguments: dict[str, Any]) -> int:
     """Tokens that `generate` may add to `count`."""
     if options.max_new_tokens is not None:
         return int(options.max_new_tokens)

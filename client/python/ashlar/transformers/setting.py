@@ -108,15 +108,16 @@ class Setter:
             self.seconds_a_token = _RATE_MEMORY * (self.seconds_a_token or now) + (1 - _RATE_MEMORY) * now
         return output
 
-    def set(self, prompt: Prompt, upto: int, keep: int, room: int) -> Setting:
+    def set(self, prompt: Prompt, upto: int, keep: int, reserved: int) -> Setting:
         """Runs the prompt's first `upto` tokens, or the tokens that the plan takes from the cache if they are more.
-        `keep`: this number of last tokens runs through the model's head, in one run.
+        `keep`: this number of last tokens runs through the model's head, in one run. `reserved`: tokens that may be added to
+        the prompt.
 
         Raises Fault: nothing was kept; compute the prompt without the cache.
         """
         tokens, began, self.running = prompt.tokens, time.perf_counter(), 0.0
         planned, lengths = planned_part(prompt, keep)
-        table = self.cache.take(len(tokens) + room)
+        table = self.cache.take(len(tokens) + reserved)
         if table is None:
             raise Fault(f"pages: too few free pages for {len(tokens)} tokens")
         request = None
@@ -141,7 +142,7 @@ class Setter:
                     saved = self.seconds_saved(plan, began)
                     return Setting(tokens, table, request, plan, *followed, published, saved, reached)
                 if verdict == Verdict.OTHER_PAGES:
-                    others = self.cache.take(len(tokens) + room)  # take_quiesced_pages returns the old pages
+                    others = self.cache.take(len(tokens) + reserved)  # take_quiesced_pages returns the old pages
                     if others is None:
                         raise Fault("pages: all remaining pages are unresolved after a failed landing")
                     table = others

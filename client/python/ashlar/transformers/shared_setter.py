@@ -48,7 +48,7 @@ class SharedSetter(Setter):
     def compose(self, request: Request, place: LinearPlace, step: Step, state: torch.Tensor) -> None:
         self.copies.compose(request, place, step, state)
 
-    def set(self, prompt: Prompt, upto: int, keep: int, room: int = 0) -> Setting:
+    def set(self, prompt: Prompt, upto: int, keep: int, reserved: int = 0) -> Setting:
         """As Setter.set. Raises Fault if the segments cannot be shared; nothing was kept."""
         began, self.copies.running, published = time.perf_counter(), 0.0, 0
         planned, lengths = planned_part(prompt, keep)

@@ -197,7 +197,7 @@ class Jumps:
         if prompt.fetch is not None or prompt.lookup is not None:
             return
         if now < self._paused_until or sum(prompt.lengths) - computed < max(1, self._options.min_tokens):
-            self._give_up(prompt, pool)
+            self._abandon(prompt, pool)
         elif not self.lookups.available:
             # A worker can look the prompt up, but not ask other engines. The layout comes with the engine's first step.
             if not self._options.cold_parallel:
@@ -206,7 +206,7 @@ class Jumps:
             prompt.salt = self.generation + prompt.own_salt
             prompt.lookup = self.lookups.start(_text(prompt), prompt.lengths, prompt.salt)
             if prompt.lookup is None:
-                self._give_up(prompt, pool)
+                self._abandon(prompt, pool)
 
     def waits(self, request: Any, computed: int, pool: Any, found: int | None = 0) -> bool:
         """Returns whether the request waits for its segments, after a short wait for their lookup.
@@ -257,7 +257,7 @@ class Jumps:
             return True
         if verdict == ashlar.Verdict.OK:
             self._missed(prompt, missing_segments(plan))
-        self._give_up(prompt, pool)
+        self._abandon(prompt, pool)
         return False
 
     def _may_share(self, prompt: _Prompt) -> bool:
@@ -279,7 +279,7 @@ class Jumps:
     def _late(self, prompt: _Prompt, pool: Any) -> None:
         self._stats.add(1, "lookups", "timed_out")
         self._paused_until = time.monotonic() + _PAUSE
-        self._give_up(prompt, pool)
+        self._abandon(prompt, pool)
 
     def _ask(self, prompt: _Prompt) -> None:
         self._number += 1
@@ -312,7 +312,7 @@ class Jumps:
     def _computing_seconds(self, prompt: _Prompt) -> float:
         return sum(prompt.lengths) / self.tokens_per_second if self.tokens_per_second else _USUAL_PATIENCE
 
-    def _give_up(self, prompt: _Prompt, pool: Any) -> None:
+    def _abandon(self, prompt: _Prompt, pool: Any) -> None:
         self._leave(prompt, pool)
         prompt.ready = True
 
@@ -339,7 +339,7 @@ class Jumps:
             prompt.refuses_prefix = found + _tokens(after, found) < known + _tokens(jumps, known)
             jumps = jumps if prompt.refuses_prefix else after
         if not jumps:
-            self._give_up(prompt, pool)
+            self._abandon(prompt, pool)
             return True
         prompt.jumps = jumps
         composed = [each for each in jumps if not each.first]
@@ -420,18 +420,18 @@ class Jumps:
         gone = start % block and start // block < min(map(len, tables), default=0)
         return 0 if gone and any(table[start // block].is_null for table in tables) else None
 
-    def _hold(self, prompt: _Prompt, tables: Sequence[list[Any]], index: int, gives_up: bool, pool: Any) -> bool:
+    def _hold(self, prompt: _Prompt, tables: Sequence[list[Any]], index: int, crosses_end: bool, pool: Any) -> bool:
         """Holds the blocks with the running states until the worker has copied them. Returns False if there is none.
 
-        The scheduler would free them, because the last computed token is in another block. `gives_up`: a step or a jump
+        The scheduler would free them, because the last computed token is in another block. `crosses_end`: a step or a jump
         crosses the end of these blocks, so they have no state of their end. They are taken from the request, because the
         engine's own cache would name them as if they had.
         """
         if index < 0 or any(index >= len(table) or table[index].is_null for table in tables):
-            return gives_up and all(index >= len(table) or table[index].is_null for table in tables)
+            return crosses_end and all(index >= len(table) or table[index].is_null for table in tables)
         for table in tables:
             prompt.held.append(table[index])
-            if gives_up:
+            if crosses_end:
                 table[index] = pool.null_block
             else:
                 pool.touch([table[index]])
@@ -505,7 +505,7 @@ class Jumps:
             jumps = [jump for jump in first.jumps if all(jump in answer.jumps for answer in answers)]
             prompt.landed = [Interior(*jump) for jump in jumps]
             if not prompt.landed:
-                self._give_up(prompt, pool)
+                self._abandon(prompt, pool)
 
     def _missed(self, prompt: _Prompt, missing: Sequence[int], asked: int = 1) -> list[bytes]:
         """Returns the names of the segments that this engine will run alone."""

@@ -132,7 +132,7 @@ def test_an_engine_that_is_busy_or_drains_loses_its_prompts():
     run(test)
 
 
-def test_prompts_that_nobody_has_are_spread():
+def test_uncached_prompts_are_spread():
     async def test():
         probers = {name: FakeProber(node(0)) for name in "abc"}
         async with proxy_of("abc", probers) as (_, url, fakes, client):

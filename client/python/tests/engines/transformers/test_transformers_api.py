@@ -199,12 +199,12 @@ def test_prompts_hit_only_under_their_own_salt(model, daemon):
         assert reuse.faults == 0
 
 
-def test_a_prompt_without_room_is_computed_without_the_cache(model, daemon, plain):
+def test_a_prompt_without_space_is_computed_without_the_cache(model, daemon, plain):
     with ashlar.cache_for(model, daemon, tokens=128) as cache, ashlar.attach(model, cache) as reuse:
         assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
         assert "pages" in reuse.last.fault and reuse.faults == 1
         model.generate(ashlar.Prompt(SEGMENTS[:1], QUERY), **GREEDY)
-        assert reuse.last.fault is None, "the next one has room"
+        assert reuse.last.fault is None, "the next one has space"
 
 
 def test_pages_are_returned(model, daemon):

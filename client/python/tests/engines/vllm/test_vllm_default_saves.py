@@ -63,8 +63,8 @@ def test_blocks_are_held_until_their_save_ends(model, shared_daemon, expected):
     blocks = {"qwen3": 6, "qwen3_5": 16}[model]
     texts = [prompt(f"tight {model} {i}", 2 * block + 30) for i in range(4)]
     wanted = expected(model, texts)
-    room = dict(num_gpu_blocks_override=blocks, max_num_seqs=1, max_model_len=3 * block)
-    with Child(model, by_default(shared_daemon), **room) as child:
+    limits = dict(num_gpu_blocks_override=blocks, max_num_seqs=1, max_model_len=3 * block)
+    with Child(model, by_default(shared_daemon), **limits) as child:
         child.call(
             "execute",
             "import time\nfrom vllm.distributed.kv_transfer import get_kv_transfer_group\nhalf = get_kv_transfer_group()._worker\nserver.real = half._saves.commit\n"
@@ -106,11 +106,11 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
     block = BLOCK[model]
     texts = [prompt(f"default preempt {model} {i}", 2 * block - 8) for i in range(3)]
     blocks = {"qwen3": 8, "qwen3_5": 22}[model]  # prompts fit together, but not with their decoded tokens
-    room = dict(
+    limits = dict(
         num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=8 * block, max_model_len=3 * block
     )
     wanted = expected(model, texts, 24)
-    with Child(model, by_default(shared_daemon), **room) as child:
+    with Child(model, by_default(shared_daemon), **limits) as child:
         for _ in range(2):
             for (tokens, logs, _), (other, others) in zip(child.generate(texts, 24), wanted):
                 # After a preemption, decoded tokens are recomputed as part of the prompt, which rounds differently. A

@@ -149,7 +149,7 @@ def test_a_state_at_its_blocks_end_is_kept(begin, end):
 
 
 def test_a_seam_across_a_block_end_is_one_step():
-    """The block's own state is given up for it; if the step has no room for that, the request waits."""
+    """The block's own state is discarded for it; if the step has no space for that, the request waits."""
     engine = Engine([100, 100], 220)
     engine.land([(8, 28, False), (36, 92, False)])
     (state,) = engine.tables[1]
@@ -161,7 +161,7 @@ def test_a_seam_across_a_block_end_is_one_step():
     assert (jump.begin, jump.end, jump.state_block) == (8, 28, 1) and state.references == 0
 
 
-def test_a_seam_without_room_ends_with_its_block():
+def test_a_seam_without_space_ends_with_its_block():
     engine = Engine([100, 100], 220)
     engine.land([(8, 28, False), (36, 92, False)])
     (state,) = engine.tables[1]

@@ -111,10 +111,10 @@ def test_preempted_requests_resume_with_the_same_answer(model, shared_daemon, ex
     block = BLOCK[model]
     texts = [prompt(f"preempt {model} {i}", 2 * block - 8) for i in range(3)]
     blocks = {"qwen3": 8, "qwen3_5": 22}[model]  # prompts fit together, but not with their decoded tokens
-    room = dict(
+    limits = dict(
         num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=8 * block, max_model_len=3 * block
     )
-    with Child(model, connector(shared_daemon), **room) as child:
+    with Child(model, connector(shared_daemon), **limits) as child:
         wanted = expected(model, texts, 24)
         for _ in range(2):
             answers = child.generate(texts, 24)

@@ -19,8 +19,8 @@ def test_a_worker_that_cannot_be_served_holds_no_blocks(model, error, shared_dae
         raise error
 
     monkeypatch.setattr(ashlar.vllm.caches, "places", places)
-    room = dict(num_gpu_blocks_override=64, max_model_len=3 * BLOCK[model])
-    with Child(model, connector(shared_daemon), **room) as child:
+    limits = dict(num_gpu_blocks_override=64, max_model_len=3 * BLOCK[model])
+    with Child(model, connector(shared_daemon), **limits) as child:
         for _ in range(2):
             for text in texts:
                 same(child.generate([text]), expected(model, [text]))

@@ -127,8 +127,8 @@ def test_chunked_prefill_of_several_requests_in_flight(model, shared_daemon, exp
 def test_preempted_requests_resume_with_the_same_answer(model, blocks, shared_daemon, expected):
     """The prompts fit together, with 12 blocks each, but not with their decoded tokens: 13 and 16 blocks each."""
     texts = [prompt(f"preempt {model} {i}", 376) for i in range(3)]
-    room = dict(num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=2048, max_model_len=512)
-    with Child(model, connector(shared_daemon), **room) as child:
+    limits = dict(num_gpu_blocks_override=blocks, max_num_seqs=3, max_num_batched_tokens=2048, max_model_len=512)
+    with Child(model, connector(shared_daemon), **limits) as child:
         wanted = expected(model, texts, 24)
         for _ in range(2):
             same(child.generate(texts, 24), wanted, CLOSE)
