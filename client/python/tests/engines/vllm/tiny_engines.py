@@ -189,6 +189,8 @@ def settings_of(model, connector=None, transfer=None, **options):
         enable_prefix_caching=True,
         disable_log_stats=False,
     )
+    if BLOCK.get(model) == 384:
+        settings["mamba_ssm_cache_dtype"] = "float32"  # the default on CPUs with AVX512-BF16; it decides the block
     settings.update(options)
     if connector is not None:
         settings["kv_transfer_config"] = dict(
