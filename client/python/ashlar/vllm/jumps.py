@@ -7,16 +7,13 @@ first interior, *jumps* over it by a higher `num_computed_tokens`, and continues
 in ordinary steps. The worker writes the interior's keys, values and states before the forward of the step after the jump.
 Segments that are missing, late or not worth a step are computed.
 
-Missing segments are computed separately later: when the engine has no requests, or when a second request has them.
-Those of other engines come first (see serving.py).
+Missing segments are computed separately later (see cold_segments.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -24,19 +21,20 @@ import numpy as np
 import numpy.typing as npt
 
 import ashlar
+from ashlar.vllm.cold_segments import ColdSegments
+from ashlar.vllm.fetches import Fetches
+from ashlar.vllm.held_blocks import HeldBlocks
 from ashlar.vllm.lookups import SegmentLookups, await_plan, finds_segments, lookup_wait, missing_segments
-from ashlar.vllm.messages import Alone, Fetch, Fetched, Jump
+from ashlar.vllm.messages import Fetch, Fetched, Jump
 from ashlar.vllm.model import Described
 from ashlar.vllm.options import Options
 from ashlar.vllm.segments import Names
-from ashlar.vllm.serving import Served, Serving
 from ashlar.vllm.sharing import Sharing
 from ashlar.vllm.stats import AshlarStats
 
 _PAUSE = 1.0  # seconds without lookups after a late lookup
 _USUAL_PATIENCE = 5.0  # seconds allowed for a landing while the engine's prefill rate is unknown
 _STEP = 64  # cost of a jump's step, in tokens, when segments are compared with an exact prefix
-_REMEMBERED = 512  # maximum number of missing segments kept for later runs
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +59,6 @@ class _Prompt:
     asked_others: bool = False  # the daemon was asked whether other engines compute its missing segments
     sharing: Sharing | None = None  # they do
     own: list[bytes] = dataclasses.field(default_factory=list)  # segments that this engine runs alone meanwhile
-    landing: bool = False
-    answers: dict[int, Fetched] = dataclasses.field(default_factory=dict)  # final answers to the fetch, by rank
     landed: list[Interior] | None = None  # landed interiors before `decide`
     ready: bool = False  # the request no longer waits
     salt: str = ""  # generation of the engine's weights and caller's salt
@@ -73,17 +69,7 @@ class _Prompt:
     tier: str = "dram"
     jumped: bool = False
     jumping: Interior | None = None  # a jump that was scheduled but not yet sent to a worker
-    held: list[Any] = dataclasses.field(default_factory=list)  # blocks with the states before the jump
-
-
-@dataclasses.dataclass
-class _Cold:
-    """A segment that is missing in the cache."""
-
-    tokens: npt.NDArray[np.int32]
-    first: bool
-    salt: str
-    asked: int = 0  # number of requests that contained it
+    held: HeldBlocks = dataclasses.field(default_factory=HeldBlocks)  # blocks with the states before the jump
 
 
 class Jumps:
@@ -99,29 +85,20 @@ class Jumps:
         """`hash_tokens`: tokens per block hash of the engine. `publishes`: whether missing segments are computed and stored."""
         self._ranks = ranks
         self._described, self._options, self._stats = described, options, stats
-        self._hash_tokens, self._publishes = hash_tokens, publishes
+        self._hash_tokens = hash_tokens
         self.tokens_per_second = options.tokens_per_second
         self.generation = ""  # generation of the engine's weights
         self._prompts: dict[str, _Prompt] = {}
-        self._by_fetch: dict[int, _Prompt] = {}
-        self._fetches: list[Fetch] = []
-        self._released: list[int] = []
-        self._cold: OrderedDict[bytes, _Cold] = OrderedDict()
-        # Number and blocks of the segment that runs alone.
-        self._running: tuple[int, list[Any], Served | None] | None = None
-        self._running_name = b""
+        self._fetches = Fetches(ranks)
+        self.cold = ColdSegments(described, options, publishes, stats, ranks)
         # Those of ended lookups. Dropping one would block until its call to the daemon is over.
         self._ending: list[Sharing] = []
-        self._ran: dict[int, int] = {}  # published segments of that run, by rank
-        self._number = 0
         self._paused_until = 0.0
         self._states = sorted({place.group for place in described.linear})
         self.lookups = SegmentLookups(described, options)
-        self.serving: Serving | None = None
 
     def close(self) -> None:
-        if self.serving is not None:
-            self.serving.close()
+        self.cold.close()
         for prompt in self._prompts.values():
             self._end_lookup(prompt)
         self.lookups.close()
@@ -139,7 +116,7 @@ class Jumps:
 
     def reset(self, pool: Any, generation: str = "") -> None:
         """Discards what was landed or found missing with former weights. Requests that have jumped stay composed."""
-        self._cold.clear()
+        self.cold.reset(generation)
         self.generation = generation
         for prompt in self._prompts.values():
             if prompt.jumping is None:
@@ -149,16 +126,11 @@ class Jumps:
     def _leave(self, prompt: _Prompt, pool: Any) -> None:
         """Releases everything that the prompt holds."""
         if prompt.fetch is not None:
-            self._by_fetch.pop(prompt.fetch, None)
-            self._fetches = [each for each in self._fetches if each.number != prompt.fetch]
-            self._released.append(prompt.fetch)
+            self._fetches.release(prompt.fetch)
             prompt.fetch = None
         self._end_lookup(prompt)
-        if prompt.held:
-            pool.free_blocks(prompt.held)
-            prompt.held = []
-        prompt.jumping, prompt.landed, prompt.landing = None, None, False
-        prompt.answers = {}
+        prompt.held.free(pool)
+        prompt.jumping, prompt.landed = None, None
 
     def _end_lookup(self, prompt: _Prompt) -> None:
         self._ending = [each for each in self._ending if not each.ended]
@@ -256,21 +228,20 @@ class Jumps:
             self._ask(prompt)
             return True
         if verdict == ashlar.Verdict.OK:
-            self._missed(prompt, missing_segments(plan))
+            self._add_cold(prompt, missing_segments(plan))
         self._abandon(prompt, pool)
         return False
 
     def _may_share(self, prompt: _Prompt) -> bool:
         options = self._options
-        able = options.cold_parallel and self._publishes and self._ranks == 1
+        able = options.cold_parallel and self.cold.publishes and self._ranks == 1
         return able and not prompt.asked_others and not prompt.salt
 
     def _share(self, prompt: _Prompt, sharing: Sharing) -> None:
         """Runs this engine's part. Looks the prompt up again when all parts are there, or late."""
         over = sharing.over()
-        prompt.own += self._missed(prompt, sharing.take_own(), 2)  # run even if the engine is not idle
-        runs = any(name in self._cold or name == self._running_name for name in prompt.own)
-        if not over or (runs and not sharing.late):
+        prompt.own += self._add_cold(prompt, sharing.take_own(), 2)  # run even if the engine is not idle
+        if not over or (self.cold.has_any(prompt.own) and not sharing.late):
             return
         self._end_lookup(prompt)
         prompt.since = time.monotonic()
@@ -282,16 +253,14 @@ class Jumps:
         self._abandon(prompt, pool)
 
     def _ask(self, prompt: _Prompt) -> None:
-        self._number += 1
-        prompt.fetch, prompt.salt = self._number, self.generation + prompt.own_salt
-        self._by_fetch[self._number] = prompt
-        self._fetches.append(Fetch(self._number, _text(prompt), prompt.lengths, prompt.salt))
+        prompt.salt = self.generation + prompt.own_salt
+        prompt.fetch = self._fetches.ask(prompt, _text(prompt), prompt.lengths, prompt.salt)
 
     def _ask_ahead(self) -> None:
         """Requests segments of later requests, in at most half of the worker's memory."""
         if time.monotonic() < self._paused_until or self._options.cold_parallel:  # others may compute missing ones
             return
-        left = self._options.segment_tokens // 2 - sum(sum(each.lengths) for each in self._by_fetch.values())
+        left = self._options.segment_tokens // 2 - self._fetches.tokens
         for prompt in self._prompts.values():
             tokens = sum(prompt.lengths)
             idle = prompt.fetch is None and prompt.lookup is None and not prompt.ready
@@ -305,7 +274,7 @@ class Jumps:
     def _patience(self, prompt: _Prompt) -> float:
         """Seconds: `lookup_ms` for a lookup; for a landing also the time in which its tokens could be computed."""
         options = self._options
-        if not prompt.landing:
+        if not self._fetches.is_landing(prompt.fetch):
             return options.lookup_ms / 1000
         return min(options.land_ms / 1000, options.lookup_ms / 1000 + self._computing_seconds(prompt))
 
@@ -318,7 +287,7 @@ class Jumps:
 
     def requests_of(self, fetches: Iterable[int]) -> list[Any]:
         """Returns the requests that need a decision."""
-        found = [self._by_fetch[number] for number in fetches if number in self._by_fetch]
+        found = self._fetches.prompts_of(fetches)
         # Before the scheduler has considered a request, the exact tokens in the engine's own cache are unknown.
         return [prompt.request for prompt in found if prompt.landed is not None and prompt.since > 0]
 
@@ -406,36 +375,19 @@ class Jumps:
             jump = prompt.jumps[0]
             over = at % block > 0 and index < jump.end // block
             there = all(0 <= index < len(table) and not table[index].is_null for table in tables)
-            if there and self._hold(prompt, tables, index, over, pool):
+            if there and prompt.held.hold(tables, index, over, pool):
                 prompt.jumping = prompt.jumps.pop(0)
                 request.num_computed_tokens = jump.end
         start: int = request.num_computed_tokens
         tokens = min(tokens, request.num_tokens - start)
         stop, ends = self.next_stop(request, start), (start // block + 1) * block
         if stop is not None and stop <= start + tokens:
-            if stop > ends > start and start % block and not self._hold(prompt, tables, start // block, True, pool):
+            if stop > ends > start and start % block and not prompt.held.hold(tables, start // block, True, pool):
                 stop = ends
             return stop - start
         # The state's block was taken from the request: the step must reach the next block, or waits.
         gone = start % block and start // block < min(map(len, tables), default=0)
         return 0 if gone and any(table[start // block].is_null for table in tables) else None
-
-    def _hold(self, prompt: _Prompt, tables: Sequence[list[Any]], index: int, crosses_end: bool, pool: Any) -> bool:
-        """Holds the blocks with the running states until the worker has copied them. Returns False if there is none.
-
-        The scheduler would free them, because the last computed token is in another block. `crosses_end`: a step or a jump
-        crosses the end of these blocks, so they have no state of their end. They are taken from the request, because the
-        engine's own cache would name them as if they had.
-        """
-        if index < 0 or any(index >= len(table) or table[index].is_null for table in tables):
-            return crosses_end and all(index >= len(table) or table[index].is_null for table in tables)
-        for table in tables:
-            prompt.held.append(table[index])
-            if crosses_end:
-                table[index] = pool.null_block
-            else:
-                pool.touch([table[index]])
-        return True
 
     def next_stop(self, request: Any, start: int) -> int | None:
         """Returns where the step that begins at `start` must end because a jump follows."""
@@ -451,8 +403,7 @@ class Jumps:
         for name, prompt in self._prompts.items():
             if name not in output.num_scheduled_tokens:
                 continue
-            pool.free_blocks(prompt.held)  # later writers run after this step's copies
-            prompt.held = []
+            prompt.held.free(pool)  # later writers run after this step's copies
             if (made := prompt.jumping) is None:
                 continue
             assert prompt.fetch is not None
@@ -466,8 +417,7 @@ class Jumps:
         if jumps:
             output.has_sync_kv_loads = True  # makes vLLM call the worker before the forward
         self._ask_ahead()
-        fetches, self._fetches = self._fetches, []
-        released, self._released = self._released, []
+        fetches, released = self._fetches.take()
         return fetches, jumps, released
 
     def _count(self, prompt: _Prompt, made: Interior) -> None:
@@ -485,18 +435,9 @@ class Jumps:
 
     def hear(self, fetched: dict[tuple[int, int], Fetched], pool: Any) -> None:
         """`fetched`: answers by number of the fetch, and rank. A prompt uses what all ranks have landed."""
-        for (number, rank), each in fetched.items():
-            prompt = self._by_fetch.get(number)
-            if prompt is None:
-                continue
-            prompt.landing = True
-            if not each.ended:
-                continue
-            prompt.answers[rank] = each
-            if len(prompt.answers) < self._ranks:
-                continue
-            answers, first = list(prompt.answers.values()), prompt.answers[min(prompt.answers)]
-            self._missed(prompt, sorted({lacking for answer in answers for lacking in answer.missing}))
+        for prompt, answers in self._fetches.hear(fetched):
+            first = answers[0]
+            self._add_cold(prompt, sorted({lacking for answer in answers for lacking in answer.missing}))
             self._stats.add(first.refused, "segments_refused")
             if any(answer.failure for answer in answers):
                 self._stats.add(1, "load_failures")
@@ -507,87 +448,9 @@ class Jumps:
             if not prompt.landed:
                 self._abandon(prompt, pool)
 
-    def _missed(self, prompt: _Prompt, missing: Sequence[int], asked: int = 1) -> list[bytes]:
+    def _add_cold(self, prompt: _Prompt, missing: Sequence[int], asked: int = 1) -> list[bytes]:
         """Returns the names of the segments that this engine will run alone."""
-        names: list[bytes] = []
-        if not self._publishes:
-            return names
-        options = self._options
-        for number in missing:
-            if prompt.lengths[number] < options.seam_head + options.seam_tail + max(1, options.min_segment_tokens):
-                continue
-            begin = sum(prompt.lengths[:number])
-            text = prompt.request.all_token_ids[begin : begin + prompt.lengths[number]]
-            tokens: npt.NDArray[np.int32] = np.array(text, np.int32)
-            salt = prompt.salt
-            name = hashlib.sha256(repr((number == 0, salt)).encode() + tokens.tobytes()).digest()
-            cold = self._cold.pop(name, None) or _Cold(tokens, number == 0, salt)
-            cold.asked += asked
-            self._cold[name] = cold
-            names.append(name)
-        while len(self._cold) > _REMEMBERED:
-            self._cold.popitem(last=False)
-        return names
-
-    # ---- segments that are run alone
-
-    @property
-    def has_cold(self) -> bool:
-        serves = self.serving is not None and self.serving.pending
-        return self._running is not None or bool(self._cold) or serves
-
-    def next_alone(self, idle: bool, pool: Any) -> Alone | None:
-        """Returns a segment to run alone in this step: any segment if the engine is idle, else one that two requests had."""
-        self._count_served()
-        if self._running is not None:
-            return None
-        served = self.serving.take() if self.serving is not None and idle else None
-        if served is not None:
-            name, cold = b"", _Cold(served.tokens, served.first, "")
-        else:
-            wanted = [(name, cold) for name, cold in self._cold.items() if idle or cold.asked > 1]
-            if not wanted:
-                return None
-            name, cold = max(wanted, key=lambda each: each[1].asked)
-        count, groups = self._described.count(len(cold.tokens)), self._described.key_groups
-        needed = count * len(groups) + len(self._states)
-        fits = pool.get_num_free_blocks() >= 2 * needed
-        if fits or idle:
-            self._cold.pop(name, None)
-        if served is not None and self.generation:  # it would be published under a name of other weights
-            fits = False
-        if not fits:
-            self._end_served(served, False)
-            return None
-        blocks = pool.get_new_blocks(needed)
-        self._number += 1
-        self._running, self._running_name = (self._number, blocks, served), name
-        ids = [each.block_id for each in blocks]
-        pages = {group: ids[place * count : (place + 1) * count] for place, group in enumerate(groups)}
-        states = dict(zip(self._states, ids[count * len(groups) :]))
-        return Alone(self._number, cold.tokens, cold.first, cold.salt, pages, states)
-
-    def ran(self, ended: dict[tuple[int, int], int], pool: Any) -> None:
-        """`ended`: published segments by number of the run, and rank."""
-        if self._running is None:
-            return
-        number, blocks, served = self._running
-        self._ran |= {rank: published for (run, rank), published in ended.items() if run == number}
-        if len(self._ran) == self._ranks:
-            pool.free_blocks(blocks)
-            self._stats.add(max(self._ran.values()), "published_segments")
-            self._end_served(served, all(self._ran.values()))
-            self._running, self._running_name, self._ran = None, b"", {}
-
-    def _end_served(self, served: Served | None, published: bool) -> None:
-        if self.serving is not None and served is not None:
-            self.serving.end(served, published)
-            self._count_served()
-
-    def _count_served(self) -> None:
-        if self.serving is not None:
-            for outcome in self.serving.take_outcomes():
-                self._stats.add(1, "served_segments", outcome)
+        return self.cold.add(prompt.request.all_token_ids, prompt.lengths, prompt.salt, missing, asked)
 
 
 def _text(prompt: _Prompt) -> npt.NDArray[np.int32]:

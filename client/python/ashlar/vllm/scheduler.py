@@ -285,7 +285,7 @@ class Scheduler:
                     self._offers.note_drafts(followed, tokens, len(drafts))
             self._renew()
             self._offer_all(output, saves)
-            alone = self._jumps.next_alone(idle, self._pool)
+            alone = self._jumps.cold.next(idle, self._pool)
         except Exception:  # the loads must still be sent, because their requests wait for them
             logger.exception("Ashlar: the rest of this step is not saved")
         if saves:
@@ -309,7 +309,7 @@ class Scheduler:
         if self._wake is not None:
             limit = (self._options.call_ms + self._options.land_ms) / 1000
             cache = lambda: self._jumps.lookups.cache
-            self._jumps.serving = Serving(cache, self._may_serve, self._wake, limit)
+            self._jumps.cold.serving = Serving(cache, self._may_serve, self._wake, limit)
             self._wake = None
 
     def _may_serve(self) -> bool:
@@ -387,7 +387,7 @@ class Scheduler:
 
         A hung daemon may write to blocks at any time; an idle engine then stops asking.
         """
-        cold = self._jumps.has_cold and not self._followed and self._opening.cache is not None
+        cold = self._jumps.cold.pending and not self._followed and self._opening.cache is not None
         awaits_layout = self._wake is not None and time.monotonic() < self._wakes_until
         if cold or self._new_handoffs or awaits_layout:
             return True
@@ -424,7 +424,7 @@ class Scheduler:
             self._segments = False
             self._jumps.reset(self._pool, self._names.generation)
         self._jumps.hear(report.fetched, self._pool)
-        self._jumps.ran(report.ran, self._pool)
+        self._jumps.cold.ran(report.ran, self._pool)
         self._decide(number for number, _ in report.fetched)
         if report:
             self._await_reports()

@@ -18,8 +18,8 @@ import ashlar
 from ashlar.request import StepKind
 from ashlar.tensors import MATRIX, compose, delta_tuple
 from ashlar.vllm import composing
+from ashlar.vllm.cold_segments import _Cold
 from ashlar.vllm.composing import Composer, _state_shape, _transition_shape
-from ashlar.vllm.jumps import _Cold
 from ashlar.vllm.lookups import SegmentLookups
 from ashlar.vllm.messages import Fetched
 from ashlar.vllm.segments import NORM_EPSILON, Names
@@ -91,7 +91,7 @@ class Naive(Composer):
 
 def run_alone(server, tokens):
     """Runs these tokens alone, like another engine's segment."""
-    server.connector()._scheduler._jumps._cold[b"given"] = _Cold(np.array(tokens, np.int32), True, "")
+    server.connector()._scheduler._jumps.cold._segments[b"given"] = _Cold(np.array(tokens, np.int32), True, "")
     settle(server)
 
 
@@ -346,7 +346,7 @@ def ask_and_count(server, tokens, lengths):
 def settle(server, seconds=60):
     """Steps like an idle engine, until no segment remains to be computed separately."""
     jumps, deadline = server.connector()._scheduler._jumps, time.monotonic() + seconds
-    while jumps.has_cold and time.monotonic() < deadline:
+    while jumps.cold.pending and time.monotonic() < deadline:
         server.llm.llm_engine.step()
 
 
@@ -459,7 +459,7 @@ def abort(server, name):
 
 def publish(server, publishes):
     """Publishes as in an engine whose role is only to load."""
-    server.connector()._scheduler._jumps._publishes = publishes
+    server.connector()._scheduler._jumps.cold.publishes = publishes
 
 
 def state_of(server, patience=0):

@@ -287,28 +287,28 @@ def test_the_engines_own_cache_is_queried_again_if_it_has_a_renamed_block():
 def test_missing_segments_run_alone_when_idle_or_asked_for_twice():
     engine = Engine([100, 100], 220)
     engine.land([], missing=[1])
-    assert engine.jumps.next_alone(False, engine.pool) is None, "others are served"
+    assert engine.jumps.cold.next(False, engine.pool) is None, "others are served"
     again = Request(220, "again")
     engine.jumps.add(again, [100, 100], "salt")
     engine.jumps.waits(again, 0, engine.pool)
     ((fetch,), _, _) = engine.step({})
     engine.jumps.hear({(fetch.number, 0): Fetched(True, missing=[0, 1])}, engine.pool)
-    alone = engine.jumps.next_alone(False, engine.pool)
+    alone = engine.jumps.cold.next(False, engine.pool)
     assert not alone.first and alone.tokens.tolist() == list(range(100, 200)) and len(alone.pages[0]) == 4
-    assert engine.jumps.next_alone(True, engine.pool) is None, "one at a time"
-    engine.jumps.ran({(alone.number, 0): 1}, engine.pool)
+    assert engine.jumps.cold.next(True, engine.pool) is None, "one at a time"
+    engine.jumps.cold.ran({(alone.number, 0): 1}, engine.pool)
     assert all(block.references == 0 for block in engine.pool.taken)
-    first = engine.jumps.next_alone(True, engine.pool)
+    first = engine.jumps.cold.next(True, engine.pool)
     assert first.first and first.tokens.tolist() == list(range(100))
-    engine.jumps.ran({(first.number, 0): 0}, engine.pool)
-    assert not engine.jumps.has_cold
+    engine.jumps.cold.ran({(first.number, 0): 0}, engine.pool)
+    assert not engine.jumps.cold.pending
 
 
 def test_no_segment_runs_alone_in_blocks_that_requests_need():
     engine = Engine([100, 100], 220)
     engine.land([], missing=[0])
     engine.pool.free = 9
-    assert engine.jumps.next_alone(True, engine.pool) is None and not engine.jumps.has_cold
+    assert engine.jumps.cold.next(True, engine.pool) is None and not engine.jumps.cold.pending
 
 
 def test_names_depend_on_the_tokens_and_earlier_jumps():

@@ -50,8 +50,8 @@ class Daemon:
 
 def serve(engine, daemon, may_serve=lambda: True, seconds=60):
     woken = []
-    engine.jumps.serving = Serving(lambda: daemon, may_serve, lambda: woken.append(1), seconds)
-    return engine.jumps.serving, woken
+    engine.jumps.cold.serving = Serving(lambda: daemon, may_serve, lambda: woken.append(1), seconds)
+    return engine.jumps.cold.serving, woken
 
 
 def until(condition):
@@ -65,12 +65,12 @@ def test_a_segment_runs_once_the_engine_is_idle_and_is_reported_after_its_public
     engine, work = Engine([100], 120), Work()
     given, woken = serve(engine, Daemon(work))
     until(lambda: given.pending)
-    assert woken == [1] and engine.jumps.has_cold
-    assert engine.jumps.next_alone(False, engine.pool) is None
-    alone = engine.jumps.next_alone(True, engine.pool)
+    assert woken == [1] and engine.jumps.cold.pending
+    assert engine.jumps.cold.next(False, engine.pool) is None
+    alone = engine.jumps.cold.next(True, engine.pool)
     assert alone.tokens.tolist() == TOKENS.tolist() and not alone.first and alone.salt == ""
-    assert engine.jumps.next_alone(True, engine.pool) is None and not work.ended
-    engine.jumps.ran({(alone.number, 0): 1}, engine.pool)
+    assert engine.jumps.cold.next(True, engine.pool) is None and not work.ended
+    engine.jumps.cold.ran({(alone.number, 0): 1}, engine.pool)
     until(lambda: work.ended)
     assert work.marked == [0] and engine.stats.data["served_segments|published"] == 1
     assert all(block.references == 0 for block in engine.pool.taken)
@@ -81,16 +81,16 @@ def test_segments_that_are_not_published_are_reported_as_failed():
     engine, works = Engine([100], 120), [Work(first=True), Work(), Work()]
     given, _ = serve(engine, Daemon(*works))
     until(lambda: given.pending)
-    alone = engine.jumps.next_alone(True, engine.pool)
+    alone = engine.jumps.cold.next(True, engine.pool)
     assert alone.first
-    engine.jumps.ran({(alone.number, 0): 0}, engine.pool)
+    engine.jumps.cold.ran({(alone.number, 0): 0}, engine.pool)
     until(lambda: works[0].ended and given.pending)
     engine.pool.free = 1  # too few blocks
-    assert engine.jumps.next_alone(True, engine.pool) is None
+    assert engine.jumps.cold.next(True, engine.pool) is None
     until(lambda: works[1].ended and given.pending)
     engine.pool.free = 100
     engine.jumps.reset(engine.pool, "other weights")
-    assert engine.jumps.next_alone(True, engine.pool) is None
+    assert engine.jumps.cold.next(True, engine.pool) is None
     until(lambda: works[2].ended)
     assert not any(work.marked for work in works) and engine.stats.data["served_segments|failed"] == 3
     given.close()
@@ -102,7 +102,7 @@ def test_an_engine_that_gets_requests_returns_the_segment(monkeypatch):
     given, _ = serve(engine, Daemon(work))
     until(lambda: work.ended)
     assert not work.marked and not given.pending
-    assert engine.jumps.next_alone(True, engine.pool) is None
+    assert engine.jumps.cold.next(True, engine.pool) is None
     assert engine.stats.data["served_segments|busy"] == 1
     given.close()
 
@@ -111,11 +111,11 @@ def test_a_run_has_a_limit():
     engine, work = Engine([100], 120), Work()
     given, _ = serve(engine, Daemon(work), seconds=0.05)
     until(lambda: given.pending or work.ended)
-    alone = engine.jumps.next_alone(True, engine.pool)
+    alone = engine.jumps.cold.next(True, engine.pool)
     until(lambda: work.ended)
     assert not work.marked
     if alone is not None:
-        engine.jumps.ran({(alone.number, 0): 1}, engine.pool)
+        engine.jumps.cold.ran({(alone.number, 0): 1}, engine.pool)
         assert all(block.references == 0 for block in engine.pool.taken), "a late run frees its blocks"
     given.close()
 
@@ -136,27 +136,27 @@ def test_a_result_is_reported_at_once_if_the_engine_has_requests_by_then():
     given, _ = serve(engine, daemon, lambda: idle[0])
     until(lambda: given.pending)
     idle[0] = False
-    alone = engine.jumps.next_alone(True, engine.pool)
-    engine.jumps.ran({(alone.number, 0): 1}, engine.pool)
+    alone = engine.jumps.cold.next(True, engine.pool)
+    engine.jumps.cold.ran({(alone.number, 0): 1}, engine.pool)
     until(lambda: daemon.asked == 3)
     assert works[0].marked == [0] and works[1].ended and not works[1].marked
     given._ended.wait(0.3)
     assert daemon.asked == 3 and daemon.waits[1:] == [0, 0], "it reports both segments, and waits for no further one"
-    assert engine.jumps.next_alone(True, engine.pool) is None
+    assert engine.jumps.cold.next(True, engine.pool) is None
     assert engine.stats.data["served_segments|busy"] == 1
     given.close()
 
 
 def test_the_engines_own_segments_come_later():
     engine, work = Engine([100], 120), Work()
-    engine.jumps._missed(engine.jumps._prompts["one"], [0], 5)
+    engine.jumps._add_cold(engine.jumps._prompts["one"], [0], 5)
     given, _ = serve(engine, Daemon(work))
     until(lambda: given.pending)
-    alone = engine.jumps.next_alone(True, engine.pool)
-    engine.jumps.ran({(alone.number, 0): 1}, engine.pool)
+    alone = engine.jumps.cold.next(True, engine.pool)
+    engine.jumps.cold.ran({(alone.number, 0): 1}, engine.pool)
     until(lambda: work.ended)
     assert work.marked == [0]
-    own = engine.jumps.next_alone(True, engine.pool)
+    own = engine.jumps.cold.next(True, engine.pool)
     assert own.first and own.tokens.tolist() == list(range(100))
     given.close()
 
@@ -228,7 +228,7 @@ def test_a_cold_prompt_waits_for_other_engines_while_this_one_runs_its_part():
     while not lookup.jobs:
         assert waits(engine)
     assert waits(engine)
-    alone = engine.jumps.next_alone(False, engine.pool)
+    alone = engine.jumps.cold.next(False, engine.pool)
     assert alone.first and len(alone.tokens) == 100, "although the engine has a request"
     lookup.jobs[0].verdict = ashlar.Verdict.RESTART  # the other engine has failed
     lookup.missing.append(types.SimpleNamespace(segment=1))
@@ -236,8 +236,8 @@ def test_a_cold_prompt_waits_for_other_engines_while_this_one_runs_its_part():
     lookup.jobs[1].verdict = ashlar.Verdict.OK
     assert waits(engine) and engine.step({})[0] == [], "this engine's parts are not there"
     for _ in range(2):
-        engine.jumps.ran({(alone.number, 0): 1}, engine.pool)
-        alone = engine.jumps.next_alone(False, engine.pool) or alone
+        engine.jumps.cold.ran({(alone.number, 0): 1}, engine.pool)
+        alone = engine.jumps.cold.next(False, engine.pool) or alone
     assert waits(engine) and lookup.ended
     ((fetch,), _, _) = engine.step({})
     assert fetch.lengths == [100, 100] and engine.stats.data["shared_segments"] == 1
@@ -257,7 +257,7 @@ def test_other_engines_are_not_asked_in_vain():
     alone = cold_engine(elsewhere=0)
     while waits(alone):
         pass
-    assert alone.jumps.lookups.shares == [False, True] and len(alone.jumps._cold) == 2
+    assert alone.jumps.lookups.shares == [False, True] and len(alone.jumps.cold._segments) == 2
     salted = cold_engine(salt="secret")
     while waits(salted):
         pass
