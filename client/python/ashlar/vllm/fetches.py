@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
@@ -56,7 +56,7 @@ class Fetches:
     def prompts_of(self, numbers: Iterable[int]) -> list[Any]:
         return [self._asked[number].prompt for number in numbers if number in self._asked]
 
-    def hear(self, fetched: dict[tuple[int, int], Fetched]) -> list[tuple[Any, Sequence[Fetched]]]:
+    def hear(self, fetched: dict[tuple[int, int], Fetched]) -> list[tuple[Any, list[Fetched]]]:
         """`fetched`: answers by number of the fetch, and rank. Returns the prompts for which all ranks have given their
         final answers, with these in the order of ranks."""
         ended = []

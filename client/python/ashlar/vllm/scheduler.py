@@ -9,34 +9,32 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
-from vllm.v1.request import RequestStatus
 
 import ashlar
 from ashlar.vllm.boundaries import Boundaries
-from ashlar.vllm.handoffs import Handoff, handed_depths, node_of
+from ashlar.vllm.finished_prompts import FinishedPrompts
+from ashlar.vllm.handoffs import node_of
 from ashlar.vllm.identity import differences
 from ashlar.vllm.jumps import Jumps
+from ashlar.vllm.load_blocks import LoadBlocks
 from ashlar.vllm.messages import Load, Save, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described
 from ashlar.vllm.offers import Offers
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.prefix_lookups import PrefixLookups
+from ashlar.vllm.prompt_segments import PromptSegments
 from ashlar.vllm.requests import Followed, Names, adapter_name
-from ashlar.vllm.segments import declared, name_alone, salt_of, unsupported
-from ashlar.vllm.serving import Serving
+from ashlar.vllm.segments import name_alone, salt_of, unsupported
+from ashlar.vllm.serving import ServingStart
 from ashlar.vllm.state import State
 from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
 
-_INTRODUCTION = 60.0  # seconds in which a worker reports the layout of segments, after the engine has started
 _REST = 0.1  # seconds without a computed token after which the engine serves prefill
-_COMPLETE = (RequestStatus.FINISHED_STOPPED, RequestStatus.FINISHED_LENGTH_CAPPED)
 _SOURCES = {"dram": CacheHitSource.HOST, "ssd": CacheHitSource.DISK, "remote": CacheHitSource.P2P}
 
 
@@ -59,15 +57,11 @@ class Scheduler:
         self._described, self._options = described, options
         self._loads, self._saves = loads, saves
         self._least = max(1, options.min_tokens)
-        self._segments = options.segments
-        if self._segments and (reason := unsupported(described)):
+        self._segments = PromptSegments(options.segments, boundaries)
+        if options.segments and (reason := unsupported(described)):
             logger.warning("Ashlar: segments are off: %s; prompts with segments are treated as plain prompts", reason)
-            self._segments = False
-        self._boundaries = boundaries
-        self._wake = wake if self._segments and saves else None
-        self._wakes_until = time.monotonic() + _INTRODUCTION
-        if self._wake is not None:
-            self._wake()  # a worker reports the layout of segments with the engine's first step
+            self._segments.enabled = False
+        self._serving_start = ServingStart(wake if self._segments.enabled and saves else None)
         self._worked = 0.0  # time of the last step that computed tokens
         self._jumps = Jumps(described, options, hash_tokens, saves, self.stats, ranks)
         if not described.identity.plain:
@@ -78,18 +72,15 @@ class Scheduler:
         self._followed: dict[str, Followed] = {}
         self._new_loads: list[Load] = []
         self._new_saves: list[Save] = []  # saves of ended requests
-        self._new_handoffs: list[Handoff] = []
-        # Blocks held for unresolved loads, and the number of ranks.
-        self._doubtful: dict[str, tuple[list[Any], int]] = {}
+        self._blocks = LoadBlocks(described)
         self._reports_until = 0.0  # limit of the wait for workers' reports while blocks are held
-        self._loaded_blocks: dict[str, list[int]] = {}
-        self._spare: dict[str, list[Any]] = {}  # spare blocks of loads
         self._tokens_per_second = options.tokens_per_second  # if it is not declared, as measured by workers
         self._renewing = False
         self._pool: Any = None
         self._state = state
         self._steps = 0
         self._names = Names(described, options, ranks)
+        self._handoffs = FinishedPrompts(self._names)
         self._opening = Opening(self._open, described.identity.weights, options, "scheduler", state)
         self._lookups = PrefixLookups(described, options, self._names, self._opening, self.stats, self._least)
         self._offers = Offers(
@@ -111,6 +102,7 @@ class Scheduler:
 
     def bind(self, pool: Any) -> None:
         self._pool = pool
+        self._blocks.bind(pool)
         self._offers.bind(pool)
 
     def close(self) -> None:
@@ -195,10 +187,7 @@ class Scheduler:
             raise RuntimeError(f"{request.request_id}: no match is known for the request")
         plan, ids = followed.lookup.plan, blocks.get_block_ids()
         tokens = plan.prefix_tokens
-        spare = self._spare_blocks(request.request_id, tokens - external)
-        self._loaded_blocks[request.request_id] = [
-            page for table in self._described.pages(ids, tokens) + spare for page in table
-        ]
+        spare = self._blocks.begin(request.request_id, ids, tokens, tokens - external)
         followed.loading, followed.step = tokens, None
         followed.first_step = followed.first_step or self._steps + 1
         tier = plan.prefix_tier or "dram"
@@ -218,28 +207,11 @@ class Scheduler:
             )
         )
 
-    def _spare_blocks(self, name: str, present: int) -> list[list[int]]:
-        """Returns blocks that replace the present ones of an object. The object lands because its later tokens are
-        missing.
-
-        Running requests share the present blocks. The null block could replace one of them, but a landing must not
-        write a block twice.
-        """
-        described = self._described
-        count = (present % described.prefix_block) // described.block
-        groups = len(described.attention_groups)
-        if described.staged or count * groups < 2:
-            return []
-        taken = self._pool.get_new_blocks(count * groups)  # ValueError: too few blocks are free
-        self._spare[name] = taken
-        ids = [block.block_id for block in taken]
-        return [ids[group * count : (group + 1) * count] for group in range(groups)]
-
     def fail_load(self, request: Any) -> None:
         name = request.request_id
         self._new_loads = [each for each in self._new_loads if each.request != name]
         self._new_loads.append(Load(name, b"", 0, 0, tuple([] for _ in range(self._described.groups)), 0, "dram"))
-        self._loaded_blocks.pop(name, None)
+        self._blocks.fail(name)
         if name in self._followed:
             self._followed[name].loading = 1  # ends with the load, even if the request ends earlier
 
@@ -251,9 +223,7 @@ class Scheduler:
 
     def _loaded(self, name: str, failed: bool) -> None:
         followed = self._followed.get(name)
-        self._loaded_blocks.pop(name, None)
-        if spare := self._spare.pop(name, None):
-            self._pool.free_blocks(spare)
+        self._blocks.end(name)
         if followed is None:
             return
         self._lookups.drop(followed)
@@ -270,7 +240,7 @@ class Scheduler:
     def step(self, output: Any) -> StepMetadata:
         loads, self._new_loads = self._new_loads, []
         saves, self._new_saves = self._new_saves, []
-        handoffs, self._new_handoffs = self._new_handoffs, []
+        handoffs = self._handoffs.take()
         self._steps += 1
         if output.total_num_scheduled_tokens > 0:
             self._worked = time.monotonic()
@@ -305,16 +275,9 @@ class Scheduler:
             adapters=asked,
         )
 
-    def _serve_prefill(self) -> None:
-        if self._wake is not None:
-            limit = (self._options.call_ms + self._options.land_ms) / 1000
-            cache = lambda: self._jumps.lookups.cache
-            self._jumps.cold.serving = Serving(cache, self._may_serve, self._wake, limit)
-            self._wake = None
-
     def _may_serve(self) -> bool:
         """Returns whether the engine is idle, and has the weights of its namespace. Any thread."""
-        ready = self._segments and self._saves and not self._names.generation
+        ready = self._segments.enabled and self._saves and not self._names.generation
         return ready and not self._followed and time.monotonic() - self._worked > _REST
 
     def bare_step(self, output: Any) -> StepMetadata:
@@ -342,7 +305,7 @@ class Scheduler:
         media = self._names.begin(request)
         if not self._names.serves(request):
             return
-        if segments := self._declared(request):
+        if self._loads and (segments := self._segments.lengths_of(request)):
             self._jumps.add(request, segments, salt_of(request))
         followed = self._followed.setdefault(request.request_id, Followed(request, salt_of(request), media=media))
         self._names.find(followed)  # starts the computation of its name
@@ -350,20 +313,6 @@ class Scheduler:
             followed.node = node_of(request)
         except ValueError as error:
             logger.warning("Ashlar: request %s: %s", request.request_id, error)
-
-    def _declared(self, request: Any) -> list[int]:
-        if not self._segments or not self._loads or request.lora_request or request.mm_features:
-            return []
-        if request.skip_reading_prefix_cache:  # log-probabilities of the prompt need all of its tokens
-            return []
-        try:
-            given = declared(request)
-            if given is None and self._boundaries is not None:
-                return self._boundaries.lengths(request.all_token_ids)
-            return given or []
-        except ValueError as error:
-            logger.warning("Ashlar: request %s: %s", request.request_id, error)
-            return []
 
     def prefill_end(self, request: Any, start: int, end: int) -> int:
         """As that of Offers."""
@@ -388,10 +337,9 @@ class Scheduler:
         A hung daemon may write to blocks at any time; an idle engine then stops asking.
         """
         cold = self._jumps.cold.pending and not self._followed and self._opening.cache is not None
-        awaits_layout = self._wake is not None and time.monotonic() < self._wakes_until
-        if cold or self._new_handoffs or awaits_layout:
+        if cold or self._handoffs.waiting or self._serving_start.awaits_layout:
             return True
-        return bool(self._offers.under_way or self._doubtful) and time.monotonic() < self._reports_until
+        return bool(self._offers.under_way or self._blocks.unresolved) and time.monotonic() < self._reports_until
 
     def _await_reports(self) -> None:
         options = self._options
@@ -403,7 +351,7 @@ class Scheduler:
         if not isinstance(report, WorkerReport):
             report = WorkerReport()
         if report.refusing or report.without_segments:
-            self._wake = None
+            self._serving_start.cancel()
         if report.refusing:
             self._loads = self._saves = False
             self._state.set("unsupported", "a worker cannot use the cache; its log line has the reason")
@@ -417,11 +365,14 @@ class Scheduler:
         changed = self._names.adapters.hear(report.adapters)
         if changed:
             self._begin_anew(lambda followed: adapter_name(followed) in changed)
-        if self._segments and 0 in report.layouts:
+        if self._segments.enabled and 0 in report.layouts:
             self._jumps.lookups.open(report.layouts[0])
-            self._serve_prefill()
+            limit = (self._options.call_ms + self._options.land_ms) / 1000
+            serving = self._serving_start.start(lambda: self._jumps.lookups.cache, self._may_serve, limit)
+            if serving is not None:
+                self._jumps.cold.serving = serving
         if report.without_segments:
-            self._segments = False
+            self._segments.enabled = False
             self._jumps.reset(self._pool, self._names.generation)
         self._jumps.hear(report.fetched, self._pool)
         self._jumps.cold.ran(report.ran, self._pool)
@@ -429,10 +380,7 @@ class Scheduler:
         if report:
             self._await_reports()
         for name, ranks in report.doubtful.items():
-            held = [self._pool.blocks[i] for i in self._loaded_blocks.get(name, [])]
-            self._pool.touch(held)
-            before, waiting = self._doubtful.get(name, ([], 0))
-            self._doubtful[name] = (before + held, waiting + ranks)
+            self._blocks.hold(name, ranks)
         failed = set(report.failed) | set(output.failed_recving or ())
         for name in output.finished_recving or ():
             followed = self._followed.get(name)
@@ -441,11 +389,7 @@ class Scheduler:
             if name in self._followed:
                 self._followed[name].refused = True
         for name, ranks in report.quiet.items():
-            held, waiting = self._doubtful.pop(name, ([], 0))
-            if waiting > ranks:
-                self._doubtful[name] = (held, waiting - ranks)
-            else:
-                self._pool.free_blocks(reversed(held))
+            self._blocks.quiesced(name, ranks)
         for number, ranks in report.saved.items():
             self._offers.saved(number, ranks, report.kept[number])
         self._offers.note_accepted(self._followed.values())
@@ -482,7 +426,8 @@ class Scheduler:
         try:
             if followed is not None and not followed.loading:
                 self._offer_end(followed, ids)
-                self._hand_off(followed)
+                if self._opening.cache is not None:
+                    self._handoffs.add(followed, self._jumps.exact_tokens(request))
         finally:
             self._jumps.forget(request, self._pool)
             if followed is not None and followed.loading:
@@ -495,20 +440,3 @@ class Scheduler:
             if (save := self._offers.offer_end(followed, ids)) is not None:
                 self._new_saves.append(save)
                 self._await_reports()
-
-    def _hand_off(self, followed: Followed) -> None:
-        """Sends the prompt of an ended request to the node that it names. Workers hand it off after its saves."""
-        request = followed.request
-        if not followed.node or followed.mixed or request.status not in _COMPLETE or self._opening.cache is None:
-            return
-        exact = self._jumps.exact_tokens(request)
-        own = [] if followed.present is None else [followed.present]  # from the engine's own cache
-        known = [
-            depth for depth in followed.depths + own if 0 < depth <= (request.num_tokens if exact is None else exact)
-        ]
-        depths = handed_depths(known, request.num_prompt_tokens)
-        name = self._names.find(followed)
-        if name is None or not depths:
-            return
-        tokens: npt.NDArray[np.int32] = np.array(request.all_token_ids[: depths[-1]], np.int32)
-        self._new_handoffs.append(Handoff(followed.node, tokens, depths, name.salt, name.within(depths[-1])))

@@ -30,6 +30,7 @@ import ashlar
 
 logger = init_logger("vllm.ashlar")
 
+_INTRODUCTION = 60.0  # seconds in which a worker reports the layout of segments, after the engine has started
 _WAIT_MS = 500  # limit of one call to the daemon
 _BUSY = 0.1  # seconds between two checks while the engine has requests
 _PATIENCE = 2.0  # seconds; if the engine gets requests first, the asking engine computes the segment after this
@@ -152,3 +153,28 @@ class Serving:
                 self._outcomes.put("busy")
             served.started, self._given = True, None
             return bool(served.published)
+
+
+class ServingStart:
+    """Starts `Serving` once a worker has reported the layout of segments, for which the engine is woken first."""
+
+    def __init__(self, wake: Callable[[], None] | None) -> None:
+        """None: the engine serves no prefill."""
+        self._wake = wake
+        self._until = time.monotonic() + _INTRODUCTION
+        if wake is not None:
+            wake()  # a worker reports the layout of segments with the engine's first step
+
+    @property
+    def awaits_layout(self) -> bool:
+        return self._wake is not None and time.monotonic() < self._until
+
+    def cancel(self) -> None:
+        self._wake = None
+
+    def start(
+        self, cache: Callable[[], ashlar.Cache | None], may_serve: Callable[[], bool], run_seconds: float
+    ) -> Serving | None:
+        """Arguments as of `Serving`. Returns None if it was started or cancelled before."""
+        wake, self._wake = self._wake, None
+        return None if wake is None else Serving(cache, may_serve, wake, run_seconds)
