@@ -41,6 +41,8 @@ class Offers:
         """Depths are at least `least` tokens apart. `event_tokens`: 0 if no events are published."""
         self._described, self._options, self._names, self._jumps = described, options, names, jumps
         self._stats, self._ranks, self._least, self._event_tokens = stats, ranks, least, event_tokens
+        # Tokens of the longest prompt whose exact end is offered: a longer one loses less than 4 % without it.
+        self._short = 0 if described.linear or described.windows else described.grain
         self._pool: Any = None
         self._number = 0
         self._under_way: dict[int, tuple[list[Any], Save, Any]] = {}  # saves in flight, with the blocks held for them
@@ -72,7 +74,8 @@ class Offers:
         if self._described.linear:
             depths = self._ends(computed, end, saved, request.num_prompt_tokens)
         else:
-            wanted = [*followed.wanted, request.num_prompt_tokens - _REWRITTEN]
+            prompt = request.num_prompt_tokens
+            wanted = [*followed.wanted, prompt - _REWRITTEN, *([prompt] if prompt <= self._short else [])]
             depths = self._depths(end, saved, wanted)
         # A step may be scheduled before its tokens are known. Tokens after a jump are not exact, and a prompt that
         # resumes where a jump begins could not jump there.
@@ -98,7 +101,10 @@ class Offers:
             depth = min(end, request.num_tokens)  # fewer than `end` if a draft before the last one is a stop token
             place = followed.step.place(depth, end, self._described.block) if followed.step is not None else None
             end = 0 if place is None else depth
-        if not request.num_prompt_tokens < end <= request.num_tokens or end - followed.saved < self._least:
+        prompt, saved = request.num_prompt_tokens, followed.saved
+        if prompt <= self._short:  # the prompt's exact end does not replace the end of a short answer
+            saved = min(saved, prompt - _REWRITTEN)
+        if not prompt < end <= request.num_tokens or end - saved < self._least:
             return None
         return self._hold(followed, [end], ids, place)
 

@@ -48,6 +48,8 @@ def alike(model, answers, expected):
 
 def kept_end(model, tokens):
     """Returns where a longer prompt resumes after this prompt was computed in one step."""
+    if model == "qwen3" and tokens <= 256:
+        return tokens
     if model in ("qwen3", "ministral"):
         return max(tokens - 8, tokens // 256 * 256)
     whole = tokens // BLOCK[model] * BLOCK[model]
@@ -79,6 +81,52 @@ def test_longer_prompts_are_resumed_from_the_exact_end(model, daemon, expected):
             if model in STATES:
                 assert child.call("evaluate", f"server.filled[{end}]") == child.call("evaluate", f"server.kept[{end}]")
         assert count(child, "load_failures") == 0
+
+
+# Notes the depths that are offered to the cache.
+OFFERED = """
+offers = server.connector()._scheduler._offers
+hold, server.offered = offers._hold, []
+def noting(followed, depths, ids, place=None):
+    server.offered.append(depths)
+    return hold(followed, depths, ids, place)
+offers._hold = noting
+"""
+
+
+def test_prompts_of_at_most_256_tokens_resume_at_their_exact_end(daemon, expected, model="qwen3"):
+    """A prompt resumes at least as late as each shorter one. Longer prompts are stored no more often than before."""
+    ends = {16: [16], 60: [52, 60], 255: [247, 255], 256: [248, 256], 257: [249, 256], 264: [256], 265: [256, 257]}
+    texts = {tokens: prompt(f"short {tokens}", tokens) for tokens in ends}
+    with Child(model, connector(daemon)) as child:
+        child.call("execute", OFFERED)
+        for tokens, text in texts.items():
+            same(child.generate([text], 1), expected(model, [text], 1))
+            assert child.call("evaluate", "server.offered.pop()") == ends[tokens]
+            child.call("erase")
+            before = saved(child)
+            longer = text + prompt("more", 30)
+            same(child.generate([longer], 1), expected(model, [longer], 1))
+            assert saved(child) - before == kept_end(model, tokens) == ends[tokens][-1]
+        for tokens, text in texts.items():
+            child.call("erase")
+            before = saved(child)
+            same(child.generate([text], 1), expected(model, [text], 1))
+            assert saved(child) - before == max([depth for depth in ends[tokens] if depth < tokens], default=0)
+        assert count(child, "load_failures") == 0
+
+
+@pytest.mark.parametrize("tokens", [60, 300])
+def test_a_short_answer_is_resumed(tokens, daemon, expected, model="qwen3"):
+    """Although it may be less than `min_tokens` longer than the prompt, whose exact end is stored as well."""
+    text = prompt(f"short answer {tokens}", tokens)
+    with Child(model, connector(daemon)) as child:
+        ((answer, logs),) = expected(model, [text], 10)
+        same(child.generate([text], 10), [(answer, logs)])
+        child.call("erase")
+        longer = text + answer + prompt("next turn", 25)
+        same(child.generate([longer]), expected(model, [longer]))
+        assert saved(child) == tokens + 9
 
 
 def test_a_gated_delta_net_answers_as_an_engine_that_takes_the_same_steps(engine, model="qwen3_5"):

@@ -12,7 +12,7 @@ from ashlar.vllm.stats import AshlarStats
 
 def test_a_requests_tables_are_copied_only_for_a_save():
     request = SimpleNamespace(num_prompt_tokens=100, num_tokens=130)
-    described = SimpleNamespace(linear=[], grain=256)
+    described = SimpleNamespace(linear=[], windows=[], grain=256)
     jumps = SimpleNamespace(exact_tokens=lambda request: None)
     half = SimpleNamespace(
         _saves=True,
