@@ -24,7 +24,7 @@ absl::Status AdminService::Warm(const v1::Texts& texts, v1::WarmReply* reply) co
     return absl::UnimplementedError(
         "ns: the model has several tensor-parallel shards; other engines cannot prefill for it");
   }
-  std::vector<Router::Cold> cold;
+  std::vector<ColdSegment> cold;
   for (int i = 0; i < texts.texts_size(); ++i) {
     const storage::Query& query = asked->queries[i];
     if (!query.storable)

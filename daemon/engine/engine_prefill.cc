@@ -22,8 +22,8 @@ absl::Status CheckWait(int64_t wait_ns) {
   return Invalid("wait_ns: out of range; expected 0 to ", limits::kMaxPrefillWaitNanos);
 }
 
-absl::StatusOr<Router::Cold> ReadCold(const std::string& field, const v1::ObjectName& name, const Model& model,
-                                      storage::TenantId tenant) {
+absl::StatusOr<ColdSegment> ReadCold(const std::string& field, const v1::ObjectName& name, const Model& model,
+                                     storage::TenantId tenant) {
   if (!name.media().empty())
     return Invalid(field, ".media: must be empty; other engines cannot prefill segments with media");
   if (!name.salt().empty())
@@ -35,14 +35,14 @@ absl::StatusOr<Router::Cold> ReadCold(const std::string& field, const v1::Object
   if (!named.ok()) return named.status();
   if (!named->has_value()) return Invalid(field, ".tokens: too short; expected more tokens than the two seams have");
   const ObjectHeader& plan = (*named)->plan;
-  return Router::Cold{.work = {.tenant = tenant,
-                               .ns = model.ns,
-                               .key = plan.key,
-                               .kind = plan.kind,
-                               .tokens = name.tokens().size() / sizeof(int32_t),
-                               .packed = std::make_shared<const std::string>(name.tokens())},
-                      .shard = plan.shard,
-                      .bytes = plan.bytes};
+  return ColdSegment{.work = {.tenant = tenant,
+                              .ns = model.ns,
+                              .key = plan.key,
+                              .kind = plan.kind,
+                              .tokens = name.tokens().size() / sizeof(int32_t),
+                              .packed = std::make_shared<const std::string>(name.tokens())},
+                     .shard = plan.shard,
+                     .bytes = plan.bytes};
 }
 
 }  // namespace
@@ -67,16 +67,16 @@ void EngineService::PlanPrefill(const v1::PlanPrefillRequest& request, v1::PlanP
   }
   if (request.objects().empty()) return done(Invalid("objects: empty; expected at least one"));
   const storage::TenantId tenant = (*session)->about().tenant;
-  std::vector<Router::Cold> cold;
+  std::vector<ColdSegment> cold;
   for (int i = 0; i < request.objects_size(); ++i) {
     auto one = ReadCold(absl::StrCat("objects[", i, "]"), request.objects(i), *model, tenant);
     if (!one.ok()) return done(one.status());
     cold.push_back(*std::move(one));
   }
-  const Router::Asker asker{.session = (*session)->about().id,
-                            .tenant = tenant,
-                            .tokens_per_second = model->tokens_per_second,
-                            .computes = !request.warm()};
+  const PlanAsker asker{.session = (*session)->about().id,
+                        .tenant = tenant,
+                        .tokens_per_second = model->tokens_per_second,
+                        .computes = !request.warm()};
   const auto answer = [reply, done](const absl::StatusOr<Router::Planned>& planned) {
     if (!planned.ok()) return done(planned.status());
     reply->set_plan(planned->plan);

@@ -45,7 +45,8 @@ Router::Options Router::Options::From(const v1::Config& config) {
           .node = config.cluster().node()};
 }
 
-void Router::Plan(const Asker& asker, std::vector<Cold> cold, std::function<void(absl::StatusOr<Planned>)> done) {
+void Router::Plan(const PlanAsker& asker, std::vector<ColdSegment> cold,
+                  std::function<void(absl::StatusOr<Planned>)> done) {
   if (stopped_) return done(absl::UnavailableError("the daemon is stopping"));
   const auto of_session =
       std::ranges::count_if(plans_, [&](const auto& plan) { return plan.second.asker.session == asker.session; });
@@ -53,7 +54,7 @@ void Router::Plan(const Asker& asker, std::vector<Cold> cold, std::function<void
     return done(absl::ResourceExhaustedError("the session has too many open plans"));
   }
   Tasks tasks;
-  for (Cold& one : cold) {
+  for (ColdSegment& one : cold) {
     const auto known = tasks_.find({one.work.tenant, one.work.key});
     if (known != tasks_.end()) {
       tasks.push_back(known->second);  // already being computed
@@ -74,8 +75,8 @@ void Router::Plan(const Asker& asker, std::vector<Cold> cold, std::function<void
       });
 }
 
-void Router::Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen, const std::vector<WorkerPlace>& places,
-                  const std::function<void(absl::StatusOr<Planned>)>& done) {
+void Router::Open(const PlanAsker& asker, const Tasks& tasks, const LptPlan& chosen,
+                  const std::vector<WorkerPlace>& places, const std::function<void(absl::StatusOr<Planned>)>& done) {
   if (stopped_) return done(absl::UnavailableError("the daemon is stopping"));
   Planned planned{.elsewhere = std::vector<bool>(tasks.size(), false), .expected = chosen.ends_at};
   ++figures_.planned;

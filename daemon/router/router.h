@@ -60,8 +60,6 @@ class Router {
 
     static Options From(const v1::Config& config);  // `config` must come from ParseConfig
   };
-  using Cold = ColdSegment;
-  using Asker = PlanAsker;
   struct Planned {
     uint64_t plan = 0;  // 0: the requesting engine computes everything
     std::vector<bool> elsewhere;
@@ -74,7 +72,7 @@ class Router {
   void Attach(PrefillElsewhere* elsewhere);
 
   // All of `cold` must be of one namespace. RESOURCE_EXHAUSTED if the session has too many plans.
-  void Plan(const Asker& asker, std::vector<Cold> cold, std::function<void(absl::StatusOr<Planned>)> done);
+  void Plan(const PlanAsker& asker, std::vector<ColdSegment> cold, std::function<void(absl::StatusOr<Planned>)> done);
   // Answers when a segment falls back to the requesting engine or none is pending, at the latest after `wait`.
   // NOT_FOUND for a plan of another session.
   using States = std::vector<PlannedSegmentState>;
@@ -85,7 +83,7 @@ class Router {
 
   // Requests the computation of missing objects without an engine that waits, and answers immediately with the state of
   // each. Started work continues; its results are cached like other objects.
-  void Warm(storage::TenantId tenant, std::vector<Cold> cold, std::function<void(absl::StatusOr<States>)> done);
+  void Warm(storage::TenantId tenant, std::vector<ColdSegment> cold, std::function<void(absl::StatusOr<States>)> done);
 
   // An engine of this node is about to reserve the key: releases the space reserved for the segment.
   void YieldSpace(storage::TenantId tenant, const Key& key);
@@ -117,7 +115,7 @@ class Router {
     std::set<uint64_t> plans;
   };
   struct OpenPlan {
-    Asker asker;
+    PlanAsker asker;
     std::vector<std::shared_ptr<Task>> tasks;  // null: assigned to the requesting engine from the start
     std::vector<bool> told;                    // the fallback to the requesting engine was reported
     storage::Nanos asker_free_at = 0, asked_at = 0;
@@ -127,7 +125,7 @@ class Router {
   using Tasks = std::vector<std::shared_ptr<Task>>;
 
   static WorkerChoice::Segments SegmentsOf(const Tasks& tasks);
-  void Open(const Asker& asker, const Tasks& tasks, const LptPlan& chosen, const std::vector<WorkerPlace>& places,
+  void Open(const PlanAsker& asker, const Tasks& tasks, const LptPlan& chosen, const std::vector<WorkerPlace>& places,
             const std::function<void(absl::StatusOr<Planned>)>& done);
   void Assign(const std::shared_ptr<Task>& task, const WorkerPlace& place, storage::Nanos ends_in);
   void Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const absl::Status& status);

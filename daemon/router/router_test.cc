@@ -74,7 +74,7 @@ class RouterTest : public testing::Test {
     EXPECT_EQ(router_.figures().plans + router_.figures().pending, 0u);
   }
 
-  static Router::Cold Cold(uint64_t text, uint64_t tokens = 64) {
+  static ColdSegment Cold(uint64_t text, uint64_t tokens = 64) {
     const ObjectHeader plan = TestPlan(text, tokens);
     return {.work = {.tenant = kTenant, .ns = plan.ns, .key = plan.key, .kind = plan.kind, .tokens = plan.tokens},
             .shard = plan.shard,
@@ -87,7 +87,7 @@ class RouterTest : public testing::Test {
           {.member = std::move(member), .worker = 1, .tokens_per_second = rate, .capacity = 8});
     }
   }
-  Router::Planned Plan(std::vector<Router::Cold> cold, bool computes = true, storage::SessionId session = kAsker,
+  Router::Planned Plan(std::vector<ColdSegment> cold, bool computes = true, storage::SessionId session = kAsker,
                        double rate = 1000) {
     absl::StatusOr<Router::Planned> planned = absl::UnknownError("not answered");
     router_.Plan({.session = session, .tenant = kTenant, .tokens_per_second = rate, .computes = computes},
@@ -310,7 +310,7 @@ TEST_F(RouterTest, ANodeGetsItsShareForAnyNumberOfWorkers) {
   for (uint64_t worker = 1; worker <= 8; ++worker) {
     elsewhere_.workers.push_back({.member = member, .worker = worker, .tokens_per_second = 1e5, .capacity = 8});
   }
-  std::vector<Router::Cold> cold;
+  std::vector<ColdSegment> cold;
   for (uint64_t text = 1; text <= 40; ++text) cold.push_back(Cold(text));
   const Router::Planned planned = Plan(cold, /*computes=*/false);
   EXPECT_THAT(elsewhere_.asked, SizeIs(Router::Options().given_to_a_node));

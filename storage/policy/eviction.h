@@ -137,8 +137,8 @@ class LruPolicy final : public EvictionPolicy {
 // If a lower tier has the object, its copy there is loaded instead of computing, so the saved FLOPs are at most those
 // that the engine would compute during the load (PromotionCost::FlopsPerByte).
 // Copies of one class with a worth within half an octave form a ring, ordered by last use. The oldest copy of a ring is
-// taken as its cheapest, which is exact unless the likelihood of use rises with age. Track, Touch and Erase are O(1),
-// Victims is O(rings) per returned or skipped copy; a few dozen rings are not empty.
+// taken as its cheapest, which is exact unless the likelihood of use rises with age. Track, Touch, Erase and SetLower
+// are O(1), Victims is O(rings) per returned or skipped copy; a few dozen rings are not empty.
 class PricePolicy final : public EvictionPolicy {
  public:
   PricePolicy(const ReuseModels& models, const PromotionCosts& costs) : models_(models), costs_(costs) {}
@@ -154,7 +154,7 @@ class PricePolicy final : public EvictionPolicy {
  private:
   // FLOPs per byte. A declared worth is clamped to this range, which bounds the number of rings.
   static constexpr double kLeastWorth = 1.0 / 16, kMostWorth = 1 << 28;
-  // Longest search for a moved copy's place in its new ring; a later place makes little difference.
+  // SetLower searches at most this far for the copy's place in its new ring; otherwise it counts as used more recently.
   static constexpr int kMostSteps = 64;
 
   // Copies of one pool, class and worth.

@@ -20,6 +20,12 @@ void AddSpan(std::vector<Prefixes::Candidate>& candidates, uint64_t begin, uint6
   }
 }
 
+// Returns how long the engine takes to compute that many tokens; 0 if its rate is unknown.
+Nanos PrefillTime(const PrefixText& text, double tokens) {
+  if (text.tokens_per_second <= 0) return 0;
+  return static_cast<Nanos>(1 + std::min(1e18, 1e9 * tokens / text.tokens_per_second));
+}
+
 }  // namespace
 
 Prefixes::Prefixes(ObjectTable& table, Publisher& publisher, SessionTransfers& transfers, const Clock& clock,
@@ -108,11 +114,8 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   Probe(space, text);
   if (text.span_tokens() > 0) ProbeSpans(space, text);
   const auto prompt = text.tokens().first(text.tokens().size() - 1);
-  if (text.tokens_per_second > 0) {
-    const double seconds = static_cast<double>(prompt.size()) / text.tokens_per_second;
-    const double flops = text.model().costs.Flops(0, prompt.size()) / text.model().shard.size;
-    table_.costs()[tenant].Computed(flops, static_cast<Nanos>(std::min(1e18, 1e9 * seconds)));
-  }
+  table_.costs()[tenant].Computed(text.model().costs.Flops(0, prompt.size()) / text.model().shard.size,
+                                  PrefillTime(text, static_cast<double>(prompt.size())));
   PrefixPlanner::Match match = space.planner->Lookup(prompt, text.span_tokens() > 0);
   size_t whole = 0;
   uint64_t missed = match.missed == nullptr ? 0 : match.missed->depth();
@@ -202,9 +205,7 @@ std::vector<Query> Prefixes::Objects(const PrefixText& text, const Candidate& ca
   // All of them are needed, so each one's value is its share of the prefix's bytes times the FLOPs of the prefix.
   const uint64_t block_bytes = model.costs.page_bytes, state_bytes = model.costs.StateBytes(depth);
   const auto recompute = [&](uint64_t tokens, double part) {
-    return text.tokens_per_second > 0 ? static_cast<Nanos>(1 + std::min(1e18, 1e9 * static_cast<double>(tokens) * part /
-                                                                                  text.tokens_per_second))
-                                      : 0;
+    return PrefillTime(text, static_cast<double>(tokens) * part);
   };
   const double all_bytes = std::max(1.0, static_cast<double>(blocks * block_bytes + state_bytes));
   query.remote_recompute = recompute(depth, static_cast<double>(block_bytes) / all_bytes);

@@ -194,7 +194,7 @@ void Node::Prefill(uint8_t what) {
     return Run();
   }
   for (const uint64_t plan : std::exchange(open_plans, {})) router->End(kEngine, plan);
-  std::vector<daemon::Router::Cold> cold;
+  std::vector<daemon::ColdSegment> cold;
   for (size_t text = 0; text < kTexts; ++text) {
     if ((what >> (1 + text) & 1) == 0) continue;
     const ObjectHeader& plan = PlanOf(text);

@@ -269,7 +269,7 @@ void Driver::Plan(size_t machine) {
   plans_[number] = {.machine = machine, .tenant = tenant, .texts = texts, .ends_by = schedule_.now() + kPlanWait};
   At(machine)->Post(tenant, [this, machine, tenant, texts, number] {
     if (!plans_.contains(number)) return;
-    std::vector<daemon::Router::Cold> cold;
+    std::vector<daemon::ColdSegment> cold;
     for (const Text& text : texts) {
       const ObjectHeader& plan = Plans().at(text);
       const int32_t id[] = {static_cast<int32_t>(text.second), static_cast<int32_t>(plan.tokens)};

@@ -91,7 +91,7 @@ class Jumps:
         self._prompts: dict[str, _Prompt] = {}
         self._fetches = Fetches(ranks)
         self.cold = ColdSegments(described, options, publishes, stats, ranks)
-        # Those of ended lookups. Dropping one would block until its call to the daemon is over.
+        # Kept after their lookups end, because dropping one blocks until its call to the daemon is over.
         self._ending: list[Sharing] = []
         self._paused_until = 0.0
         self._states = sorted({place.group for place in described.linear})

@@ -15,7 +15,7 @@ class LoadBlocks:
         self._loaded: dict[str, list[int]] = {}  # blocks of each load, by request
         self._spare: dict[str, list[Any]] = {}  # spare blocks of loads
         # Blocks held for unresolved loads, and the number of ranks.
-        self._doubtful: dict[str, tuple[list[Any], int]] = {}
+        self._unresolved: dict[str, tuple[list[Any], int]] = {}
 
     def bind(self, pool: Any) -> None:
         self._pool = pool
@@ -57,17 +57,17 @@ class LoadBlocks:
         """This number of further ranks may still write the load's blocks. Call it before `end`."""
         held = [self._pool.blocks[i] for i in self._loaded.get(name, [])]
         self._pool.touch(held)
-        before, waiting = self._doubtful.get(name, ([], 0))
-        self._doubtful[name] = (before + held, waiting + ranks)
+        before, waiting = self._unresolved.get(name, ([], 0))
+        self._unresolved[name] = (before + held, waiting + ranks)
 
     def quiesced(self, name: str, ranks: int) -> None:
         """This number of ranks no longer writes the load's blocks."""
-        held, waiting = self._doubtful.pop(name, ([], 0))
+        held, waiting = self._unresolved.pop(name, ([], 0))
         if waiting > ranks:
-            self._doubtful[name] = (held, waiting - ranks)
+            self._unresolved[name] = (held, waiting - ranks)
         else:
             self._pool.free_blocks(reversed(held))
 
     @property
-    def unresolved(self) -> bool:
-        return bool(self._doubtful)
+    def has_unresolved(self) -> bool:
+        return bool(self._unresolved)

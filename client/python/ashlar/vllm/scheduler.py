@@ -339,7 +339,7 @@ class Scheduler:
         cold = self._jumps.cold.pending and not self._followed and self._opening.cache is not None
         if cold or self._handoffs.waiting or self._serving_start.awaits_layout:
             return True
-        return bool(self._offers.under_way or self._blocks.unresolved) and time.monotonic() < self._reports_until
+        return bool(self._offers.under_way or self._blocks.has_unresolved) and time.monotonic() < self._reports_until
 
     def _await_reports(self) -> None:
         options = self._options

@@ -173,7 +173,8 @@ def test_blocks_that_the_daemon_may_still_write_to_are_not_computed_into(engine,
     child.call("execute", IN_DOUBT.format(block=block))
     same(child.generate([text]), expected("qwen3", [text]))
     held = child.call(
-        "evaluate", "[b.block_id for held, _ in server.connector()._scheduler._blocks._doubtful.values() for b in held]"
+        "evaluate",
+        "[b.block_id for held, _ in server.connector()._scheduler._blocks._unresolved.values() for b in held]",
     )
     used = child.call("evaluate", "server.used")
     assert len(held) == 4 and len(used) == 3 and not set(held) & set(used)
