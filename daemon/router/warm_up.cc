@@ -9,7 +9,8 @@
 
 namespace ashlar::daemon {
 
-void Router::Warm(storage::TenantId tenant, std::vector<Cold> cold, std::function<void(absl::StatusOr<States>)> done) {
+void Router::Warm(storage::TenantId tenant, std::vector<ColdSegment> cold,
+                  std::function<void(absl::StatusOr<States>)> done) {
   const auto states = std::make_shared<States>();
   const auto places = std::make_shared<std::vector<size_t>>();
   std::vector<Cold> missing;
