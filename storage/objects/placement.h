@@ -39,9 +39,9 @@ class Placement final : private CopyScheduler::Owner {
 
   // Makes the object's copy in this memory tier whole, or starts to fill it from the nearest lower copy. An object that
   // only another GPU has is copied down first. If this is not possible, returns the reason: kSlowerThanRecompute
-  // (promotion and landing take longer than `recompute`, if that is not 0), kBudgetRefused (no copy there may be
-  // evicted) or kTierError (only a stalled disk has the object). The caller must hold a reference; the object must be
-  // ready and not gone. Objects needed sooner are promoted first; a `needed_at` in the past means now.
+  // (promotion and landing take longer than `recompute`, if that is not 0), kBudgetRefused (no space at the level now,
+  // or no readable copy) or kTierError (only a stalled disk has the object). The caller must hold a reference, and the
+  // object must be ready and not gone. Objects needed sooner are promoted first; a past `needed_at` means now.
   struct Recompute {
     Nanos time = 0;       // time to compute the object again; 0: unknown
     Nanos of_remote = 0;  // the same if only another node has the object

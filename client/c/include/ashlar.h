@@ -9,7 +9,7 @@
  *
  * Errors. Calls return ASHLAR_OK, one of the codes that are not errors, or an error. ashlar_error_message() returns the
  * text of the calling thread's last error. After ASHLAR_INVALID_ARGUMENT, whose text begins with the field's name,
- * nothing has changed. A cache failure is a miss, not an error.
+ * nothing has changed.
  *
  * Memory. The library returns handles, which *_end and ashlar_close take back (null is allowed), and pointers into its
  * own memory, valid as documented. It keeps no pointer of the caller longer than documented.
@@ -95,7 +95,7 @@ ASHLAR_API uint64_t ashlar_poll_quiet_pages(ashlar_cache* cache, int32_t* pages,
 ASHLAR_API uint64_t ashlar_take_quiet_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages, uint64_t capacity,
                                                uint32_t timeout_ms);
 
-/* Cancels calls in progress, and does not wait. */
+/* Cancels calls in progress. Does not wait, unless it is the last handle of its cache (ashlar_close). */
 ASHLAR_API void ashlar_request_end(ashlar_request* request);
 ASHLAR_API int32_t ashlar_request_wait_plan(ashlar_request* request);
 ASHLAR_API int32_t ashlar_request_poll_plan(ashlar_request* request);

@@ -2,18 +2,18 @@
 // The engine API: how an inference engine uses the cache. Calls, in order:
 //
 //   Cache::Open      connects to the node's daemon, opens the model, allocates or registers the memory, declares pages
-//   Cache::Begin     looks prompts up and starts landing the hits
-//   Request::missing, Publish, LookAgain   compute missed segments alone, and publish them
+//   Cache::Begin     looks prompts up; if nothing is missing(), starts landing the hits
+//   Request::missing, Publish, LookAgain   compute missed segments alone, publish them, land all hits
 //     (with Prompt::cold_parallel: WaitCold before LookAgain; other engines compute some of them)
 //   Request::plan    the steps of the prompt: tokens to compute, and parts taken from the cache
 //   per layer:       Advance for linear layers; or WaitLayer, StepTuple and the engine's own kernels
 //   Request::Finish  the verdict; kRestart: a hit failed to land and the plan has changed
 //   Cache::Commit    offers states for later texts to resume from
 //
-// Errors. A cache failure is a miss, not an error: if the daemon is dead, a landing is late or a queue is full, only
-// the plan changes. Errors mean that the call was invalid (kInvalidArgument; the message begins with the field, and
-// nothing has changed) or that Open failed. kResourceExhausted: this process is out of memory or threads; end the
-// request. No function throws.
+// Errors. Lookups, landings, publishes and commits never fail because of the cache: they miss. Open, Admit, HandOff and
+// ServePrefill return the cache's errors. Invalid calls return kFailedPrecondition, or kInvalidArgument (the message
+// begins with the field, and nothing has changed). kResourceExhausted: this process is out of memory or threads; end
+// the request. No function throws.
 //
 // Waiting. Open, Begin, Land, LookAgain, Publish, WaitCold, Commit, HandOff, ServePrefill and Admit wait for the
 // daemon. All but Admit have a Start form that does not wait. If no background thread is free within timeout_ms, a
@@ -51,8 +51,8 @@
 //
 // Threads. A Cache is thread-safe. A Request is used by one thread at a time. Handles may be destroyed in any order.
 // The session and the memory live until the cache's last request and last job are destroyed. That last destructor waits
-// until the daemon can no longer write to the memory: as long as a hanging daemon hangs, and not at all for a dead
-// one.
+// until the daemon can no longer write to the memory. If the daemon hangs, the destructor blocks until the daemon
+// recovers or exits; if the daemon is dead, the destructor returns at once.
 //
 // Fork. Handles belong to the process that created them. In a child every call on them returns kFailedPrecondition, and
 // destroying them releases nothing and waits for nothing.
@@ -250,8 +250,8 @@ class Job {
   JobState* impl_ = nullptr;
 };
 
-// One prompt. The destructor ends the lease, cancels calls in progress, abandons reservations, and does not wait: pages
-// to which the daemon may still write go to Cache::TakeQuiescedPages.
+// One prompt. The destructor ends the lease, cancels calls and abandons reservations. It does not wait, unless it is
+// the last handle of its cache (see Threads). Pages that the daemon may still write go to Cache::TakeQuiescedPages.
 class Request {
  public:
   Request() = default;
@@ -277,8 +277,8 @@ class Request {
   Status StartPublish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes,
                       Job* job) noexcept;
   void Abandon(uint32_t missing) noexcept;
-  // For work of Cache::ServePrefill on a cache without pages: another process has published the run. The next
-  // ServePrefill reports it, and the daemon looks for it. kFailedPrecondition: the request is no such work.
+  // For a request from Cache::ServePrefill on a cache without pages: another process has published the run. The next
+  // ServePrefill reports it, and the daemon looks for it. kFailedPrecondition: the request did not come from there.
   Status MarkPublished(uint32_t missing) noexcept;
   // With Prompt::cold_parallel: the number of segments that other engines compute for this prompt. If it is not 0, call
   // WaitCold and LookAgain even if missing() is empty.
@@ -303,7 +303,7 @@ class Request {
   // With Memory::share_in_place. The first call gets the pages of the prompt's segments and `own_pages` pages for all
   // other tokens. Further calls raise the number of own pages to `own_pages`; a smaller number changes nothing. Call it
   // before WaitLayer. kNoPages: too few are free; `lacks` (may be null) has the numbers, and nothing has changed.
-  // kFailedPrecondition: requests from before a reconnect still run; end them. kUnavailable: the daemon did not answer.
+  // kFailedPrecondition: requests from before a reconnect still run; end them. kUnavailable: no answer, or it is busy.
   Status Admit(uint32_t own_pages, PageShortage* lacks) noexcept;
   const AdmittedPages& admitted() const noexcept;  // empty before Admit
 

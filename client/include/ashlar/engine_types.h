@@ -75,8 +75,8 @@ struct Layer {
   DType conv_dtype{};                           // type of tails and of a span's convolution inputs; 0: state_dtype
   TailOrder conv_order = TailOrder::kTokenFirst;
 
-  // Opaque: bytes that are stored and landed unchanged, for exact prefixes only. Sums over the tensor-parallel ranks,
-  // which have equal parts. At least one is positive.
+  // Opaque: bytes that are stored and landed unchanged, for exact prefixes only. Both are totals over all
+  // tensor-parallel ranks, in equal shares; at least one must be positive.
   uint32_t token_bytes = 0;  // bytes of one token in the pages; 0: no pages
   uint64_t state_bytes = 0;  // bytes of the state after a token; 0: no state
 };
@@ -251,8 +251,8 @@ struct Prompt {
   // With `fill`, for an engine that only stores: Begin does not look the prompt up, and missing() lists the segments
   // that the cache lacks. Publish them and end the request. LookAgain looks the prompt up.
   bool store_only = false;
-  // Up to 4,096 bytes, for example a user's number; count 0: none. Prompts with different salts share no objects, so
-  // response times reveal nothing about other users' prompts. A daemon before protocol 4 misses every salted prompt.
+  // Up to 4,096 bytes, for example a user's number; salt_bytes 0: no salt. Prompts with different salts share nothing,
+  // so response times reveal nothing about other prompts. A daemon before protocol 4 misses every salted prompt.
   const void* salt = nullptr;
   uint64_t salt_bytes = 0;
   // [segment_count]: the rotary position of a segment's keys minus its position in the page table. For models that
@@ -308,7 +308,7 @@ struct Plan {
   uint32_t segment_count = 0;
   uint64_t prefix_tokens = 0;  // tokens of the first step, if it is a prefix that is not a segment (Step::kPrefix)
   uint64_t cached_tokens = 0;  // tokens of all steps that are not computed
-  bool own = false;            // the prefix is the conversation's own
+  bool own = false;            // true: the prefix is from the conversation's private states
   bool exact = true;           // the computed tokens are exact: no interior and no composed prefix
   uint8_t prefix_tier = 0;     // the slowest tier that a part of the prefix is in (TierName)
   // Last tokens of the prefix whose states the cache rebuilds from a buffered span (OpenOptions::span_tokens).

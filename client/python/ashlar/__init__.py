@@ -7,9 +7,9 @@ ones:
     with cache.begin(tokens, segments=[...], page_table=pages) as request:
         ...
 
-A cache failure is a miss, never an exception: if the daemon is dead or a landing is late, only the plan changes.
-Messages of TypeError and ValueError begin with the name of the wrong argument. ConnectionError means that no daemon
-could be reached.
+Lookups, landings, publishes and commits never raise because of the cache: they miss. Messages of TypeError and
+ValueError begin with the name of the wrong argument. ConnectionError: `Cache` found no daemon, or `Request.admit` got
+no answer from it.
 """
 
 from __future__ import annotations
