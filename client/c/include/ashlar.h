@@ -138,7 +138,7 @@ ASHLAR_API int32_t ashlar_request_start_look_again_groups(ashlar_request* reques
                                                           uint32_t count);
 /* With ashlar_memory.share_in_place: gets the shared pages of the prompt's segments, and own_pages pages for all other
  * tokens. Further calls raise the number of own pages. ASHLAR_NO_PAGES: too few are free; `lacks` (may be null) has the
- * numbers, and nothing has changed. */
+ * numbers, and nothing has changed. ASHLAR_UNAVAILABLE: the daemon did not answer or is busy. */
 ASHLAR_API int32_t ashlar_request_admit(ashlar_request* request, uint32_t own_pages, ashlar_page_shortage* lacks);
 ASHLAR_API int32_t ashlar_request_shared_segment(const ashlar_request* request, uint32_t index,
                                                  ashlar_shared_segment* out);

@@ -198,7 +198,7 @@ class Request(_ashlar.Request):
 
         For a cache with `share_in_place`; call it before `wait_layer`. Further calls raise the number of own pages.
         Returns None, or the shortage; in that case nothing has changed. The pages return to the daemon when the request
-        ends.
+        ends. ConnectionError: the daemon did not answer or is busy.
         """
         lacks: Any = self.raw_admit(own_pages)
         return None if lacks is None else PageShortage(*lacks)
