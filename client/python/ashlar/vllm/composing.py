@@ -268,7 +268,8 @@ class Composer:
         """Runs a segment from a zero state, in blocks that belong to no request. The thread publishes it."""
         self._open_answers += 1
         alone_here = self._described.model.tensor_parallel_size == 1  # ranks run the model together or not at all
-        if not self._publishes or len(alone.tokens) > self._most or (alone_here and self._opening.cache is None):
+        may_run = self._publishes and len(alone.tokens) <= self._most and self._engine.has_tokens(alone.tokens)
+        if not may_run or (alone_here and self._opening.cache is None):
             self._ran.put((alone.number, 0))
             return
         count, model = len(alone.tokens), self.model

@@ -324,6 +324,10 @@ class EngineModel:
             spec = dataclasses.replace(spec, num_prefill_checkpoint_blocks=0)  # the run's blocks have no place for them
         return _Group(names, backend.get_builder_cls()(spec, names, self._config, self.device), parts)
 
+    def has_tokens(self, tokens: npt.NDArray[np.int32]) -> bool:
+        """Returns whether the vocabulary has all these ids. Other ids end the process on a GPU."""
+        return bool(tokens.min() >= 0 and tokens.max() < self._config.model_config.get_vocab_size())
+
     def decays(self, name: str) -> list[float]:
         """Returns A of a Mamba-2 layer, one per head; empty for other layers."""
         layer = self._layers[name]

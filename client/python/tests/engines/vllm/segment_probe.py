@@ -95,6 +95,22 @@ def run_alone(server, tokens):
     settle(server)
 
 
+def runs_of(server, tokens):
+    """Returns how often the model runs for a segment of these tokens."""
+    engine, ran = worker()._composer._engine, []
+
+    def run(*arguments, own=engine.run):
+        ran.append(arguments)
+        return own(*arguments)
+
+    engine.run = run
+    try:
+        run_alone(server, tokens)
+    finally:
+        del engine.run
+    return len(ran)
+
+
 def set_seams(server, head, tail, naive=False):
     """Replaces the composer: other seam widths are another layout, of which nothing is cached yet."""
     old = worker()._composer

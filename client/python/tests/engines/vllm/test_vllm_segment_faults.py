@@ -63,6 +63,15 @@ def test_a_segment_longer_than_the_models_length_is_not_run(shared_daemon):
         assert count(child, "published_segments") == published + 1
 
 
+def test_a_segment_with_unknown_tokens_is_not_run(segmented):
+    child, known = segmented(MODEL), prompt("known tokens", 100)
+    child.ask(texts("vocabulary", 1), prompt("vocabulary", 20))
+    child.probe("settle")
+    assert child.probe("runs_of", known) == 1
+    for unknown in (-1, 1 << 20):
+        assert child.probe("runs_of", [*known[:-1], unknown]) == 0
+
+
 def test_a_prompt_that_waits_for_others_is_not_late(segmented):
     child, query = segmented(MODEL), prompt("turns", 20)
     prompts = []
