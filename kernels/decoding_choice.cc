@@ -7,11 +7,11 @@
 namespace ashlar::kernels {
 namespace {
 
-// For a token that does not flush.
+// State bytes that a token reads if it does not flush.
 double ReadBytes(const DecodeBytes& bytes) {
   return bytes.rounded > 0 ? bytes.rounded : bytes.state;
 }
-// For one that does, without slots.
+// State bytes that a flushing token moves, excluding buffer slots.
 double FlushBytes(const DecodeBytes& bytes) {
   return 2 * bytes.state + bytes.rounded;
 }

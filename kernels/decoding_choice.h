@@ -21,7 +21,7 @@ struct DecodeBytes {
   double slot = 0;     // b: one token's keys, writes and gates
   double rounded = 0;  // ρ: the state's copy of 16 bits; 0: none
 };
-// `rounded`: of the state's copy, where it has one.
+// `rounded`: dtype of the state's 16-bit copy; nullopt: no copy.
 DecodeBytes DecodeBytesOf(const LinearShape& shape, DType state, DType buffer,
                           std::optional<DType> rounded = std::nullopt);
 
@@ -29,7 +29,7 @@ DecodeBytes DecodeBytesOf(const LinearShape& shape, DType state, DType buffer,
 // reading and writing the state;
 double RecurrentBytes(const DecodeBytes& bytes);
 // the mean over `capacity` tokens of which the last flushes: σ + σ/c + b(c − 1)/2 + b(c − 1)/c. One token: recurrent.
-// With a rounded copy ρ(c − 1)/c + (2σ + ρ)/c instead of σ + σ/c, which for one token is more than the recurrence.
+// With a rounded copy, replace σ + σ/c by ρ(c − 1)/c + (2σ + ρ)/c; for c = 1 this exceeds the recurrence.
 double ChunkwiseBytes(const DecodeBytes& bytes, int32_t capacity);
 
 // The capacity that moves the fewest: √(2(σ − b)/b), with a rounded copy √(2(2σ − b)/b), rounded to a whole number. 1

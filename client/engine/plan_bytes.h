@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// EncodePlan, DecodePlan: a plan as a string of bytes, by which a scheduler passes its look-up to the processes that
+// EncodePlan, DecodePlan: a plan as a string of bytes, by which a scheduler passes its lookup to the processes that
 // land it.
 //
 //   magic "ASPL" | version u32 | bytes u64 | fields | XXH3-64 of all before it

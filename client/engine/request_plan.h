@@ -17,8 +17,8 @@
 
 namespace ashlar::engine {
 
-// Segments are numbered as in the prompt; LandSegment::kPrefix is the match's prefix. Changes take effect in view() and
-// steps() with Make.
+// Segments are numbered as in the prompt; LandSegment::kPrefix is the match's prefix. view() and steps() change only
+// when Make() is called.
 class RequestPlan {
  public:
   RequestPlan(const CacheState& cache, const PromptText& text, const LeasedMatch& match)

@@ -341,7 +341,7 @@ TEST(SessionChannel, SurvivesACallWithoutSpaceForItsDescriptor) {
       if (i > 0) break;
       EXPECT_TRUE(self.Read().has_host_region());
       self.Write(RegionGrant(5), memory.get());
-      EXPECT_EQ(self.Read().drop_region().region(), 5u) << "nobody has it";
+      EXPECT_EQ(self.Read().drop_region().region(), 5u) << "no caller holds the region";
       self.Write(RegionGrant(5));
     }
   });

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // WritingCall: a call during which the daemon writes into the engine's memory, and the proof that it can write no more
-// (docs/decisions: an unresolved landing stays unresolved).
+// (ADR 0031).
 #pragma once
 
 #include <cstdint>

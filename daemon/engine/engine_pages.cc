@@ -97,7 +97,7 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
   std::vector<PagePool::Want> wants = WantsOf(*segments, *pages);
   const auto admit = [this, session = *session, pages = std::move(pages), lease = *lease, wants = std::move(wants),
                       &request, reply]() -> absl::Status {
-    // The client has released the lease by then and would not release it again.
+    // After its deadline the client has already released the lease, so an admission granted now would leak.
     if (request.deadline_ns() != 0 && MonotonicClock().Now() >= request.deadline_ns()) {
       return absl::DeadlineExceededError("deadline_ns: the deadline has passed");
     }

@@ -241,8 +241,8 @@ void Router::Settle(const std::shared_ptr<Task>& task, PlannedSegmentState state
   if (task->plans.empty()) holds_.EndLease(task->cold.work.tenant, task->lease);
 }
 
-// Replies to the plan's requester if there is news or its time is over. Returns false if no reply is awaited or there
-// is no news.
+// Answers a waiting Await if a segment fell back to the asker, no segment is pending, or the wait timed out (`over`).
+// Returns whether it answered.
 bool Router::Tell(OpenPlan& plan, bool over) {
   if (!plan.waiting) return false;
   bool pending = false, news = false;

@@ -210,7 +210,7 @@ TEST_F(RouterTest, AStalledWorkersResultIsFenced) {
   other_.Settle(rig_);
   EXPECT_EQ(router_.figures().late, 1u);
   EXPECT_EQ(rig_.cache->stats().leases, 0u);
-  EXPECT_FALSE(Has(1)) << "nobody asked for it any more";
+  EXPECT_FALSE(Has(1)) << "the asker no longer waits for the segment";
   router_.End(kAsker, planned.plan);
 }
 

@@ -60,7 +60,7 @@ TEST(TcpSocket, ListensOnTheGivenAddress) {
   const HttpPeer peer(port);
   EXPECT_TRUE(peer.connected());
   EXPECT_EQ(PeerAddress(peer.fd()), std::string("\x7f\0\0\1", 4));
-  EXPECT_EQ(PeerAddress(first->fd.get()), "") << "it is connected to nobody";
+  EXPECT_EQ(PeerAddress(first->fd.get()), "") << "a listening socket has no peer";
 
   const absl::Status taken = ListenTcp({"127.0.0.1", port}).status();
   EXPECT_EQ(taken.code(), absl::StatusCode::kUnavailable);

@@ -181,7 +181,7 @@ TEST_F(TenantsAtWork, LongWorkYieldsOnceOthersWait) {
       kEve,
       [&] {
         std::this_thread::sleep_for(2 * WorkerPool::kTurn);
-        EXPECT_FALSE(pool.ShouldYield(kEve)) << "nobody waits";
+        EXPECT_FALSE(pool.ShouldYield(kEve)) << "no other tenant waits";
         alone.set_value();
         const auto begun = std::chrono::steady_clock::now();
         while (!pool.ShouldYield(kEve) && std::chrono::steady_clock::now() - begun < kPatience) {

@@ -115,7 +115,7 @@ TEST_F(HostedMemoryTest, EndedSessionStaysChargedWhileHeld) {
     EXPECT_TRUE(Holds(memory, kOwn));
     munmap(memory.data(), memory.size());
     uint64_t region = 0;
-    EXPECT_TRUE(Eventually([&] { return (region = Host(other)) != 0; })) << "nobody holds it any more";
+    EXPECT_TRUE(Eventually([&] { return (region = Host(other)) != 0; })) << "the engine no longer holds the memory";
     EXPECT_TRUE(Drop(other, region));
   }
 }
@@ -216,7 +216,7 @@ TEST_F(HostedMemoryTest, AdoptedMemoryIsChargedWhileHeld) {
   EXPECT_TRUE(NoSpaceForAWhile(session)) << "it is mapped still";
   EXPECT_TRUE(Holds(memory, kOwn));
   munmap(memory.data(), memory.size());
-  EXPECT_TRUE(Eventually([&] { return Host(session) != 0; })) << "nobody holds it any more";
+  EXPECT_TRUE(Eventually([&] { return Host(session) != 0; })) << "the engine no longer holds the memory";
 }
 
 TEST_F(HostedMemoryTest, AdoptedMemoryIsAlwaysCharged) {

@@ -52,7 +52,7 @@ TEST(OpenLayouts, AreSharedWhileInUse) {
   EXPECT_EQ(layouts.Find(ns, {}), nullptr);
   EXPECT_TRUE(charged.expired());
   layouts.Share({}, {}, SmallLayout(), nullptr);
-  EXPECT_EQ(layouts.size(), 1u) << "what nobody has is erased";
+  EXPECT_EQ(layouts.size(), 1u) << "a layout without holders is removed";
 }
 
 TEST(OpenLayouts, ChargesTablesOncePerModel) {

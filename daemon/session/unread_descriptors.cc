@@ -12,8 +12,8 @@
 namespace ashlar::daemon {
 namespace {
 
-// Returns whether the peer of a Unix socket has unread messages. The kernel counts a message by its memory; while it
-// wakes the writers it still counts a byte of the message being read.
+// Returns whether the peer of a Unix socket has unread messages. SIOCOUTQ counts socket-buffer memory, at least
+// kLeastMessage per message, and may report 1 byte while the last message is being read.
 bool Unread(int socket) {
   constexpr int kLeastMessage = 128;
   int bytes = 0;

@@ -129,7 +129,7 @@ void Append(const LinearShape& shape, const Transition& next, int32_t h, Transit
     return;
   }
   for (size_t i = 0; i < t.logs.size(); ++i) {
-    // Σ dt grows as the other families' logarithms fall.
+    // For elementwise forms `logs` is Σ dt and the exponent is A Σ dt with A ≤ 0, so a vanished transition is +∞.
     const double gone = t.form == TransitionForm::kElementwise ? INFINITY : -INFINITY;
     t.logs[i] += next.form == TransitionForm::kZero ? gone : next.logs[i];
   }

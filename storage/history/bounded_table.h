@@ -26,8 +26,8 @@ class BoundedTable {
   };
 
  public:
-  // Nodes are reserved once. A flat_hash_set doubles at 25/32 of a load of 7/8: at most three slots, with an index and
-  // a control byte each, per entry, and half as many again while it grows.
+  // Nodes are reserved once. flat_hash_set doubles at 25/32 of its maximum load 7/8: 3 slots per entry (worst case just
+  // after doubling) × 1.5 (old table during growth); a slot is an index and a control byte. The last 1 rounds up.
   static constexpr size_t kBytesPerEntry = sizeof(Node) + (sizeof(Place) + 1) * 9 / 2 + 1;
 
   explicit BoundedTable(size_t max_entries)

@@ -53,7 +53,8 @@ class Search {
   bool Settle(Slice& slice);
 
   bool GoTo(Stage stage);  // returns true
-  bool PrefixIsKnown();    // or that there is none; the segments are next
+  // Ends the prefix stages (a prefix was chosen or none exists) and starts with the segments.
+  bool PrefixIsKnown();
   bool SumBlocks(bool own, Slice& slice);
   PromotionCost::Load LoadOf(const Prefixes::Candidate& candidate) const;
   void ExcludeSlow();

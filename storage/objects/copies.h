@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies: the copies that objects have in the levels: their space, their readers and users, and their end.
+// Copies: the space, the counts of readers and users, and the eviction of each copy.
 #pragma once
 
 #include <cstddef>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// CopyScheduler: decides when objects are copied between tiers. It runs the copies in flight, and keeps the queues of
-// objects to copy down before space is needed: to the tiers below, and to the disk in a drain.
+// CopyScheduler: queues and runs copies between tiers. It keeps the queues of objects to copy down before space is
+// needed: to the tiers below, and to the disk in a drain.
 #pragma once
 
 #include <cstddef>

@@ -70,8 +70,8 @@ struct Entry : RankedObject {
   bool queued_down = false;  // in its tenant's queue of objects to copy down
   bool unsaved = false;      // published, and not on the disk
   bool deferred = false;     // not written to the disk ahead of need (Placement::Defer)
-  bool judged = false;       // admission was asked before its eviction from memory, and it has not been used since
-  bool admitted = false;     // admission wants it on the disk for that reason, and it is not there yet
+  bool judged = false;       // admission has judged it for eviction; reset by a use
+  bool admitted = false;     // admission accepted it; the write to the disk is pending
   bool ends_text = false;  // the states at the end of a text: its next turn resumes there, and hardly any other prompt
   // Its transfer to another node in a drain. kOffered: the disk does not write it meanwhile. kTaken: it counts as
   // saved.

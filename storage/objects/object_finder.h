@@ -21,7 +21,7 @@ class ObjectFinder {
   // Both must outlive the finder.
   ObjectFinder(ObjectTable& table, const Clock& clock) : table_(table), clock_(clock) {}
 
-  // Finds a published object, and counts as its use. An object that the level lacks is brought there
+  // Finds a published object and records one use. An object that the level lacks is brought there
   // (ObjectReference::WhenLoaded); the object that is needed first is promoted first. If promoting and landing would
   // take longer than computing, the result is a miss, kSlowerThanRecompute. A shard of a bundle is found if all shards
   // are there; references to the others, at the levels of their ranks, are added to `others`. kWhereItLies: for another

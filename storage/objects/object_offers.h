@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ObjectOffers: drains, and the objects of this node that pass to other nodes or come from them without a waiting
-// engine.
+// ObjectOffers: drains, and transfers of objects to and from other nodes that no engine waits for.
 #pragma once
 
 #include <cstdint>

@@ -73,7 +73,7 @@ void Placement::Touch(Entry& entry) {
 void Placement::Changed(Entry& entry) {
   if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
   ++entry.holds;
-  // A copy in promotion that no reference waits for blocks others.
+  // A promotion that no reference waits for holds space that others need.
   const bool unused = entry.references == 0;
   bool cancels = false;
   for (size_t i = 0; i < levels_.beside(); ++i) {
@@ -134,7 +134,8 @@ MissReason Placement::Promote(Entry& entry, size_t level, const Recompute& recom
   if (copy.phase() == CopyPhase::kBroken) return MissReason::kBudgetRefused;  // another copy still reads from its space
   size_t from = levels_.SourceBelow(entry, level);
   if (from == Levels::kNowhere) from = levels_.OnAnotherGpu(entry, level);
-  if (from == Levels::kNowhere) return MissReason::kBudgetRefused;  // it was just evicted there, and is draining
+  // No level has readable bytes: the only other copy is draining.
+  if (from == Levels::kNowhere) return MissReason::kBudgetRefused;
   const bool stalled = levels_.IsDisk(from) ? levels_.ssd()->health().stalled() : levels_.IsStalled(entry, from);
   if (stalled) return MissReason::kTierError;
   PromotionCost& cost = promotion_[entry.pool.tenant];
@@ -163,7 +164,7 @@ bool Placement::Fetch(Entry& entry, size_t level) {
 }
 
 bool Placement::FetchFrom(Entry& entry, size_t level, size_t from) {
-  // Allocating may end another shard of its bundle, and with that the entry, or its last use.
+  // Allocating may evict another shard of the entry's bundle, which ends the entry.
   ++entry.holds;
   copies_.Apply(entry, from, CopyEvent::kAddReader);  // the source is not evicted to make space
   copies_.Refresh(entry);
@@ -200,7 +201,7 @@ bool Placement::FetchFrom(Entry& entry, size_t level, size_t from) {
   // A copy down starts as usual, and is then expedited.
   const Nanos needed_at = from < level ? TierCopier::kWhenIdle : entry.needed_at;
   for (size_t i = 1; i < path.size(); ++i) StartCopy(entry, path[i - 1], path[i], needed_at);
-  scheduler_.Hasten(entry, entry.needed_at);  // a copy in between that was on its way
+  scheduler_.Hasten(entry, entry.needed_at);  // also expedites copies of this object that were already in progress
   scheduler_.PumpCopies();
   return true;
 }
@@ -257,7 +258,7 @@ void Placement::Failed(Entry& entry, size_t level, const absl::Status& status) {
     if (!absl::IsAborted(status)) {
       observer_.TierError(entry.pool.tenant, levels_.kind(levels_.IsDisk(level) ? level : source), status);
     }
-    // A source that cannot be read is no copy; the copy from it ends too.
+    // An unreadable source counts as lost, and so does the copy filled from it.
     const MissReason of_node = absl::IsAborted(status) ? MissReason::kSlowerThanRecompute : MissReason::kPeerFailed;
     const MissReason why = source == levels_.remote() ? of_node : MissReason::kTierError;
     if (source > level) return objects_.Lost(entry, why, PolicyKind::kNone, levels_.kind(source));

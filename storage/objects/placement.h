@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Placement: the copies of each object in the tiers; when a copy is made, promoted and evicted.
+// Placement: the entry point for the copies of objects: reserves, promotes and discards them.
 #pragma once
 
 #include <cstddef>

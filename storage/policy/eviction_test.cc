@@ -79,7 +79,7 @@ TEST_P(EvictionPolicyTest, ReturnsMinimalVictims) {
   EXPECT_THAT(Victims(kPool, 3), ElementsAre(1));
   EXPECT_THAT(Victims(kPool, 4), ElementsAre(1, 2));
   EXPECT_THAT(Victims(kPool, 9), ElementsAre(1, 2, 3));
-  EXPECT_THAT(Victims(kPool, 10), IsEmpty()) << "nobody goes in vain";
+  EXPECT_THAT(Victims(kPool, 10), IsEmpty()) << "no object is evicted if the space does not suffice";
 }
 
 TEST_P(EvictionPolicyTest, SeparatesTenants) {

@@ -21,7 +21,7 @@ class PromotionCost {
   void Promoted(TierKind from, uint64_t bytes, Nanos began, Nanos ended);
   // A landing of `bytes` took `took`, without the time it waited for loading, which Promoted counts.
   void Landed(uint64_t bytes, Nanos took) { landings_.rate.Measured(bytes, took); }
-  // The engine takes `took` to compute that many FLOPs, as it declares. Ignored if either is 0, which means unknown.
+  // The engine takes `took` to compute `flops`, as it declares. Ignored if either is 0, which means unknown.
   void Computed(double flops, Nanos took);
 
   // Returns the FLOPs that the engine computes while a byte is loaded from the tier: what a copy in a higher tier saves

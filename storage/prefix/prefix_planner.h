@@ -24,7 +24,7 @@ struct PrefixPlannerOptions {
   uint64_t history_bytes = uint64_t{64} << 20;  // knowledge of prompts; twice that if the kept part takes more
   uint64_t capture_tokens = 1;   // engines can checkpoint inside a prompt at multiples of it; at ends always
   size_t most_checkpoints = 32;  // requested per prompt
-  size_t most_placed = 8;        // of these, at predicted divergence points
+  size_t most_placed = 8;        // checkpoints at predicted divergence points; at most most_checkpoints
   uint64_t seed = 1;
 };
 

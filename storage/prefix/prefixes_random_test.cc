@@ -163,7 +163,7 @@ class PrefixWorld {
     if (prefix.depth > 0) {
       ASSERT_LT(prefix.depth, lease.prompt.size());
       ASSERT_TRUE(offered_[TenantOf(lease.session)].Has(prefix, lease.prompt, lease.conversation))
-          << "nobody committed it, or another conversation did";
+          << "no session committed it, or another conversation did";
       const uint64_t checkpoint = prefix.checkpoint_depth();
       ASSERT_EQ(prefix.objects.size(), checkpoint / 256 + (prefix.span_tokens > 0 ? 2 : 1));
       ASSERT_TRUE(prefix.span_tokens == 0 || Rebuilds(lease.session)) << "to an engine that cannot rebuild";

@@ -67,7 +67,7 @@ TEST_F(PrefixesTest, ComposedStatesAreTheirConversationsAlone) {
   PrefixCommit commit = engine_.Offer(text, 590, {256}, Conversation(1));
   commit.provenance = Provenance::kComposed;
   EXPECT_THAT(Commit(std::move(commit)), ElementsAre(CommitOutcome::kDeclined, CommitOutcome::kKept))
-      << "nobody comes by a depth inside";
+      << "no other prompt passes a depth inside";
   const Tokens next = Join(text, Numbers(10000, 50));
   EXPECT_EQ(Ask(next).prefix.depth, 0u);
   EXPECT_EQ(Ask(next, kAnn, Conversation(2)).prefix.depth, 0u);

@@ -107,7 +107,7 @@ TEST(PagePool, ErasedSegmentsAreNotShared) {
   const std::vector<PageId> held = Pages(pool, running, 0);
   pool.Erase();
   pool.Erase();
-  EXPECT_EQ(pool.levels().idle, 0u) << "nobody used it";
+  EXPECT_EQ(pool.levels().idle, 0u) << "the segment without requests is erased";
   EXPECT_EQ(pool.levels().shared, 7u);
   EXPECT_EQ(Pages(pool, running, 0), held) << "requests keep what they have";
   EXPECT_TRUE(pool.Filled(running, 1)) << "and go on";

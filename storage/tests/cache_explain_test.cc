@@ -142,7 +142,7 @@ TEST_F(ExplainTest, DeclinesObjectsSlowerToLandThanToCompute) {
   EXPECT_EQ(reserve(1000), ReserveOutcome::kGranted) << "it pays";
   cache_.CloseSession(kBob, [] {});
   cache_.OpenSession(kBob, kTenant);
-  EXPECT_EQ(reserve(0), ReserveOutcome::kGranted) << "nobody says what computing takes";
+  EXPECT_EQ(reserve(0), ReserveOutcome::kGranted) << "the compute time is unknown";
 }
 
 TEST_F(ExplainTest, ListsTheLatestMissesOfLookupsAndLandings) {

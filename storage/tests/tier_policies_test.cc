@@ -20,7 +20,7 @@ TEST_F(TierPoliciesTest, AnUnprofitableHitIsDeclined) {
   const ObjectHeader plan = Plan(1);
   Query query{.kind = plan.kind, .key = plan.key, .tokens = plan.tokens, .recompute = 1000};
   Match match = rig_->cache->Lookup(kSession, {&query, 1});
-  EXPECT_EQ(match.found[0].reason, MissReason::kNone) << "nobody knows yet what it takes";
+  EXPECT_EQ(match.found[0].reason, MissReason::kNone) << "no load was measured yet";
   rig_->clock.Advance(2000);
   rig_->Settle();
   rig_->cache->Release(kSession, match.lease);

@@ -30,8 +30,8 @@ class ComingArena {
       bytes_ = (*made_)->bytes();
     });
   }
-  // Called by the other thread. Also maps the pages, so that the first writes cause no page faults (24 ms per 64 MiB).
-  // The arena may be taken meanwhile.
+  // Runs on the preparing thread. Take() may run concurrently. Also maps the pages, so that the first writes cause no
+  // page faults (24 ms per 64 MiB).
   void MakeAhead() {
     Make();
     if (data_ != nullptr) MapPages(data_, bytes_);

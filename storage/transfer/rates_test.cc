@@ -78,7 +78,7 @@ TEST_F(RatesTest, TenantsAreIndependent) {
   EXPECT_EQ(Taken(kEve, 5, 1 << 30), 5) << "none is set";
   EXPECT_EQ(rates_.refused(kSlow), 3u);
   EXPECT_EQ(rates_.refused(kFree), 0u);
-  EXPECT_EQ(rates_.refused(kEve), 0u) << "nobody knows this one";
+  EXPECT_EQ(rates_.refused(kEve), 0u) << "the tenant is unknown";
 }
 
 TEST_F(RatesTest, ALimitMayChange) {

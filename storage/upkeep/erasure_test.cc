@@ -200,7 +200,7 @@ TEST_F(ErasureTest, FailedOverwritesAreReportedAndRetried) {
     if (rounds % 3 == 2) rig_->LetDiskRecover();  // fails
   }
   EXPECT_FALSE(erasure->progress().overwritten.ok());
-  EXPECT_EQ(Used(*rig_->ssd), 3u) << "nobody else gets these extents";
+  EXPECT_EQ(Used(*rig_->ssd), 3u) << "no other object gets these extents";
   EXPECT_EQ(Ask(1).reason, MissReason::kNeverSeen);
   rig_->disk.set_faults({});
   rig_->LetDiskRecover();

@@ -247,7 +247,7 @@ class Manifests(unittest.TestCase):
                 if kind in volume
             ]
             for mode in modes:
-                self.assertEqual(mode & 0o7, 0, f"{name}: nobody else reads keys")
+                self.assertEqual(mode & 0o7, 0, f"{name}: other users cannot read keys")
                 self.assertTrue(mode & 0o40, name)
                 self.assertEqual(pod["securityContext"].get("fsGroup"), pod["securityContext"]["runAsGroup"], name)
                 found += 1

@@ -121,7 +121,7 @@ class StatusPage(unittest.TestCase):
 
     def check(self, found, console):
         self.assertEqual(console, [])
-        self.assertLessEqual(found["scroll"], found["width"], "nobody scrolls sideways")
+        self.assertLessEqual(found["scroll"], found["width"], "the page needs no horizontal scrolling")
         self.assertEqual(found["width"], WIDTH)
         self.assertEqual(found["landmarks"], [1, 1, 1])
         self.assertEqual((found["headings"], found["unnamed"], found["language"], found["links"]), (1, 0, "en", True))

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A node of a cluster whose peers mean harm: requests, answers to this node's calls, messages of the data plane,
-// entries of the directory, in any order, between an engine's look-ups and publications. An input is a list of
+// entries of the directory, in any order, between an engine's lookups and publications. An input is a list of
 // operations. Every call is answered once, with what a peer would accept; and when the peers have gone and the node
 // ends, nothing is leased, granted or copied any more, and no memory is taken.
 #include <algorithm>

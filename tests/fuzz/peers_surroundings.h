@@ -168,7 +168,7 @@ class HostileDirectory final : public daemon::Directory {
   std::vector<uint64_t> Depths(const NamespaceId&, uint64_t, size_t) const override { return {}; }
   std::vector<uint64_t> SpanEnds(const NamespaceId&, uint64_t, uint64_t, size_t) const override { return {}; }
   void Erase(const daemon::ClusterErasure&, std::function<void(const absl::Status&)> done) override {
-    done(absl::UnavailableError("nobody asks for it"));
+    done(absl::UnavailableError("not simulated"));
   }
   std::vector<daemon::ClusterErasure> Erasures() const override { return erasures; }
   void Erased(int64_t) override {}

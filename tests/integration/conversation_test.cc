@@ -98,7 +98,7 @@ TEST_F(Conversing, ADaemonThatDiesDuringAPrefixLandingOnlyCostsTime) {
     lost = Say(40).set->resumed == 0;
     EXPECT_EQ(waitpid(killer, nullptr, 0), killer);
     daemon_.Kill();
-    EXPECT_EQ(Say(40).set->resumed, 0u) << "nobody is there";
+    EXPECT_EQ(Say(40).set->resumed, 0u) << "the daemon is dead";
     daemon_.Start();
     ASSERT_TRUE(Eventually([&] { return serving_->cache().connected(); }));
   }

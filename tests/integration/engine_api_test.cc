@@ -234,7 +234,7 @@ TEST_F(EngineApi, ALateMissRestartsThePlan) {
   const Asked asked = WithPages(segments_);
   Request request;
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
-  EXPECT_EQ(StepsOf(request), cached_) << "nobody has read it yet";
+  EXPECT_EQ(StepsOf(request), cached_) << "the daemon has not read the bytes yet";
   EXPECT_EQ(request.Finish().code, Code::kRestart);
   EXPECT_EQ(StepsOf(request), "checkpoint 0-50 run 50-144 interior 144-177 run 177-187 ");
   EXPECT_THAT(ReasonsOf(request), ElementsAre("none", "checksum_failed", "none"));

@@ -347,7 +347,7 @@ TEST_F(EngineCommits, KeepTheStateOfTheirFinishedRequest) {
   EXPECT_STREQ(engine::CommitName(committed.outcomes[0]), "kept");
   Tokens longer = asked.tokens;
   longer.push_back(1);
-  EXPECT_EQ(test_.Lookup(longer).prefix().depth, 0u) << "nobody else's";
+  EXPECT_EQ(test_.Lookup(longer).prefix().depth, 0u) << "another conversation does not find it";
   EXPECT_EQ(test_.Lookup(longer, conversation).prefix().depth, asked.tokens.size());
   // For a text without a request, or one that resumed from composed blocks, the engine declares that itself.
   const Tokens other = MakeRun(5, 300);

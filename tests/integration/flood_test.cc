@@ -344,7 +344,7 @@ TEST_F(PageFlood, UnreadAnswersAreBounded) {
   ASSERT_TRUE(engine_.Lookup(prompt_).segments()[1].hit()) << "and so are others";
   EXPECT_LT(daemon_.peak_bytes(), before + 512 * kMiB + kMost);
   Abandon(unread);
-  EXPECT_TRUE(Eventually([&] { return Attach(attach).ok(); })) << "nobody waits for those any more";
+  EXPECT_TRUE(Eventually([&] { return Attach(attach).ok(); })) << "the client has abandoned the unread calls";
 }
 
 // Landings of a longest prompt that has never been seen.

@@ -98,7 +98,7 @@ TEST_F(LookupAndLand, ReportsCorruptSegment) {
   ASSERT_EQ(FlipInArenas(daemon_.pid(), engine_.ValueRow(ObjectKind::kSegment, prompt_[1], 3, 50)), 1);
   {
     auto [match, segments, landing] = engine_.LookupAndLand(prompt_);
-    EXPECT_THAT(ReasonsOf(match), Each(MissReason::kNone)) << "nobody has read it yet";
+    EXPECT_THAT(ReasonsOf(match), Each(MissReason::kNone)) << "the daemon has not read the bytes yet";
     EXPECT_THAT(landing.Wait(kPatience),
                 ElementsAre(MissReason::kNone, MissReason::kChecksumFailed, MissReason::kNone));
   }

@@ -54,8 +54,8 @@ class PartitionsTest : public PeerDaemonsTest {
   }
   void ExpectInTime() {
     EXPECT_LT(slowest_ms_, kLookupMs + kBusyMs);
-    Figure("look-ups", lookups_);
-    Figure("slowest look-up, ms", slowest_ms_);
+    Figure("lookups", lookups_);
+    Figure("slowest lookup, ms", slowest_ms_);
   }
   void FigureOf(const Way& way, const std::string& what, double ms) {
     Figure(absl::StrCat("cut ", way.name, ": ", what, ", ms"), ms);

@@ -277,7 +277,7 @@ TEST_F(PeerFaultsTest, APeerOfAnotherVersionIsRefused) {
     return cluster_->daemon(1).Metric(refused) > 0;  // which has greeted it
   })) << cluster_->daemon(1).log();
   Figure("until both sides have refused it, ms", since.ms());
-  Figure("slowest look-up, ms", slowest);
+  Figure("slowest lookup, ms", slowest);
   EXPECT_TRUE(Eventually([&] { return cluster_->daemon(0).Metric(refused) > 0; }));  // which it has greeted
   EXPECT_EQ(cluster_->daemon(1).Metric("ashlar_cluster_members"), 3) << "etcd has all three";
   ExpectToLand(cluster_->daemon(1), here, true);
@@ -299,7 +299,7 @@ TEST_F(PeerFaultsTest, KeysOfANodeThatDiedAreSwept) {
     return left.Metric("ashlar_directory_entries") == 0 && left.Metric("ashlar_cluster_members") == 1;
   }));
   EXPECT_LT(since.ms(), 2 * kLeaseMs + 3000) << "two leases, and patience for a busy machine";
-  Figure("until nobody believes it, ms", since.ms());
+  Figure("until no node lists it, ms", since.ms());
   EXPECT_TRUE(Eventually([&] { return cluster_->Held(/*all_announced=*/true).empty(); }));
   Figure("until its keys are swept from etcd, ms", since.ms());
 }

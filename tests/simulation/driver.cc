@@ -105,7 +105,7 @@ void Driver::Reserve() {
   if ((reservation.outcome == ReserveOutcome::kUnavailable) != drains_)
     Fail("a cache that drains reserves, or another not");
   if (reservation.outcome == ReserveOutcome::kDeclined) {
-    if (recompute == 0) Fail("a reservation was declined, and nobody said what computing takes");
+    if (recompute == 0) Fail("a reservation was declined without a compute time");
     for (const Text& part : BundleOf(text)) declined_.insert(part);
   }
 }
@@ -159,7 +159,7 @@ void Driver::Attach() {
   const TensorShard shard = Plans().at(AnyText(1)).shard;
   const absl::StatusOr<Match> match = cache().Attach(session, first.id, shard);
   if (!match.ok()) {
-    if (TenantOf(session) == TenantOf(first.session)) Fail("a lease is gone that nobody ended");
+    if (TenantOf(session) == TenantOf(first.session)) Fail("a lease is gone that no session ended");
     return;
   }
   if (TenantOf(session) != TenantOf(first.session)) return Fail("attached to another tenant's lease");
@@ -170,7 +170,7 @@ void Driver::Attach() {
     const auto text = std::ranges::find_if(Plans(), [&](const auto& item) {
       return item.first.first == TenantOf(session) && IsOf(*found.header, item.first);
     });
-    if (text == Plans().end() || found.header->shard != shard) return Fail("attached to what nobody looked up");
+    if (text == Plans().end() || found.header->shard != shard) return Fail("attached to an object without a lookup");
     CheckHit(text->first, found, std::nullopt);
     lease.texts.push_back(text->first);
   }
@@ -211,7 +211,7 @@ void Driver::LandText(Lease& lease) {
   landing.pages = std::make_unique<TestPages>(TestPages::Holding(positions));
   // The match lists misses, too: find the index of the text.
   const absl::StatusOr<Match> held = cache().Held(lease.session, lease.id);
-  if (!held.ok()) return Fail("a lease is gone that nobody ended");
+  if (!held.ok()) return Fail("a lease is gone that no session ended");
   uint32_t index = 0;
   while (held->found[index].header == nullptr || !IsOf(*held->found[index].header, text)) {
     if (++index == held->found.size()) return;  // dropped since: it is reported as a miss
@@ -239,7 +239,7 @@ void Driver::Landed(LandingId number, const std::vector<MissReason>& verdict) {
   landings_.erase(found);
   Trace(static_cast<uint64_t>(verdict[0]));
   for (const MissReason reason : verdict) {
-    if (reason == MissReason::kCancelled && !landing.cancelled) Fail("a landing was cancelled that nobody gave up");
+    if (reason == MissReason::kCancelled && !landing.cancelled) Fail("a landing ended as cancelled without Cancel");
     if (reason == MissReason::kBusy && MayBegin(TenantOf(landing.session))) {
       Fail("a landing was refused, and there was space for it");
     }

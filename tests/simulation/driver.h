@@ -101,7 +101,7 @@ class Driver {
   };
   struct Landing {
     SessionId session;
-    std::vector<Text> texts;  // or a prefix:
+    std::vector<Text> texts;  // landed segments; empty if `asked` is set
     std::optional<Asked> asked;
     LeaseId lease{};
     bool cancelled = false;
@@ -287,7 +287,7 @@ class Driver {
   std::map<SessionId, Nanos> progress_;  // the last publish of each session
   std::vector<Lease> leases_;
   std::list<Searching> searches_;
-  std::vector<SessionId> releasing_;  // that ended a lease with objects still to be released
+  std::vector<SessionId> releasing_;  // sessions whose ended leases still have references
   std::vector<Closing> closing_;
   bool ticks_ = false, ticked_in_parts_ = false;
   std::map<LandingId, Landing> landings_;

@@ -28,7 +28,7 @@ void Driver::Compose() {
   if (leases_.empty()) return;
   const Lease& lease = *Any(leases_);
   const absl::StatusOr<Match> held = cache().Held(lease.session, lease.id);
-  if (!held.ok()) return Fail("a lease is gone that nobody ended");
+  if (!held.ok()) return Fail("a lease is gone that no session ended");
   Composing composing{.session = lease.session, .layer = kLayers[Draw(std::size(kLayers))]};
   storage::Composition work;
   for (uint64_t n = Draw(4) == 0 ? 1 : kMostInteriors; n > 0 && !lease.texts.empty(); --n) {
@@ -69,7 +69,7 @@ void Driver::Composed(LandingId number, const storage::CompositionVerdict& verdi
     return;
   }
   if (verdict.outcome == MissReason::kCancelled) {
-    if (!composing.cancelled) Fail("a composition was cancelled that nobody gave up");
+    if (!composing.cancelled) Fail("a composition ended as cancelled without Cancel");
     return;
   }
   if (world_.bug == Bug::kWritesRefusedStates) (*composing.state)[0] += 1;

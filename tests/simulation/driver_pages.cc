@@ -75,7 +75,7 @@ void Driver::Admit() {
 void Driver::MarkOwnPages(const LeaseId& name) {
   const Request& request = requests_.at(name);
   const PagePools::Request* const held = world_.pools->Find(request.session, name);
-  if (held == nullptr) return Fail("a request is over that nobody ended");
+  if (held == nullptr) return Fail("a request is over that no session ended");
   for (const PageId page : held->pool->OwnPages(held->admission)) {
     Trace(static_cast<uint64_t>(page));
     *MarkOn(regions_.at(request.tenant).memory, page) = request.mark;
@@ -86,7 +86,7 @@ void Driver::Extend() {
   if (requests_.empty()) return;
   auto& [name, request] = *Any(requests_);
   const PagePools::Request* const held = world_.pools->Find(request.session, name);
-  if (held == nullptr) return Fail("a request is over that nobody ended");
+  if (held == nullptr) return Fail("a request is over that no session ended");
   const uint64_t own = request.own + Draw(kMostMore);
   PagePool::Shortage shortage;
   const std::vector<PageId> before = ToVector(held->pool->OwnPages(held->admission));
@@ -106,7 +106,7 @@ void Driver::CheckRefusal(TenantId tenant, const std::vector<PagePool::Want>& wa
   std::set<PageId> held;
   for (const auto& [name, request] : requests_) {
     const PagePools::Request* const pages = world_.pools->Find(request.session, name);
-    if (pages == nullptr) return Fail("a request is over that nobody ended");
+    if (pages == nullptr) return Fail("a request is over that no session ended");
     if (request.tenant != tenant) continue;
     const auto add = [&held](std::span<const PageId> some) { held.insert(some.begin(), some.end()); };
     add(pages->pool->OwnPages(pages->admission));
@@ -119,14 +119,14 @@ void Driver::CheckRefusal(TenantId tenant, const std::vector<PagePool::Want>& wa
   for (const PagePool::Want& want : wants) wanted[want.key] = want.pages;
   uint64_t most = held.size();
   for (const auto& [key, pages] : wanted) most += pages;
-  if (shortage.held > most) Fail("pages are held by nobody");
+  if (shortage.held > most) Fail("pages are held by no request");
 }
 
 void Driver::Fill() {
   if (requests_.empty()) return;
   const auto& [name, request] = *Any(requests_);
   const PagePools::Request* const held = world_.pools->Find(request.session, name);
-  if (held == nullptr) return Fail("a request is over that nobody ended");
+  if (held == nullptr) return Fail("a request is over that no session ended");
   if (request.texts.empty()) return;
   const size_t index = Draw(request.texts.size());
   const Text text = request.texts[index];
@@ -187,7 +187,7 @@ void Driver::Filled(LandingId number, const std::vector<MissReason>& verdict) {
   const auto request = requests_.find(filling.request);
   if (request == requests_.end()) return;
   const PagePools::Request* const held = world_.pools->Find(request->second.session, filling.request);
-  if (held == nullptr) return Fail("a request is over that nobody ended");
+  if (held == nullptr) return Fail("a request is over that no session ended");
   if (!held->pool->Filled(held->admission, filling.segment)) Fail("a landing has filled what was another's to fill");
   if (!Holds(regions_.at(filling.tenant).memory, filling.text, filling.pages)) {
     Fail("bytes landed on shared pages are not the bytes published");
@@ -223,7 +223,7 @@ void Driver::CheckPages() {
   uint64_t number = 0;
   for (const auto& [name, request] : requests_) {
     const PagePools::Request* const held = world_.pools->Find(request.session, name);
-    if (held == nullptr) return Fail("a request is over that nobody ended");
+    if (held == nullptr) return Fail("a request is over that no session ended");
     const auto pages = held->pool->OwnPages(held->admission);
     if (pages.size() != request.own) Fail("a request has not the pages that it was given");
     own(request.tenant, pages, absl::StrCat("request ", ++number));

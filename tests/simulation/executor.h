@@ -18,7 +18,7 @@ namespace ashlar::simulation {
 // Work begins in turns between tenants, as many pieces at a time as there are threads, and ends in any order.
 class SimulatedExecutor final : public storage::Executor {
  public:
-  // Without turns (a mistake of the simulator), work begins in the order of arrival. The seed draws when work yields
+  // Without turns (a planted bug), work begins in the order of arrival. The seed draws when work yields
   // although nothing else waits.
   SimulatedExecutor(bool takes_turns, uint64_t seed, const storage::Clock& clock)
       : takes_turns_(takes_turns), random_(seed), clock_(clock) {}
@@ -31,7 +31,7 @@ class SimulatedExecutor final : public storage::Executor {
     return others || random_() % 4 == 0;
   }
 
-  // While it hangs no work ends. With HideHang (a mistake of the simulator), this is not reported.
+  // While it hangs no work ends. With HideHang (a planted bug), this is not reported.
   void Hang(bool hangs);
   bool hangs() const { return hung_since_.has_value(); }
   void HideHang() { hides_hang_ = true; }

@@ -133,13 +133,13 @@ void Driver::CheckMiss(const Text& text, MissReason reason, Nanos recompute) {
       if (!Corrupted(text.first)) Fail("a copy is corrupt, and nothing corrupted it");
       break;
     case MissReason::kSlowerThanRecompute:
-      if (recompute == 0) Fail("a hit was slower than recompute, and nobody said what computing takes");
+      if (recompute == 0) Fail("a hit was slower than recompute without a compute time");
       break;
     case MissReason::kDaemonUnavailable:
       if (!drains_) Fail("a cache that does not drain is unavailable");
       break;
     case MissReason::kDeclined:
-      if (!declined_.contains(text)) Fail("declined, and nobody offered it");
+      if (!declined_.contains(text)) Fail("declined, but no session offered it");
       break;
     case MissReason::kTierError:
       if (!TierFailed()) Fail("a tier error that no tier had");
@@ -176,13 +176,13 @@ void Driver::CheckDeadlines() {
   std::erase_if(leases_, [&](const Lease& lease) {
     const bool due = lease.deadline && *lease.deadline <= now;
     const bool held = cache().Held(lease.session, lease.id).ok();
-    if (held == due) Fail(due ? "a lease outlives its deadline" : "a lease is gone that nobody ended");
+    if (held == due) Fail(due ? "a lease outlives its deadline" : "a lease is gone that no session ended");
     return due;
   });
   std::erase_if(reservations_, [&](const Reservation& reservation) {
     const bool due = !reservation.publishing && DeadlineOf(reservation) <= now;
     const bool there = cache().Planned(reservation.session, reservation.id) != nullptr;
-    if (there == due) Fail(due ? "a reservation outlives its deadline" : "a reservation is gone that nobody ended");
+    if (there == due) Fail(due ? "a reservation outlives its deadline" : "a reservation is gone that no session ended");
     return due;
   });
   std::erase_if(pins_, [now](const auto& pin) { return pin.second <= now; });
@@ -251,7 +251,7 @@ void Driver::CheckLeases() {
   std::set<std::pair<uint32_t, uint32_t>> extents;
   for (const Lease& lease : leases_) {
     const absl::StatusOr<Match> held = cache().Held(lease.session, lease.id);
-    if (!held.ok()) return Fail("a lease is gone that nobody ended");
+    if (!held.ok()) return Fail("a lease is gone that no session ended");
     for (const Found& found : held->found) {
       if (found.reason != MissReason::kNone || !slots.insert(found.slot).second) continue;
       for (const ExtentRun& run : found.slot->runs) {

@@ -42,7 +42,7 @@
 
 namespace ashlar::simulation {
 
-// Mistakes that the simulator makes on purpose, to show that the oracle sees each of them.
+// Planted bugs of the simulator, to show that the oracle detects each of them.
 enum class Bug {
   kNone,
   kFlipsLandedBits,         // promise 1: landed data changes before the engine reads it

@@ -24,7 +24,7 @@
 
 namespace ashlar::simulation {
 
-// A memory tier that makes the bug's mistake sometimes. Without a bug it forwards calls and tracks allocations.
+// A memory tier that sometimes has the planted bug. Without a bug it forwards calls and tracks allocations.
 // Sometimes it lets callers wait for memory, and the system refuses it.
 class FaultyTier final : public storage::Tier {
  public:

@@ -73,7 +73,7 @@ TEST(Frame, ShowsTheIntervalWithTheBusiestTenantsFirst) {
   EXPECT_THAT(frame, HasSubstr("hit 90  missed 15  hit rate 85.7 %"));
   EXPECT_THAT(frame, HasSubstr("evicted 14.3 %"));
   EXPECT_LT(frame.find("näme-2"), frame.find("näme-1"));
-  EXPECT_THAT(frame, Not(HasSubstr("\033"))) << "colours that nobody asked for";
+  EXPECT_THAT(frame, Not(HasSubstr("\033"))) << "colour was not requested";
   EXPECT_THAT(Frame(Stats(3, 1, 1), Stats(3, 1, 1), 2, {.colour = true}), HasSubstr("\033"));
   EXPECT_THAT(Frame(Stats(9, 1, 1), Stats(9, 2, 2), 1, {.rows = 8}), HasSubstr("and 8 more"));
 }

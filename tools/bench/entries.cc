@@ -2,7 +2,7 @@
 // `ashlar-bench entries`: the cost of the cache's own book-keeping with a million objects.
 //
 // All calls are made through the façade that the daemon uses (storage/cache.h), on one thread as in the daemon. No
-// bytes move: the objects are headers alone, in a tier that has only the first bytes of each extent, where look-ups
+// bytes move: the objects are headers alone, in a tier that has only the first bytes of each extent, where lookups
 // verify the header.
 #include <sys/mman.h>
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `ashlar-bench mirror`: eight daemons that mirror a million entries of a real etcd: memory, the time from scratch,
-// announcements a second, etcd's load; and a look-up of a prompt of 128 k tokens without and with a full mirror.
+// announcements a second, etcd's load; and a lookup of a prompt of 128 k tokens without and with a full mirror.
 //
 // No machine has memory for a million objects eight times over. So their holders are processes that have only the
 // daemons' directory; the measured daemons are complete.
@@ -195,7 +195,7 @@ void Report(uint64_t entries, size_t daemons, const Found& found, const std::vec
   std::printf("etcd: %.1f s of processors while announcing, %.1f s while one reads all, %.0f MiB resident\n",
               found.etcd_announcing_s, found.etcd_reading_s, static_cast<double>(found.etcd_bytes) / (1 << 20));
   std::printf(
-      "a look-up of %zu tokens: median %.2f ms without, %.2f ms with a full mirror (%.3f times); p99 %.2f, %.2f\n",
+      "a lookup of %zu tokens: median %.2f ms without, %.2f ms with a full mirror (%.3f times); p99 %.2f, %.2f\n",
       static_cast<size_t>(kPromptTokens), Median(empty), Median(full), ratio, Percentile(empty, 0.99),
       Percentile(full, 0.99));
   figures["daemons"] = daemons;
@@ -276,7 +276,7 @@ absl::Status Mirror(const Options& options, nlohmann::json& figures) {
   Found found;
   if (absl::Status status = Announce(**nodes, holders, entries, found); !status.ok()) return status;
   const std::vector<double> full = LookUp(askers[0], rounds);
-  if (empty.empty() || full.empty()) return absl::InternalError("no look-up was answered");
+  if (empty.empty() || full.empty()) return absl::InternalError("no lookup was answered");
   askers.back() = Asker();
   if (absl::Status status = FromScratch(**nodes, entries, found); !status.ok()) return status;
   Report(entries, daemons, found, empty, full, figures);

@@ -48,7 +48,7 @@ constexpr uint64_t kDataBytes = 4096 * kMiB;  // the memory of this machine that
 constexpr AttackKind kAttacks[] = {
     {"mappings", "regions", MakeMappings, 60'000, 4, 10'000, 4},
     {"unread_replies", "replies", MakeUnreadReplies, 126, 1, 126, 1},
-    {"lookups", "look-ups", MakeLookups, 64, 64, 64, 64},
+    {"lookups", "lookups", MakeLookups, 64, 64, 64, 64},
     {"landings", "MiB landed", MakeLandings, 1100, 1100, 330, 330},
     {"leases", "leases", MakeLeases, 1000, 48, 100, 48},
     {"models", "models", MakeModels, 8, 8, 8, 8},

@@ -2,7 +2,7 @@
 /* Pages that are given by groups of layers. */
 #include "client/c/testing/engine.h"
 
-/* Two attention layers whose pages two tables name; stored without a look-up, then landed in other pages. */
+/* Two attention layers whose pages two tables name; stored without a lookup, then landed in other pages. */
 void groups(char** sockets) {
   enum { NARROW = 2, LAYERS = 3, TEXT = 100, NARROW_TOKENS = 8, NARROW_PAGES = 200 };
   static const float decays[HEADS] = {-0.3f, -0.01f};

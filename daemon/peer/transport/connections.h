@@ -80,7 +80,7 @@ class Connections {
   // Ends connections in use that are silent. Call it at NextWatch.
   void Watch(int64_t now);
   int64_t NextWatch() const;
-  bool AnyInUse() const;  // some must be watched
+  bool AnyInUse() const;  // true: NextWatch must be scheduled
 
   void AddTo(TransportStats& stats) const;
 

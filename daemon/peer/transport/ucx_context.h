@@ -26,7 +26,7 @@ class UcxContext {
   const std::vector<UcxSetting>& settings() const { return settings_; }
   bool has_rdma() const;
   bool reads() const { return reads_ != RemoteReads::kNever; }
-  // As in Ucx.
+  // See Ucx::ReadsOver and Ucx::Reaches.
   bool ReadsOver(const std::string& lanes) const;
   bool Reaches(MemoryType type) const;
 

@@ -55,8 +55,8 @@ HWY_INLINE void Prefetch(const void* from, size_t bytes) {
 // Large matrices are walked in this number of parallel parts, each in memory order.
 constexpr size_t kAbreast = 4;
 
-// Memory that will be needed next, prefetched in steps while the current work does not load, because a core can wait
-// for only a few lines at a time. The beginnings of all parts are prefetched first, in the order of the later reads.
+// Software prefetch of the next operand, spread over the current computation: a core can wait for only a few lines at a
+// time. The beginnings of all parts are prefetched first, in the order of the later reads.
 // Prefetching may end a few lines past `bytes`: a prefetch of an unmapped address reads nothing, and does not fault.
 class Upcoming {
  public:
@@ -116,8 +116,8 @@ HWY_INLINE void AddProductRows(const float* HWY_RESTRICT x, size_t x_stride, Sto
   for (; column < m.columns; column += kLanes) AddProductBlock<R, 1>(x, x_stride, m, column, out, out_stride);
 }
 
-// The CPU's own prefetching reads one page at a time; with parallel parts it reads several at once, which is as fast as
-// only reading. Sums stay in the nearest cache meanwhile.
+// kAbreast streams keep several hardware prefetchers busy; this reaches read bandwidth. Sums stay in the nearest cache
+// meanwhile.
 template <size_t R, class E>
 HWY_INLINE void AddProductAbreast(const float* HWY_RESTRICT x, size_t x_stride, StoredRows<E> m,
                                   float* HWY_RESTRICT out, size_t out_stride) {

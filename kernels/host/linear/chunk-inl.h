@@ -6,8 +6,8 @@
 //   A_ij = β_i Σ_d k_id k_jd e^{G_id − G_jd}  (j < i)      P_ij = Σ_d q_id k_jd e^{G_id − G_jd}  (j ≤ i)
 //   (I + A) Y = diag(β) (V − (K ⊙ e^G) X)                  O    = (Q ⊙ e^G) X + P Y
 //   X ← diag(e^{G_n}) X + K̃ᵀ Y,  K̃_j = k_j ⊙ e^{G_n − G_j}
-// Families that do not erase have A = 0 and Y = diag(β) V. V = 0 for the columns of T. Columns of X never meet, so a
-// panel at a time is advanced. Differences G_i − G_j are never formed as quotients, which overflow: they grow from
+// Families that do not erase have A = 0 and Y = diag(β) V. V = 0 for the columns of T. Columns of X are independent, so
+// X is advanced panel by panel. Differences G_i − G_j are never formed as quotients, which overflow: they grow from
 // token to token, by products of e^{g}, all at most 1.
 
 #if defined(ASHLAR_KERNELS_HOST_CHUNK_INL_H_) == defined(HWY_TARGET_TOGGLE)

@@ -41,7 +41,7 @@ HWY_INLINE hn::Vec<hn::RebindToUnsigned<D>> RoundBits(D d, hn::Vec<D> values) {
   const auto sign = hn::ShiftLeft<kExponentBits + kMantissaBits>(hn::ShiftRight<31>(hn::BitCast(du, values)));
   auto magnitude = hn::Abs(values);
   if constexpr (kLargest != 0) magnitude = hn::Min(magnitude, hn::Set(d, static_cast<float>(kLargest)));
-  // Half a unit of the last place, less one bit where that place is even, carries into the bits that are kept.
+  // Round to nearest even: add half an ulp, minus 1 if the kept last bit is 0.
   const auto bits = hn::BitCast(du, magnitude);
   const auto odd = hn::And(hn::ShiftRight<kDropped>(bits), hn::Set(du, 1));
   const auto carried = hn::Add(hn::Add(bits, odd), hn::Set(du, (1u << (kDropped - 1)) - 1));

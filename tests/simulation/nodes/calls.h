@@ -22,7 +22,7 @@ namespace ashlar::simulation::nodes {
 
 class Calls;
 
-// All processes that serve calls, by machine; the simulation's mistakes; and counts.
+// All processes that serve calls, by machine; the planted bug; and counts.
 struct CallSwitch {
   CallSwitch(Network& its_network, Bug its_bug) : network(its_network), bug(its_bug) {}
   Network& network;

@@ -53,7 +53,7 @@ void Driver::LookUp(size_t machine, TenantId tenant, std::vector<Text> texts, bo
   prompt.texts = std::move(texts);
   for (const Text& text : prompt.texts) prompt.queries.push_back(Ask(text));
   prompt.ends_by = schedule_.now() + kLookupWait;
-  prompt.stage = "a look-up on other nodes";
+  prompt.stage = "a lookup on other nodes";
   prompt.must_hit = must_hit;
   const daemon::RemoteQuestion question{prompt.queries};
   At(machine)->peers.lookup().Find(
@@ -65,7 +65,7 @@ void Driver::Found(uint64_t number, const daemon::RemoteLookup::Adopted& adopted
   const auto found = prompts_.find(number);
   if (found == prompts_.end()) return;  // the node is ending
   Prompt& prompt = found->second;
-  prompt.stage = "a look-up";
+  prompt.stage = "a lookup";
   Node& node = *At(prompt.machine);
   node.held[number] = adopted;
   if (adopted != nullptr) adopted->Mark(prompt.queries);
@@ -132,7 +132,7 @@ void Driver::Landed(uint64_t number, const std::vector<MissReason>& verdict) {
   Prompt& prompt = found->second;
   Node& node = *At(prompt.machine);
   const absl::StatusOr<storage::Match> held = node.cache->Held(prompt.tenant, prompt.lease);
-  if (!held.ok()) return Fail("a lease is gone that nobody ended");
+  if (!held.ok()) return Fail("a lease is gone that no session ended");
   if (verdict.size() != prompt.found.size()) return Fail("a verdict of another number of segments");
   for (size_t i = 0; i < verdict.size(); ++i) {
     const Text& text = prompt.texts[prompt.found[i]];
@@ -307,7 +307,7 @@ void Driver::AwaitPlan(uint64_t number) {
                       [this, number](const absl::StatusOr<daemon::Router::States>& states) {
                         const auto plan = plans_.find(number);
                         if (plan == plans_.end()) return;
-                        if (!states.ok()) return Fail("a plan is gone that nobody ended");
+                        if (!states.ok()) return Fail("a plan is gone that no engine ended");
                         Node& node = *At(plan->second.machine);
                         node.Post(plan->second.tenant, [this, number, states = *states] { Planned(number, states); });
                       });

@@ -124,7 +124,7 @@ void SimulatedUcx::Post(SimulatedLink& link, Outgoing outgoing) {
   if (link.outgoing.size() == 1 && link.other_id != 0) Leave(link.id);
 }
 
-// The first message's bytes are read, some time later.
+// Schedules the send of the link's first queued message after a random delay.
 void SimulatedUcx::Leave(uint64_t id) {
   SimulatedLink* const waiting = Find(id);
   if (waiting == nullptr || std::exchange(waiting->leaving, true)) return;

@@ -29,7 +29,7 @@
 
 namespace ashlar::simulation::nodes {
 
-// Mistakes that the simulator makes on purpose, to show that the oracle sees each of them.
+// Planted bugs of the simulator, to show that the oracle detects each of them.
 enum class Bug : uint8_t {
   kNone,
   kFlipsLandedBits,     // landed data changes before the engine reads it

@@ -184,7 +184,7 @@ void Driver::CheckNothingIsLeft() {
     expect_none(node.calls.under_way(), "calls to peers");
     expect_none(router.plans, "plans");
     expect_none(router.pending, "segments to be prefilled");
-    expect_none(node.held.size(), "look-ups");
+    expect_none(node.held.size(), "lookups");
   }
   if (!prompts_.empty()) Fail("an engine's prompt never ended");
   if (!plans_.empty()) Fail("an engine's plan never ended");

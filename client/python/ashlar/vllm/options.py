@@ -31,7 +31,7 @@ class Options:
     lookup_wait_ms: float = 0.0
     lookup_ms: int = 200  # a plan that takes longer is a miss
     land_ms: int = 30000  # limit of a load; a load slower than computing is also abandoned, after at least 2 s
-    quiet_ms: int = 500  # after that: time until unresolved blocks are left to the daemon and withheld from use
+    quiet_ms: int = 500  # after land_ms: wait for the daemon to stop writing; the blocks stay unusable until it does
     reopen_ms: int = 2000  # interval of attempts to open a cache
     tokens_per_second: float = 0.0  # rate of prefill; 0: measured
     min_tokens: int = 16  # shorter hits and checkpoints are not worth their cost
