@@ -22,7 +22,7 @@ FoundObject ObjectFinder::Find(TenantId tenant, const Query& query, std::vector<
       shard.size == 1 ? std::vector<Entry*>() : table_.index().keys().Bundle(tenant, key, shard.size);
   if (entry == nullptr && bundle.empty()) {
     if (query.unreachable) return {.reason = MissReason::kHolderUnreachable};
-    table_.placement().Missed(tenant, key);
+    table_.placement().RecordDemand(tenant, key);
     const Ghost* ghost = table_.ghosts().Find(tenant, key);
     return {.reason = ghost == nullptr ? MissReason::kNeverSeen : ghost->reason};
   }
@@ -92,7 +92,7 @@ void ObjectFinder::Use(Entry& entry, const Query& query) {
   if (++entry.uses == Residences::kTold) table_.residences().Tell(entry);
   entry.deferred = query.defer && table_.placement().defers() && entry.uses < kFoundTwice;
   table_.reuse().Used(entry.pool.tenant, entry.reuse);
-  table_.placement().Missed(entry.pool.tenant, entry.header.key);
+  table_.placement().RecordDemand(entry.pool.tenant, entry.header.key);
   if (query.flops > 0)
     entry.reuse.saves_a_byte = SavedFlopsPerByte(entry.header, query.flops);  // a recovered object has an estimate
   table_.lifetimes().Used(entry);

@@ -59,9 +59,9 @@ class Placement final : private CopyScheduler::Owner {
 
   // The object was looked up, or reserved again.
   void Touch(Entry& entry);
-  // A lookup uses an object, or would use it if it were here.
-  void Missed(TenantId tenant, const Key& key) {
-    if (defers()) admission_.Missed(tenant, key);
+  // Records that a lookup wanted this key, whether it hit or missed.
+  void RecordDemand(TenantId tenant, const Key& key) {
+    if (defers()) admission_.RecordDemand(tenant, key);
   }
   void EraseEvicted(TenantId tenant) { admission_.EraseEvicted(tenant); }
   // The object's references or pins have changed.

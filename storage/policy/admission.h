@@ -51,8 +51,8 @@ class AdmissionPolicy {
   AdmissionMode mode() const { return mode_; }
   // Records a publication or a lookup.
   void Seen(TenantId tenant, const Key& key);
-  // A lookup uses the object, or would use it.
-  void Missed(TenantId tenant, const Key& key) { later_[tenant].Used(key); }
+  // Records that a lookup wanted this key, whether it hit or missed.
+  void RecordDemand(TenantId tenant, const Key& key) { later_[tenant].Used(key); }
   // `victim` is the object that would be evicted; empty if there is free space.
   bool Admits(TenantId tenant, const Key& key, const std::optional<Key>& victim) const;
   // Returns whether to write an object because memory is about to evict it: it is likely enough to be used while a

@@ -140,13 +140,13 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
 void Prefixes::NoteMissed(TenantId tenant, const PrefixText& text, const PrefixKeys& keys, uint64_t depth) {
   Placement& placement = table_.placement();
   if (!placement.defers()) return;
-  placement.Missed(tenant, keys.Checkpoint(depth));
+  placement.RecordDemand(tenant, keys.Checkpoint(depth));
   for (const Key& block : keys.blocks().first(std::min(keys.blocks().size(), depth / keys.block_tokens()))) {
-    placement.Missed(tenant, block);
+    placement.RecordDemand(tenant, block);
   }
   if (text.span_tokens() == 0) return;
   for (const uint64_t begin : Checkpoints(spaces_.at(text.model().ns), text)) {
-    if (begin < depth && depth - begin <= text.span_tokens()) placement.Missed(tenant, keys.Span(begin, depth));
+    if (begin < depth && depth - begin <= text.span_tokens()) placement.RecordDemand(tenant, keys.Span(begin, depth));
   }
 }
 
@@ -182,7 +182,7 @@ void Prefixes::AddOwn(TenantId tenant, const PrefixText& text, Asked& asked) {
     }
     if (mark->span_begin == 0 || text.span_tokens() == 0) continue;
     if (stored_.FindSpan(tenant, text.model(), mark->key) != There::kWhole) {
-      table_.placement().Missed(tenant, mark->key);
+      table_.placement().RecordDemand(tenant, mark->key);
       continue;
     }
     const auto behind = prompt.subspan(depth);
