@@ -75,7 +75,7 @@ void Copies::Damaged(Entry& entry, size_t level, MissReason why) {
   entry.damaged |= why == MissReason::kChecksumFailed;
   const auto own = std::span(entry.copies).first(levels_.size());
   const bool last = std::ranges::count_if(own, &Copy::whole) == 1;
-  if (last || copy.used()) return objects_.Lost(entry, why, PolicyKind::kNone, levels_.kind(level));
+  if (last || copy.busy()) return objects_.Lost(entry, why, PolicyKind::kNone, levels_.kind(level));
   Evict(entry, level);
 }
 
@@ -95,13 +95,13 @@ void Copies::Cancel(Entry& entry, size_t level) {
 void Copies::Break(Entry& entry, size_t level, CopyEvent event) {
   Apply(entry, level, event);
   entry.copies[level].loaded = 0;
-  if (!entry.copies[level].used()) Remove(entry, level);
+  if (!entry.copies[level].busy()) Remove(entry, level);
 }
 
 void Copies::RemoveReader(Entry& entry, size_t level) {
   Apply(entry, level, CopyEvent::kRemoveReader);
   const Copy& copy = entry.copies[level];
-  if (copy.phase() == CopyPhase::kBroken && !copy.used()) Remove(entry, level);
+  if (copy.phase() == CopyPhase::kBroken && !copy.busy()) Remove(entry, level);
 }
 
 void Copies::ReleaseRemote(Entry& entry) {
@@ -155,7 +155,7 @@ void Copies::Vacate(Entry& entry) {
   for (size_t i = 0; i < levels_.size(); ++i) {
     const Copy& copy = entry.copies[i];
     const bool rests = copy.whole() || copy.phase() == CopyPhase::kBroken;
-    if (rests && !copy.used()) Remove(entry, i);
+    if (rests && !copy.busy()) Remove(entry, i);
     vacant &= copy.phase() == CopyPhase::kNone;
   }
   if (vacant) objects_.Vacated(entry);
@@ -170,7 +170,7 @@ void Copies::Refresh(Entry& entry) {
     const bool ranked = live && copy.whole();
     levels_[i].SetLower(copy.rank, levels_.Lower(entry, i));
     if (ranked && !copy.rank.tracked()) levels_[i].Track(entry, copy.rank);
-    levels_[i].SetIdle(entry.pool, copy.rank, ranked && !last && !copy.used());
+    levels_[i].SetIdle(entry.pool, copy.rank, ranked && !last && !copy.busy());
     if (!ranked && copy.rank.tracked()) levels_[i].Erase(copy.rank);
   }
   UpdateResidence(entry, live);

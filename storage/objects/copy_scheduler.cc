@@ -72,7 +72,7 @@ void CopyScheduler::Hasten(Entry& entry, Nanos needed_at) {
   entry.needed_at = std::min(entry.needed_at, needed_at);
   for (size_t i = 0; i < levels_.size(); ++i) {
     const Copy& copy = entry.copies[i];
-    const bool wanted = copy.source > i || (i < levels_.memory() && copy.used());  // or it only moves down
+    const bool wanted = copy.source > i || (i < levels_.memory() && copy.busy());  // or it only moves down
     if (copy.phase() == CopyPhase::kCopying && copy.tier_copy != nullptr && wanted) {
       copier_.Hasten(copy.tier_copy, needed_at);
     }

@@ -28,8 +28,8 @@ constexpr auto kFirstRows = [] {
 bool Holds(uint8_t guard, const CopyState& copy, bool gone) {
   const bool unwanted = copy.users() == 0 || gone;
   return ((guard & kLive) == 0 || !gone) && ((guard & kGone) == 0 || gone) &&
-         ((guard & kUsed) == 0 || copy.users() > 0) && ((guard & kUnwanted) == 0 || unwanted) &&
-         ((guard & kIdle) == 0 || !copy.used());
+         ((guard & kHasUsers) == 0 || copy.users() > 0) && ((guard & kUnwanted) == 0 || unwanted) &&
+         ((guard & kIdle) == 0 || !copy.busy());
 }
 
 [[noreturn]] void Refuse(const CopyState& copy, CopyEvent event, bool gone) {
@@ -72,7 +72,7 @@ void CopyStates::Apply(CopyState& copy, CopyEvent event, bool gone) const {
 }
 
 std::string Describe(const CopyTransition& transition) {
-  static constexpr const char* kGuardNames[] = {"live", "gone", "used", "unwanted", "idle"};
+  static constexpr const char* kGuardNames[] = {"live", "gone", "has users", "unwanted", "idle"};
   std::string text = absl::StrCat(kCopyEventNames[static_cast<size_t>(transition.event)], " in ",
                                   kPhaseNames[static_cast<size_t>(transition.from)]);
   for (size_t bit = 0; bit < std::size(kGuardNames); ++bit) {

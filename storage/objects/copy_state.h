@@ -48,7 +48,7 @@ enum CopyGuard : uint8_t {
   kAlways = 0,
   kLive = 1,      // lookups find the object
   kGone = 2,      // lookups no longer find it
-  kUsed = 4,      // the copy has users
+  kHasUsers = 4,  // the copy has users
   kUnwanted = 8,  // the copy has no users, or the object is gone
   kIdle = 16,     // the copy has neither readers nor users
 };
@@ -80,7 +80,7 @@ inline constexpr auto kCopyTransitions = [] {
       {kCancel, kCopying, kGone, kDraining},
       {kDrain, kDraining, kLive | kUnwanted, kBroken},
       {kDrain, kDraining, kGone, kBroken},
-      {kRefill, kDraining, kLive | kUsed, kCopying},
+      {kRefill, kDraining, kLive | kHasUsers, kCopying},
       {kRelease, kWhole, kLive | kIdle, kNone},
       {kRelease, kWhole, kGone | kIdle, kNone},
       {kRelease, kBroken, kLive | kIdle, kNone},
@@ -114,7 +114,7 @@ class CopyState {
   CopyPhase phase() const { return phase_; }
   uint32_t readers() const { return readers_; }
   uint32_t users() const { return users_; }
-  bool used() const { return readers_ > 0 || users_ > 0; }
+  bool busy() const { return readers_ > 0 || users_ > 0; }
   bool whole() const { return phase_ == CopyPhase::kWhole; }
   // A copy on a disk can be read before the disk has acknowledged it.
   bool readable() const { return whole() || phase_ == CopyPhase::kCommitting; }

@@ -51,7 +51,8 @@ TEST(CopyState, TakesEveryTransitionOfTheTable) {
   const CopyStates states(&taken);
   for (const CopyTransition& row : kCopyTransitions) {
     CopyState copy = After(PathTo(row.from));
-    if ((row.guard & kUsed) != 0 || row.event == CopyEvent::kRemoveUser) states.Apply(copy, CopyEvent::kAddUser, false);
+    if ((row.guard & kHasUsers) != 0 || row.event == CopyEvent::kRemoveUser)
+      states.Apply(copy, CopyEvent::kAddUser, false);
     if (row.event == CopyEvent::kRemoveReader) {
       // Readers arrive before the phase that refuses new ones.
       std::vector<Step> steps = PathTo(row.from);
@@ -72,7 +73,7 @@ TEST(CopyState, HasNoTwoRowsForOneCase) {
       if (one.event != other.event || one.from != other.from) continue;
       const uint8_t both = one.guard | other.guard;
       const bool apart =
-          (both & (kLive | kGone)) == (kLive | kGone) || (both & (kUsed | kUnwanted)) == (kUsed | kUnwanted);
+          (both & (kLive | kGone)) == (kLive | kGone) || (both & (kHasUsers | kUnwanted)) == (kHasUsers | kUnwanted);
       EXPECT_TRUE(apart) << Describe(one) << " and " << Describe(other);
       EXPECT_TRUE(j == i + 1 || kCopyTransitions[j - 1].event == one.event) << "rows of one event are adjacent";
     }
@@ -85,7 +86,7 @@ TEST(CopyState, CountsReadersAndUsers) {
   EXPECT_EQ(copy.phase(), CopyPhase::kWhole);
   EXPECT_EQ(copy.users(), 1u);
   EXPECT_EQ(copy.readers(), 1u);
-  EXPECT_TRUE(copy.used());
+  EXPECT_TRUE(copy.busy());
 }
 
 TEST(CopyState, RefillsOnlyForAUserOfALiveObject) {

@@ -39,7 +39,7 @@ struct Copy {
   std::shared_ptr<TierCopy> tier_copy;  // set while pieces remain to be copied or are in flight
 
   CopyPhase phase() const { return state.phase(); }
-  bool used() const { return state.used(); }
+  bool busy() const { return state.busy(); }
   bool whole() const { return state.whole(); }
   bool readable() const { return state.readable(); }
 };
