@@ -17,7 +17,7 @@ enum class CopyPhase : uint8_t {
   kNone,        // no space is allocated
   kCopying,     // space is allocated; the first `loaded` extents are there
   kCommitting,  // on a disk: written, but not yet acknowledged
-  kWhole,       // complete, or reserved for a publisher, which writes it
+  kWhole,       // all bytes are there; before Entry::ready, a publisher still writes them
   kDraining,    // cancelled, while pieces of it are still being written
   kBroken,      // the bytes are invalid; the space stays until its last reader and user are gone
 };
@@ -115,6 +115,7 @@ class CopyState {
   uint32_t readers() const { return readers_; }
   uint32_t users() const { return users_; }
   bool busy() const { return readers_ > 0 || users_ > 0; }
+  // Also true for a reservation, whose bytes are there only when Entry::ready is set.
   bool whole() const { return phase_ == CopyPhase::kWhole; }
   // A copy on a disk can be read before the disk has acknowledged it.
   bool readable() const { return whole() || phase_ == CopyPhase::kCommitting; }
