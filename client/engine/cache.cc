@@ -164,15 +164,15 @@ Status OpenOn(std::shared_ptr<Client> client, Region region, const OpenOptions& 
   return {};
 }
 
-Status OpenFor(const OpenOptions& options, const CacheState* beside, Cache* out) {
-  if (options.memory.kind == MemoryKind::kBeside) {
-    if (beside == nullptr) return Invalid("memory.kind: kBeside requires OpenOptions::beside");
-    return OpenOn(beside->client, beside->region, options, out);
+Status OpenFor(const OpenOptions& options, const CacheState* share_with, Cache* out) {
+  if (options.memory.kind == MemoryKind::kShared) {
+    if (share_with == nullptr) return Invalid("memory.kind: kShared requires OpenOptions::share_with");
+    return OpenOn(share_with->client, share_with->region, options, out);
   }
   if (options.memory.kind > MemoryKind::kGpu)
     return Invalid("memory.kind: ", static_cast<int>(options.memory.kind), " is unknown; expected 0 to ",
                    static_cast<int>(MemoryKind::kGpu));
-  if (beside != nullptr) return OpenOn(beside->client, {}, options, out);
+  if (share_with != nullptr) return OpenOn(share_with->client, {}, options, out);
   if (options.rpc_socket == nullptr) return Invalid("rpc_socket: null");
   if (options.session_socket == nullptr) return Invalid("session_socket: null");
   auto client = Client::Connect({.rpc_socket = options.rpc_socket,
@@ -188,11 +188,11 @@ Status OpenFor(const OpenOptions& options, const CacheState* beside, Cache* out)
 Status Cache::Open(const OpenOptions& options, Cache* out) noexcept {
   return Guarded([&]() -> Status {
     if (out == nullptr) return Invalid("out: null");
-    if (options.beside == nullptr) return OpenFor(options, nullptr, out);
-    const CacheState* const beside = options.beside->impl_;
-    if (beside == nullptr) return Invalid("beside: not open");
-    if (Status status = CheckProcess(beside->creator); !status.ok()) return status;
-    return OpenFor(options, beside, out);
+    if (options.share_with == nullptr) return OpenFor(options, nullptr, out);
+    const CacheState* const share_with = options.share_with->impl_;
+    if (share_with == nullptr) return Invalid("share_with: not open");
+    if (Status status = CheckProcess(share_with->creator); !status.ok()) return status;
+    return OpenFor(options, share_with, out);
   });
 }
 

@@ -185,7 +185,7 @@ void TierSet::Attach(absl::StatusOr<SsdDisk> opened, storage::Cache& cache) {
 }
 
 storage::Tiers TierSet::tiers() const {
-  storage::Tiers tiers{.ssd = ssd_.get(), .beside = std::max<size_t>(hbm_.size(), 1)};
+  storage::Tiers tiers{.ssd = ssd_.get(), .sibling_count = std::max<size_t>(hbm_.size(), 1)};
   for (storage::MemoryTier* tier : memory()) tiers.memory.push_back(tier);
   tiers.common = &common() == dram_.get() ? hbm_.size() : 0;
   return tiers;

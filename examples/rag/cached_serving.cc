@@ -51,8 +51,8 @@ refengine::RecurrentState PrefixState(const ModelConfig& config, const SetPrompt
 absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(const Runtime& runtime,
                                                                    const ServingOptions& options) {
   const ModelConfig& config = runtime.model.config();
-  const CachedServing* const beside = options.beside;
-  const int32_t pages = beside == nullptr ? options.pages : beside->pool_->pages();
+  const CachedServing* const share_with = options.share_with;
+  const int32_t pages = share_with == nullptr ? options.pages : share_with->pool_->pages();
   std::unique_ptr<CachedServing> serving(new CachedServing(runtime, options));
   const EngineModel model(runtime.model, options.seams, kPageTokens);
   const std::vector<engine::PagePlace> places = PlacesOf(config, kPageTokens, pages);
@@ -60,9 +60,9 @@ absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(const Runtime
   open.rpc_socket = options.rpc_socket.c_str();
   open.session_socket = options.session_socket.c_str();
   open.timeout_ms = static_cast<uint32_t>(options.timeout.count());
-  open.beside = beside == nullptr ? nullptr : &beside->cache_;
+  open.share_with = share_with == nullptr ? nullptr : &share_with->cache_;
   open.model = model.described();
-  open.memory = {.kind = beside == nullptr ? engine::MemoryKind::kHosted : engine::MemoryKind::kBeside,
+  open.memory = {.kind = share_with == nullptr ? engine::MemoryKind::kHosted : engine::MemoryKind::kShared,
                  .pages = static_cast<uint32_t>(pages),
                  .places = places.data(),
                  .place_count = static_cast<uint32_t>(places.size()),
@@ -76,8 +76,8 @@ absl::StatusOr<std::unique_ptr<CachedServing>> CachedServing::Open(const Runtime
   open.quiet_ms = 0;  // usually there are other pages
   open.workers = Lend(runtime.workers);
   if (const engine::Status opened = engine::Cache::Open(open, &serving->cache_); !opened.ok()) return ToStatus(opened);
-  if (beside != nullptr) {
-    serving->pool_ = beside->pool_;
+  if (share_with != nullptr) {
+    serving->pool_ = share_with->pool_;
     return serving;
   }
   const std::span memory(reinterpret_cast<std::byte*>(serving->cache_.data()), serving->cache_.bytes());

@@ -70,7 +70,7 @@ struct ServingOptions {
   refengine::SeamWidths seams;
   int32_t pages = 0;  // pages of the pool, of kPageTokens tokens each
   // Shares this one's session, pages and pool; sockets, timeout and pages are then ignored.
-  const CachedServing* beside = nullptr;
+  const CachedServing* share_with = nullptr;
   Patience patience;
   ComposeBy compose = ComposeBy::kEngine;
   double epsilon = kPublishedEpsilon;  // 0: every transition is stored as it is

@@ -136,7 +136,7 @@ absl::Status MainJob::Connect(const tools::LocalDaemon& daemon, size_t longest, 
                     .seams = {width, width},
                     // The prompt being served, those whose landings have not quiesced, and a segment being filled.
                     .pages = PagesFor(longest, std::size(kWidths) + 2),
-                    .beside = first,
+                    .share_with = first,
                     .compose = options_.compose,
                     .epsilon = options_.epsilon});
     if (!serving.ok()) return serving.status();

@@ -6,7 +6,7 @@
 namespace ashlar::storage {
 
 Levels::Levels(const Tiers& tiers, const ReuseModels* uses, const PromotionCosts& costs, Observer& observer)
-    : beside_(tiers.beside),
+    : sibling_count_(tiers.sibling_count),
       common_(tiers.common),
       memory_(tiers.memory.size()),
       ssd_(tiers.ssd),
@@ -68,7 +68,7 @@ TierKind Levels::Lower(const Entry& entry, size_t level) const {
 }
 
 size_t Levels::OnAnotherGpu(const Entry& entry, size_t level) const {
-  for (size_t i = 0; i < beside_; ++i) {
+  for (size_t i = 0; i < sibling_count_; ++i) {
     if (i != level && entry.copies[i].whole()) return i;
   }
   return kNowhere;

@@ -27,13 +27,14 @@ class Levels {
   // `uses`: the cheapest copy is evicted first; null: the least recently used one. `costs` of loading, by tenant.
   Levels(const Tiers& tiers, const ReuseModels* uses, const PromotionCosts& costs, Observer& observer);
 
-  size_t size() const { return levels_.size(); }  // levels of this node
-  size_t beside() const { return beside_; }       // number of sibling levels at the top
-  size_t memory() const { return memory_; }       // levels that engines can map
-  size_t common() const { return common_; }       // the level of sessions that do not choose one
-  size_t disk() const { return disk_level_; }     // kNowhere: this node has no disk
+  size_t size() const { return levels_.size(); }            // levels of this node
+  size_t sibling_count() const { return sibling_count_; }   // number of sibling levels at the top
+  size_t below_siblings() const { return sibling_count_; }  // the level below all of them
+  size_t memory() const { return memory_; }                 // levels that engines can map
+  size_t common() const { return common_; }                 // the level of sessions that do not choose one
+  size_t disk() const { return disk_level_; }               // kNowhere: this node has no disk
   size_t remote() const { return levels_.size(); }
-  size_t Below(size_t level) const { return level < beside_ ? beside_ : level + 1; }
+  size_t Below(size_t level) const { return level < sibling_count_ ? sibling_count_ : level + 1; }
   bool IsDisk(size_t level) const { return level == disk_level_; }
   TierKind kind(size_t level) const { return level == remote() ? TierKind::kRemote : levels_[level]->kind(); }
 
@@ -75,7 +76,7 @@ class Levels {
   void Touch(Entry& entry);
 
  private:
-  const size_t beside_, common_, memory_;
+  const size_t sibling_count_, common_, memory_;
   SsdTier* const ssd_;
   const size_t disk_level_;
   RemoteSource* const source_;

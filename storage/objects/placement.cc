@@ -76,11 +76,11 @@ void Placement::Changed(Entry& entry) {
   // A promotion that no reference waits for holds space that others need.
   const bool unused = entry.references == 0;
   bool cancels = false;
-  for (size_t i = 0; i < levels_.beside(); ++i) {
+  for (size_t i = 0; i < levels_.sibling_count(); ++i) {
     cancels |= unused && entry.copies[i].phase() == CopyPhase::kCopying;
   }
   for (size_t i = 0; i < levels_.size(); ++i) {
-    const bool unwanted = unused ? cancels : i < levels_.beside() && entry.copies[i].state.users() == 0;
+    const bool unwanted = unused ? cancels : i < levels_.sibling_count() && entry.copies[i].state.users() == 0;
     if (unwanted && Levels::IsCopiedFromBelow(entry, i)) copies_.Cancel(entry, i);
   }
   --entry.holds;
@@ -156,7 +156,7 @@ bool Placement::Fetch(Entry& entry, size_t level) {
   if (const size_t below = levels_.SourceBelow(entry, level); below != Levels::kNowhere) {
     return FetchFrom(entry, level, below);
   }
-  const size_t gpu = levels_.OnAnotherGpu(entry, level), shared = levels_.beside();
+  const size_t gpu = levels_.OnAnotherGpu(entry, level), shared = levels_.below_siblings();
   if (gpu == Levels::kNowhere || shared >= levels_.memory()) return false;
   if (entry.copies[shared].phase() != CopyPhase::kNone || !FetchFrom(entry, shared, gpu)) return false;
   const Copy& copy = entry.copies[level];
@@ -295,7 +295,7 @@ void Placement::BecameWhole(Entry& entry, size_t level, std::optional<CopyEvent>
   if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
   copies_.Refresh(entry);
   copies_.ReleaseRemote(entry);
-  if (promoted && level < levels_.beside() && !std::exchange(entry.taken, false)) Measure(entry);
+  if (promoted && level < levels_.sibling_count() && !std::exchange(entry.taken, false)) Measure(entry);
   if (copy.source != level) {
     observer_.Copied(entry.pool.tenant, levels_.kind(copy.source), levels_.kind(level), entry.header.bytes);
   }

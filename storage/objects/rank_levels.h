@@ -19,13 +19,13 @@ class RankLevels {
   explicit RankLevels(const Levels& levels) : levels_(levels) {}
 
   size_t LevelOf(const Entry& entry) const {
-    if (levels_.beside() == 1) return levels_.common();
+    if (levels_.sibling_count() == 1) return levels_.common();
     const auto found = ranks_.find({entry.pool.tenant, entry.header.ns, entry.header.shard.rank});
     return found == ranks_.end() ? levels_.common() : found->second;
   }
 
   void Record(TenantId tenant, const NamespaceId& ns, const TensorShard& shard, size_t level) {
-    if (levels_.beside() == 1 || shard.size == 1) return;
+    if (levels_.sibling_count() == 1 || shard.size == 1) return;
     if (ranks_.size() >= kMaxRanks) ranks_.clear();  // namespaces come and go
     ranks_[{tenant, ns, shard.rank}] = level;
   }

@@ -69,7 +69,7 @@ class TwoGpus : public ::testing::Test {
       return residence.nearest;
     };
     const Tiers tiers{
-        .memory = {hbm_[0].get(), hbm_[1].get(), dram_.get()}, .remote = &other_, .beside = 2, .common = 2};
+        .memory = {hbm_[0].get(), hbm_[1].get(), dram_.get()}, .remote = &other_, .sibling_count = 2, .common = 2};
     cache_.emplace(options, tiers, *mover_, executor_, clock_, &observer_);
     for (const SessionId session : {kAnn, kBob, kHost}) cache_->OpenSession(session, kTenant);
     cache_->SetLevel(kAnn, 0);

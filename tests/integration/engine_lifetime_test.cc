@@ -66,10 +66,10 @@ int TryEverything(Cache cache, Request landing, Request starting, engine::Job jo
   EXPECT_FALSE(cache.connected());
   int32_t page;
   EXPECT_EQ(cache.TakeQuiescedPages(&page, 1, 60'000), 0u);
-  engine::OpenOptions beside;
-  beside.beside = &cache;
+  engine::OpenOptions sharing;
+  sharing.share_with = &cache;
   Cache other;
-  refused(Cache::Open(beside, &other));
+  refused(Cache::Open(sharing, &other));
 
   refused(landing.WaitLayer(0));
   refused(landing.Finish());

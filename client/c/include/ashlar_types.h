@@ -41,7 +41,7 @@ enum { ASHLAR_KEY_FIRST = 1, ASHLAR_VALUE_FIRST = 2 };
 enum { ASHLAR_TOKEN_FIRST = 1, ASHLAR_CHANNEL_FIRST = 2 };
 enum { ASHLAR_FORM_SCALAR = 1, ASHLAR_FORM_DIAGONAL = 2, ASHLAR_FORM_DENSE = 3, ASHLAR_FORM_ELEMENTWISE = 4 };
 enum { ASHLAR_FORM_LOW_RANK = 5, ASHLAR_FORM_ZERO = 6 };
-enum { ASHLAR_MEMORY_NONE = 0, ASHLAR_MEMORY_HOSTED = 1, ASHLAR_MEMORY_MEMFD = 2, ASHLAR_MEMORY_BESIDE = 3 };
+enum { ASHLAR_MEMORY_NONE = 0, ASHLAR_MEMORY_HOSTED = 1, ASHLAR_MEMORY_MEMFD = 2, ASHLAR_MEMORY_SHARED = 3 };
 enum { ASHLAR_MEMORY_GPU = 4 }; /* the engine's memory on a GPU that the daemon serves */
 enum { ASHLAR_COMPOSE_IN_PROCESS = 1, ASHLAR_COMPOSE_IN_DAEMON = 2 };
 enum { ASHLAR_STEP_COMPUTE = 1, ASHLAR_STEP_CHECKPOINT = 2, ASHLAR_STEP_INTERIOR = 3 };
@@ -150,8 +150,8 @@ typedef struct ashlar_workers {
 typedef struct ashlar_open_options {
   size_t size;
   const char *rpc_socket, *session_socket, *name;
-  uint32_t timeout_ms;        /* 0: 5000 */
-  const ashlar_cache* beside; /* the cache whose session to share; null: a new session */
+  uint32_t timeout_ms;            /* 0: 5000 */
+  const ashlar_cache* share_with; /* the cache whose session to share; null: a new session */
   const ashlar_model* model;
   const ashlar_memory* memory; /* null: no pages (a scheduler) */
   uint32_t capture_tokens;     /* 0: no exact prefixes */

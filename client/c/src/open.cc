@@ -103,7 +103,7 @@ struct OwnOptions {
     open.session_socket = options.session_socket;
     open.name = options.name;
     if (options.timeout_ms > 0) open.timeout_ms = options.timeout_ms;
-    if (options.beside != nullptr) open.beside = &options.beside->cache;
+    if (options.share_with != nullptr) open.share_with = &options.share_with->cache;
     open.model = ModelOf(Read("model", options.model), layers);
     open.memory = MemoryOf(options.memory, memory);
     open.capture_tokens = options.capture_tokens;

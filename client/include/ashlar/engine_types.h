@@ -106,7 +106,7 @@ enum class MemoryKind : uint8_t {
   kNone = 0,    // no pages: a scheduler that looks up but does not land
   kHosted = 1,  // the daemon allocates the memory for this engine
   kMemfd = 2,   // the engine's memfd, sealed with F_SEAL_SHRINK
-  kBeside = 3,  // the memory of OpenOptions::beside
+  kShared = 3,  // the memory of OpenOptions::share_with
   kGpu = 4,     // the engine's memory on a GPU that the daemon serves
 };
 
@@ -181,9 +181,9 @@ struct OpenOptions {
   const char* session_socket = nullptr;
   const char* name = nullptr;  // shown in the daemon's logs
   uint32_t timeout_ms = 5000;  // limit of one call to the daemon
-  // If set, the new cache shares this cache's session, and with kBeside its memory: for an engine that serves several
+  // If set, the new cache shares this cache's session, and with kShared its memory: for an engine that serves several
   // layouts or adapters. The sockets are ignored.
-  const Cache* beside = nullptr;
+  const Cache* share_with = nullptr;
 
   Model model;
   Memory memory;
