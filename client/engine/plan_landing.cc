@@ -10,7 +10,7 @@ namespace {
 using std::chrono::milliseconds;
 
 // A lookup that was not answered in time may still be landing, but usually is not.
-constexpr milliseconds kMostlyQuiet{10};
+constexpr milliseconds kUsualQuiesce{10};
 // Time for which a poll asks the daemon for the state of shared pages, and interval at which a wait does.
 constexpr milliseconds kAskAboutPages{10};
 constexpr milliseconds kAskAgain{2};
@@ -47,7 +47,7 @@ void PlanLanding::Adopt(Landing landing, std::vector<LandSegment> wanted) {
   layer_since_.reset();
   if (!wanted_.empty()) return;
   // If the match did not arrive in time, its objects may still be landing.
-  if (landing_->WaitQuiet(kMostlyQuiet)) {
+  if (landing_->WaitQuiesced(kUsualQuiesce)) {
     landing_.reset();
   } else {
     plan_.Abandon();
@@ -101,7 +101,7 @@ Status PlanLanding::ReachLayer(uint32_t layer, bool wait) {
 Status PlanLanding::ReachLanded(uint32_t layer, bool wait) {
   if (landing_->WaitLayers(layer + 1, wait ? cache_.land : milliseconds(0))) return {};
   if (wait) return plan_.Abandon();
-  if (landing_->quiet()) return landing_->WaitLayers(layer + 1, milliseconds(0)) ? Status() : plan_.Abandon();
+  if (landing_->quiesced()) return landing_->WaitLayers(layer + 1, milliseconds(0)) ? Status() : plan_.Abandon();
   const Clock::time_point now = Clock::now();
   if (!layer_since_.has_value() || layer_since_->first != layer) layer_since_ = {layer, now};
   return now - layer_since_->second < cache_.land ? Pending() : plan_.Abandon();
@@ -172,15 +172,15 @@ PlanLanding::Verdict PlanLanding::TakeVerdict(bool wait) {
   const Clock::time_point now = Clock::now();
   if (!taken_since_.has_value()) {
     if (!asked_since_.has_value()) asked_since_ = now;
-    if (!wait && !landing_->quiet() && now - *asked_since_ < cache_.land) return Verdict::kPending;
+    if (!wait && !landing_->quiesced() && now - *asked_since_ < cache_.land) return Verdict::kPending;
     const std::vector<MissReason> reasons = landing_->Wait(wait ? cache_.land : milliseconds(0));
     for (size_t i = 0; i < wanted_.size(); ++i) {
       if (reasons[i] != MissReason::kNone) plan_.Drop(wanted_[i].segment, reasons[i]);
     }
     taken_since_ = now;
   }
-  if (wait) landing_->WaitQuiet(cache_.quiet);
-  if (landing_->quiet()) return Verdict::kTaken;
+  if (wait) landing_->WaitQuiesced(cache_.quiet);
+  if (landing_->quiesced()) return Verdict::kTaken;
   return !wait && now - *taken_since_ < cache_.quiet ? Verdict::kPending : Verdict::kUnresolved;
 }
 
@@ -190,7 +190,7 @@ void PlanLanding::Cancel() {
 
 void PlanLanding::End(milliseconds patience) {
   Cancel();
-  if (landing_.has_value() && !landing_->WaitQuiet(patience)) {
+  if (landing_.has_value() && !landing_->WaitQuiesced(patience)) {
     return pages_.Keep(std::exchange(landing_, std::nullopt));
   }
   landing_.reset();

@@ -44,7 +44,7 @@ class PlanLanding {
   Status Finish(bool wait);
   bool in_progress() const { return landing_.has_value(); }
   // Nothing can write to the pages any longer.
-  bool quiet() const { return !landing_.has_value() || landing_->quiet(); }
+  bool quiesced() const { return !landing_.has_value() || landing_->quiesced(); }
   void Cancel();
   // Cancels, and waits until the pages are quiesced. They then belong to the engine, or stay in quarantine.
   void End(std::chrono::milliseconds patience);

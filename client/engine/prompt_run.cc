@@ -202,9 +202,9 @@ void PromptRun::Cancel() {
   match_.Release();
 }
 
-Status PromptRun::Quiet() {
+Status PromptRun::Quiesced() {
   if (pages_.kept()) return pages_.Claim();
-  if (!landing_.quiet()) return Pending();
+  if (!landing_.quiesced()) return Pending();
   if (cancelled_) {
     landing_.End(std::chrono::milliseconds(0));
     match_.Release();  // the lookup may have been in progress when it was cancelled, and may have found a lease since

@@ -56,7 +56,7 @@ class PromptRun {
   void MarkCancelled() { cancelled_ = true; }
   void Cancel();
   // kOk: nothing can write to the pages any longer, and they belong to the engine.
-  Status Quiet();
+  Status Quiesced();
 
   CacheState& cache() { return cache_; }
   const PromptText& text() const { return text_; }

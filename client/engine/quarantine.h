@@ -22,18 +22,18 @@ namespace ashlar::engine {
 class Quarantine {
  public:
   // A request's unresolved pages. They are returned to the engine once: by Claim, or by Take.
-  class Doubt;
+  class Unresolved;
   // A page: its set of page numbers (LayerGroups::SetOf), and its number.
   using Page = std::pair<uint32_t, int32_t>;
 
   // `landing`: none if nothing writes to the pages.
-  std::shared_ptr<Doubt> Keep(std::optional<Landing> landing, std::vector<Page> pages);
+  std::shared_ptr<Unresolved> Keep(std::optional<Landing> landing, std::vector<Page> pages);
   // The memory returns to the staging, which must outlive this object.
   void Keep(Composition composition, Staging::Held memory);
 
-  enum class Claimed : uint8_t { kQuiet, kDoubtful, kTaken };
-  // kQuiet: the engine now owns the pages, and Take does not return them. kTaken: Take has returned them.
-  Claimed Claim(Doubt& doubt);
+  enum class Claimed : uint8_t { kQuiesced, kUnresolved, kTaken };
+  // kQuiesced: the engine now owns the pages, and Take does not return them. kTaken: Take has returned them.
+  Claimed Claim(Unresolved& unresolved);
   // Writes quiesced pages of a set that were not returned before, and returns their number. Waits up to `timeout` for
   // the first page, if any is unresolved.
   uint64_t Take(uint32_t set, std::span<int32_t> pages, std::chrono::milliseconds timeout);
@@ -41,7 +41,7 @@ class Quarantine {
   std::optional<size_t> Find(uint32_t set, std::span<const int32_t> pages);
 
  private:
-  struct ComposedDoubt {
+  struct UnresolvedComposition {
     Staging::Held memory;
     Composition composition;  // destroyed first, and waits
   };
@@ -49,10 +49,10 @@ class Quarantine {
   void Sort() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // moves the quiesced pages out
 
   Mutex mutex_;
-  std::vector<std::shared_ptr<Doubt>> doubts_ ABSL_GUARDED_BY(mutex_);
-  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // index in doubts_ that the next Take asks first
-  std::vector<ComposedDoubt> compositions_ ABSL_GUARDED_BY(mutex_);
-  std::map<uint32_t, std::vector<int32_t>> quiet_ ABSL_GUARDED_BY(mutex_);  // quiesced pages by set
+  std::vector<std::shared_ptr<Unresolved>> unresolved_ ABSL_GUARDED_BY(mutex_);
+  size_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // index in unresolved_ that the next Take asks first
+  std::vector<UnresolvedComposition> compositions_ ABSL_GUARDED_BY(mutex_);
+  std::map<uint32_t, std::vector<int32_t>> quiesced_ ABSL_GUARDED_BY(mutex_);  // quiesced pages by set
 };
 
 }  // namespace ashlar::engine

@@ -354,8 +354,8 @@ void Request::Cancel() noexcept {
     return Status();
   });
 }
-Status Request::PollQuiet() noexcept {
-  return OnReady(impl_, [](PromptRun& prompt_run) { return prompt_run.Quiet(); });
+Status Request::PollQuiesced() noexcept {
+  return OnReady(impl_, [](PromptRun& prompt_run) { return prompt_run.Quiesced(); });
 }
 void Request::Release() noexcept {
   OnReady(impl_, [](PromptRun& prompt_run) {

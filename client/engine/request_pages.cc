@@ -14,7 +14,7 @@ Status RequestPages::Take(const GivenPages& given, uint64_t tokens, const std::s
   if (Status status = CheckNotKept(cache_.groups, given, cache_.quarantine, field); !status.ok()) return status;
   tables_ = GroupedPages::From(given);
   owner_ = tables_.empty() ? Owner::kNone : Owner::kEngine;
-  doubt_.reset();
+  unresolved_.reset();
   return {};
 }
 
@@ -27,18 +27,18 @@ void RequestPages::Return() {
 }
 
 void RequestPages::Keep(std::optional<Landing> landing) {
-  doubt_ = cache_.quarantine.Keep(std::move(landing), tables_.InSets(cache_.groups));
+  unresolved_ = cache_.quarantine.Keep(std::move(landing), tables_.InSets(cache_.groups));
   tables_.clear();
   if (owner_ != Owner::kNone) owner_ = Owner::kCache;
 }
 
 Status RequestPages::Claim() {
-  switch (cache_.quarantine.Claim(*doubt_)) {
-    case Quarantine::Claimed::kDoubtful:
+  switch (cache_.quarantine.Claim(*unresolved_)) {
+    case Quarantine::Claimed::kUnresolved:
       return Pending();
     case Quarantine::Claimed::kTaken:
       return MakeStatus(Code::kFailedPrecondition, "the pages have come back as quiet pages");
-    case Quarantine::Claimed::kQuiet:
+    case Quarantine::Claimed::kQuiesced:
       break;
   }
   owner_ = Owner::kNone;  // owned by the engine, no longer by this request

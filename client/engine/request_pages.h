@@ -42,7 +42,7 @@ class RequestPages {
   CacheState& cache_;
   GroupedPages tables_;
   Owner owner_ = Owner::kNone;
-  std::shared_ptr<Quarantine::Doubt> doubt_;  // doubt about the pages that the cache keeps
+  std::shared_ptr<Quarantine::Unresolved> unresolved_;  // the pages that the cache keeps
 };
 
 }  // namespace ashlar::engine

@@ -43,7 +43,7 @@ class ComposeCall::Impl final : public WritingCall {
     return stub_->PrepareAsyncCompose(&context_, request, &queue());
   }
   void Take(intptr_t, bool) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    if (status_.ok() || Refused()) SetQuiet();
+    if (status_.ok() || Refused()) SetQuiesced();
     SetOver();
   }
   void Cancel() override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { context_.TryCancel(); }
@@ -92,8 +92,8 @@ absl::StatusOr<v1::CompositionReply> ComposeCall::WaitReply(Deadline deadline) {
   return impl_->WaitReply(deadline);
 }
 
-bool ComposeCall::WaitQuiet(Deadline deadline) {
-  return impl_->WaitQuiet(deadline);
+bool ComposeCall::WaitQuiesced(Deadline deadline) {
+  return impl_->WaitQuiesced(deadline);
 }
 
 }  // namespace ashlar::internal

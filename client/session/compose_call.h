@@ -29,7 +29,7 @@ class ComposeCall {
   absl::StatusOr<v1::CompositionReply> WaitReply(Deadline deadline);
 
   // True once nothing can write for this call any longer (writing_call.h).
-  bool WaitQuiet(Deadline deadline);
+  bool WaitQuiesced(Deadline deadline);
 
  private:
   template <typename T, typename... Args>

@@ -194,14 +194,14 @@ Composition Model::Compose(const Match& match, std::span<const LandSegment> segm
       });
 }
 
-bool Composition::quiet() const {
+bool Composition::quiesced() const {
   if (creator_.InChild()) return false;
-  return call_ == nullptr || call_->WaitQuiet(internal::Deadline());
+  return call_ == nullptr || call_->WaitQuiesced(internal::Deadline());
 }
 
-bool Composition::WaitQuiet(std::chrono::milliseconds timeout) {
+bool Composition::WaitQuiesced(std::chrono::milliseconds timeout) {
   if (creator_.InChild()) return false;
-  return call_ == nullptr || call_->WaitQuiet(internal::After(timeout));
+  return call_ == nullptr || call_->WaitQuiesced(internal::After(timeout));
 }
 
 }  // namespace ashlar

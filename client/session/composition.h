@@ -54,8 +54,8 @@ struct LayerAdvance {
   int64_t out_stride = 0;       // floats
 };
 
-// The outcome of an Advance or a Compose. While quiet() is false, all memory named in the call belongs to the daemon.
-// The destructor waits until nothing writes to that memory any longer, however long the daemon takes.
+// The outcome of an Advance or a Compose. While quiesced() is false, all memory named in the call belongs to the
+// daemon. The destructor waits until nothing writes to that memory any longer, however long the daemon takes.
 class Composition {
  public:
   Composition(Composition&&) noexcept = default;
@@ -74,8 +74,8 @@ class Composition {
 
   // True once nothing reads or writes the memory any longer: the daemon answered, confirmed that it has stopped, or is
   // dead.
-  bool quiet() const;
-  bool WaitQuiet(std::chrono::milliseconds timeout);
+  bool quiesced() const;
+  bool WaitQuiesced(std::chrono::milliseconds timeout);
 
  private:
   friend class Model;

@@ -78,7 +78,7 @@ void LandCall::Impl::TakeEvent() {
   layers_done_ = std::max(layers_done_, event_.layers_done());
   if (!event_.has_verdict()) return;
   verdict_.emplace(event_.verdict().miss_reasons().begin(), event_.verdict().miss_reasons().end());
-  SetQuiet();
+  SetQuiesced();
 }
 
 absl::StatusOr<const v1::PromptMatch*> LandCall::Impl::WaitMatch(Deadline deadline) {
@@ -147,8 +147,8 @@ absl::StatusOr<std::vector<uint32_t>> LandCall::WaitVerdict(Deadline deadline) {
   return impl_->WaitVerdict(deadline);
 }
 
-bool LandCall::WaitQuiet(Deadline deadline) {
-  return impl_->WaitQuiet(deadline);
+bool LandCall::WaitQuiesced(Deadline deadline) {
+  return impl_->WaitQuiesced(deadline);
 }
 
 }  // namespace ashlar::internal

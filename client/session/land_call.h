@@ -42,7 +42,7 @@ class LandCall {
   absl::StatusOr<std::vector<uint32_t>> WaitVerdict(Deadline deadline);
 
   // True once nothing can write for this landing any longer (writing_call.h).
-  bool WaitQuiet(Deadline deadline);
+  bool WaitQuiesced(Deadline deadline);
 
  private:
   template <typename T, typename... Args>

@@ -50,14 +50,14 @@ std::vector<MissReason> Landing::Wait(std::chrono::milliseconds timeout) {
   return landing.reasons;
 }
 
-bool Landing::quiet() const {
+bool Landing::quiesced() const {
   if (state_->creator.InChild()) return false;
-  return state_->call == nullptr || state_->call->WaitQuiet(internal::Deadline());
+  return state_->call == nullptr || state_->call->WaitQuiesced(internal::Deadline());
 }
 
-bool Landing::WaitQuiet(std::chrono::milliseconds timeout) {
+bool Landing::WaitQuiesced(std::chrono::milliseconds timeout) {
   if (state_->creator.InChild()) return false;
-  return state_->call == nullptr || state_->call->WaitQuiet(internal::After(timeout));
+  return state_->call == nullptr || state_->call->WaitQuiesced(internal::After(timeout));
 }
 
 }  // namespace ashlar

@@ -84,14 +84,14 @@ class Landing {
   bool WaitLayers(uint32_t layers, std::chrono::milliseconds timeout);
 
   // The final verdict, one reason per segment given to Land (kNone: landed). If the daemon does not answer in time, the
-  // landing is cancelled and every segment is a miss; then `quiet()` returns whether the slots may be reused.
+  // landing is cancelled and every segment is a miss; then `quiesced()` returns whether the slots may be reused.
   std::vector<MissReason> Wait(std::chrono::milliseconds timeout);
 
   // True once nothing can write into the target slots any longer: the verdict arrived, the daemon confirmed that it has
   // stopped writing, or the kernel confirmed that the daemon is dead. It may still be false after Wait(timeout)
-  // returned misses: then do not use the slots until WaitQuiet returns true.
-  bool quiet() const;
-  bool WaitQuiet(std::chrono::milliseconds timeout);
+  // returned misses: then do not use the slots until WaitQuiesced returns true.
+  bool quiesced() const;
+  bool WaitQuiesced(std::chrono::milliseconds timeout);
 
  private:
   friend class Model;

@@ -70,7 +70,7 @@ std::optional<MatchAndLanding> Model::TryLookupAndLand(const Prompt& prompt, std
   // The engine would compute into slots to which the daemon still writes. The engine lands useful segments again once
   // the daemon has stopped writing.
   landing->call->Abandon();
-  if (!landing->call->WaitQuiet(deadline)) {
+  if (!landing->call->WaitQuiesced(deadline)) {
     landing->decided = true;
     match = Match::Missed(prompt.segment_lengths, MissReason::kTimedOut);
     return MatchAndLanding{std::move(match), {}, Landing(std::move(landing))};

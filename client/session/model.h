@@ -183,8 +183,8 @@ class Model {
                std::span<const uint32_t> group_pages = {});
   // Lookup and Land in one call, for a prompt that is served now: every hit lands at its position in the prompt
   // (`page_table` is the prompt's, from position 0). Waits for the match, not for the landing. Whatever the match
-  // contains, the engine owns the prompt's slots only once the landing is quiet(): if the match did not arrive in time,
-  // the daemon may be landing objects that the engine never learns of.
+  // contains, the engine owns the prompt's slots only once the landing is quiesced(): if the match did not arrive in
+  // time, the daemon may be landing objects that the engine never learns of.
   MatchAndLanding LookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table,
                                 std::span<const uint32_t> group_pages = {});
 

@@ -67,27 +67,27 @@ bool WritingCall::WaitUntil(Deadline deadline, const std::function<bool()>& done
 
 void WritingCall::TakeAny(intptr_t tag, bool ok) {
   if (tag != kQuiesced) return Take(tag, ok);
-  if (question_->status.ok()) SetQuiet();
-  doubt_ = quiet_ ? Doubt::kNone : Doubt::kUnanswered;
+  if (question_->status.ok()) SetQuiesced();
+  query_ = quiesced_ ? Query::kNone : Query::kUnanswered;
 }
 
-void WritingCall::SetQuiet() {
-  if (!std::exchange(quiet_, true)) connection_->LeaveLanding();
+void WritingCall::SetQuiesced() {
+  if (!std::exchange(quiesced_, true)) connection_->LeaveLanding();
 }
 
 void WritingCall::SetOver() {
   over_ = true;
-  if (!quiet_ && doubt_ == Doubt::kNone) AskQuiet();
+  if (!quiesced_ && query_ == Query::kNone) AskQuiesced();
 }
 
 void WritingCall::Abandon() {
   Cancel();
-  if (doubt_ == Doubt::kNone) AskQuiet();
+  if (query_ == Query::kNone) AskQuiesced();
 }
 
 // Without a deadline, because even a late answer frees the memory.
-void WritingCall::AskQuiet() {
-  doubt_ = Doubt::kAsking;
+void WritingCall::AskQuiesced() {
+  query_ = Query::kAsking;
   question_->ask_again = After(kAskAgain);
   v1::QuiesceRequest request;
   request.set_session(connection_->session());
@@ -100,37 +100,38 @@ void WritingCall::AskQuiet() {
   question_->call->Finish(&question_->reply, &question_->status, AsTag(kQuiesced));
 }
 
-bool WritingCall::WaitQuiet(Deadline deadline) {
+bool WritingCall::WaitQuiesced(Deadline deadline) {
   MutexLock lock(mutex_);
   for (;;) {
     WaitUntil(deadline,
-              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return quiet_ || doubt_ == Doubt::kUnanswered; });
-    if (connection_->daemon().Dead()) SetQuiet();
+              [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return quiesced_ || query_ == Query::kUnanswered; });
+    if (connection_->daemon().Dead()) SetQuiesced();
     // A caller that only polls also asks again.
-    if (quiet_ || (Passed(deadline) && (doubt_ != Doubt::kUnanswered || !Passed(question_->ask_again)))) return quiet_;
+    if (quiesced_ || (Passed(deadline) && (query_ != Query::kUnanswered || !Passed(question_->ask_again))))
+      return quiesced_;
     lock.Unlock();
     connection_->daemon().WaitDead(std::min(deadline, After(kAskAgain)));
     // Perhaps only the connection is broken. Dialing a socket of this machine does not wait for its listener.
     const absl::StatusOr<std::unique_ptr<Rpc>> dialed = connection_->DialAgain(std::min(deadline, After(kAskAgain)));
     lock.Lock();
-    if (doubt_ != Doubt::kUnanswered) continue;
+    if (query_ != Query::kUnanswered) continue;
     if (dialed.ok()) question_->stub = v1::Cache::NewStub((*dialed)->channel());
-    AskQuiet();
+    AskQuiesced();
   }
 }
 
 void WritingCall::End() {
   {
     MutexLock lock(mutex_);
-    if (!quiet_) Cancel();
+    if (!quiesced_) Cancel();
   }
-  WaitQuiet(Deadline::max());
+  WaitQuiesced(Deadline::max());
   // Calls in progress are cancelled, and return at once.
   MutexLock lock(mutex_);
   Cancel();
-  if (doubt_ == Doubt::kAsking) question_->context->TryCancel();
+  if (query_ == Query::kAsking) question_->context->TryCancel();
   WaitUntil(Deadline::max(),
-            [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_ && doubt_ != Doubt::kAsking; });
+            [this]() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_ && query_ != Query::kAsking; });
   queue_->Shutdown();
   void* tag;
   bool ok;

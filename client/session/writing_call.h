@@ -29,7 +29,7 @@ class WritingCall {
   // True once nothing can write for this call any longer: the verdict arrived, the daemon confirmed that it has stopped
   // writing, or the kernel confirmed that the daemon is dead. With a deadline in the past, this only checks, and asks
   // the daemon again if it did not answer.
-  bool WaitQuiet(Deadline deadline);
+  bool WaitQuiesced(Deadline deadline);
 
  protected:
   // Assigns a number to the call, which has entered `connection` (Connection::EnterLanding) and leaves it once it is
@@ -48,7 +48,7 @@ class WritingCall {
 
   // Reads events until done() or the deadline, and returns done(). Releases mutex_ while it waits.
   bool WaitUntil(Deadline deadline, const std::function<bool()>& done) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void SetQuiet() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void SetQuiesced() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Marks the call as ended. Without a verdict, asks the daemon whether it is quiesced.
   void SetOver() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool over() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) { return over_; }
@@ -62,11 +62,11 @@ class WritingCall {
   Mutex mutex_;  // also guards the state of derived classes
 
  private:
-  enum class Doubt { kNone, kAsking, kUnanswered };  // kNone also before the first doubt
+  enum class Query { kNone, kAsking, kUnanswered };  // whether the call is quiesced; kNone: no open query
   struct Question;
 
   void TakeAny(intptr_t tag, bool ok) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  void AskQuiet() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void AskQuiesced() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   const std::shared_ptr<Connection> connection_;
   const uint64_t number_;
@@ -75,8 +75,8 @@ class WritingCall {
   CondVar changed_;
   bool taking_ ABSL_GUARDED_BY(mutex_) = false;  // a thread waits on the queue, the others for changed_
   bool over_ ABSL_GUARDED_BY(mutex_) = false;
-  bool quiet_ ABSL_GUARDED_BY(mutex_) = false;
-  Doubt doubt_ ABSL_GUARDED_BY(mutex_) = Doubt::kNone;
+  bool quiesced_ ABSL_GUARDED_BY(mutex_) = false;
+  Query query_ ABSL_GUARDED_BY(mutex_) = Query::kNone;
   std::unique_ptr<Question> question_ ABSL_GUARDED_BY(mutex_);
 };
 

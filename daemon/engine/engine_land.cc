@@ -164,8 +164,9 @@ absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::s
 
 // Returns `keep` together with pins on the written pages. If the request ends before its landing, its pages are not
 // reused until all writes have ended. The result may be dropped on any thread. Called on the metadata thread.
-std::shared_ptr<const void> PinUntilQuiet(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<const void> keep,
-                                          std::shared_ptr<storage::PagePool> pool, std::vector<storage::PageId> pages) {
+std::shared_ptr<const void> PinUntilQuiesced(EventLoop& loop, storage::TenantId tenant,
+                                             std::shared_ptr<const void> keep, std::shared_ptr<storage::PagePool> pool,
+                                             std::vector<storage::PageId> pages) {
   pool->Pin(pages);
   const void* const address = keep.get();
   return {address, [&loop, tenant, keep = std::move(keep), pool = std::move(pool),
@@ -263,8 +264,8 @@ bool EngineService::Begin(const Session& session, LandOrder& landing, const stor
     return false;
   }
   if (!allocated.empty()) {
-    landing.target.keep =
-        PinUntilQuiet(loop_, session.about().tenant, std::move(landing.target.keep), landing.pages->pool(), allocated);
+    landing.target.keep = PinUntilQuiesced(loop_, session.about().tenant, std::move(landing.target.keep),
+                                           landing.pages->pool(), allocated);
   }
   // Data that landed into a region that was lost meanwhile is a miss.
   auto done = [pages = landing.pages, &replies](absl::StatusOr<std::vector<MissReason>> verdict) {

@@ -162,7 +162,7 @@ absl::Status CachedServing::NewSequence(const RagPrompt& prompt, SetPrompt& set)
   while (!set.sequence->Reserve(static_cast<int64_t>(prompt.tokens.size()))) {
     if (kept_pages_ == 0) return absl::ResourceExhaustedError("pages: too few for this prompt");
     if (std::chrono::steady_clock::now() >= deadline) {
-      return absl::ResourceExhaustedError("pages: too few for this prompt while landings are in doubt");
+      return absl::ResourceExhaustedError("pages: too few for this prompt while landings are unresolved");
     }
     TakeQuiescedPages(kAskEach);
   }
@@ -177,8 +177,8 @@ void CachedServing::EndSequence(SetPrompt& set) {
 void CachedServing::Abandon(SetPrompt& set) {
   const bool kept = set.request.pages_kept();  // and counted
   set.request.Cancel();
-  const bool doubtful = !kept && set.request.PollQuiet().code == engine::Code::kPending;
-  if (doubtful && set.sequence != nullptr) kept_pages_ += set.sequence->Surrender();
+  const bool unresolved = !kept && set.request.PollQuiesced().code == engine::Code::kPending;
+  if (unresolved && set.sequence != nullptr) kept_pages_ += set.sequence->Surrender();
   set.request = engine::Request();
 }
 

@@ -184,7 +184,7 @@ TEST_F(AdvanceCall, IsQuiescedAfterDaemonExit) {
   Composition composition = engine_.model().Advance(nullptr, advance_);
   killer.join();
   ASSERT_EQ(composition.reason(), MissReason::kDaemonUnavailable) << "it was over before the daemon was killed";
-  EXPECT_TRUE(composition.WaitQuiet(kPatience));
+  EXPECT_TRUE(composition.WaitQuiesced(kPatience));
   EXPECT_FALSE(Written(kTokens - 1));
   std::fill(advance_.out, advance_.out + kTokens * kValues, kPoison);
   std::this_thread::sleep_for(milliseconds(100));
@@ -213,10 +213,10 @@ TEST_F(AdvanceCall, StaysUnresolvedWhileTheDaemonIsFrozen) {
   daemon_.Freeze();
   Composition composition = engine.model().Advance(nullptr, advance_);
   EXPECT_EQ(composition.reason(), MissReason::kTimedOut);
-  EXPECT_FALSE(composition.quiet());
-  EXPECT_FALSE(composition.WaitQuiet(milliseconds(50)));
+  EXPECT_FALSE(composition.quiesced());
+  EXPECT_FALSE(composition.WaitQuiesced(milliseconds(50)));
   daemon_.Thaw();
-  EXPECT_TRUE(composition.WaitQuiet(kPatience));
+  EXPECT_TRUE(composition.WaitQuiesced(kPatience));
   EXPECT_EQ(composition.reason(), MissReason::kTimedOut) << "the answer does not change any more";
   std::fill(advance_.out, advance_.out + kTokens * kValues, kPoison);
   std::this_thread::sleep_for(milliseconds(100));

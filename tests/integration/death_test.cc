@@ -87,8 +87,8 @@ TEST_F(Death, DuringALandingIsAMissAndQuiesces) {
   ASSERT_TRUE(landing.WaitLayers(1, kPatience));
   daemon_.Kill();
   EXPECT_THAT(landing.Wait(kPatience), Contains(MissReason::kDaemonUnavailable));
-  EXPECT_TRUE(landing.WaitQuiet(kPatience));
-  EXPECT_TRUE(landing.quiet());
+  EXPECT_TRUE(landing.WaitQuiesced(kPatience));
+  EXPECT_TRUE(landing.quiesced());
   ExpectNoLateWrite();
 
   // Calls do not wait for the reconnect. Mapped tuples stay readable.
@@ -110,11 +110,11 @@ TEST_F(Death, AClientThatTimesOutNeverSeesALateWrite) {
       match, [&](Landing& l) { return FreezeAndTimeOut(l); }, reasons);
   ASSERT_TRUE(landing.has_value()) << "every landing was over before the daemon stood still";
   EXPECT_THAT(reasons, Each(MissReason::kTimedOut));
-  EXPECT_FALSE(landing->quiet());
-  EXPECT_FALSE(landing->WaitQuiet(kImpatience));
+  EXPECT_FALSE(landing->quiesced());
+  EXPECT_FALSE(landing->WaitQuiesced(kImpatience));
   daemon_.Thaw();
-  ASSERT_TRUE(landing->WaitQuiet(kPatience));
-  EXPECT_TRUE(landing->quiet());
+  ASSERT_TRUE(landing->WaitQuiesced(kPatience));
+  EXPECT_TRUE(landing->quiesced());
   EXPECT_THAT(landing->Wait(kPatience), Each(MissReason::kTimedOut));  // the verdict does not change any more
   ExpectNoLateWrite();
 
@@ -127,9 +127,9 @@ TEST_F(Death, DeathOfFrozenDaemonQuiescesLandings) {
   std::optional<Landing> landing = LandInterrupted(
       match, [&](Landing& l) { return FreezeAndTimeOut(l); }, reasons);
   ASSERT_TRUE(landing.has_value());
-  EXPECT_FALSE(landing->quiet());
+  EXPECT_FALSE(landing->quiesced());
   daemon_.Kill();
-  EXPECT_TRUE(landing->WaitQuiet(kPatience));
+  EXPECT_TRUE(landing->WaitQuiesced(kPatience));
   ExpectNoLateWrite();
 }
 
@@ -140,9 +140,9 @@ TEST_F(Death, ALandingThatStartsTooLateWritesNothing) {
   daemon_.Freeze();
   Landing landing = engine_->Land(match, prompt_);
   EXPECT_THAT(landing.Wait(kImpatience), Each(MissReason::kTimedOut));
-  EXPECT_FALSE(landing.quiet());
+  EXPECT_FALSE(landing.quiesced());
   daemon_.Thaw();
-  ASSERT_TRUE(landing.WaitQuiet(kPatience));
+  ASSERT_TRUE(landing.WaitQuiesced(kPatience));
   ExpectNoLateWrite();
 }
 
@@ -164,9 +164,9 @@ TEST_F(Death, LostConnectionIsSurvived) {
       match, [&](Landing& l) { return FreezeAndTimeOut(l); }, reasons);
   ASSERT_TRUE(landing.has_value());
   BreakConnections(daemon_.client_options().rpc_socket);
-  EXPECT_FALSE(landing->WaitQuiet(kImpatience));
+  EXPECT_FALSE(landing->WaitQuiesced(kImpatience));
   daemon_.Thaw();
-  ASSERT_TRUE(landing->WaitQuiet(kPatience));
+  ASSERT_TRUE(landing->WaitQuiesced(kPatience));
   ExpectNoLateWrite();
 
   BreakConnections(daemon_.client_options().rpc_socket);
@@ -187,11 +187,11 @@ TEST_F(Death, AnotherDaemonDoesNotResolveALanding) {
   const std::string socket = daemon_.client_options().rpc_socket;
   BreakConnections(socket);
   std::filesystem::rename(other.client_options().rpc_socket, socket);
-  EXPECT_FALSE(landing->WaitQuiet(kWatch));
+  EXPECT_FALSE(landing->WaitQuiesced(kWatch));
   const std::string refused = "ashlar_rpcs_total{code=\"FAILED_PRECONDITION\",method=\"Quiesce\"}";
   EXPECT_GT(other.Metric(refused), 0) << "the other daemon was not asked";
   daemon_.Kill();
-  EXPECT_TRUE(landing->WaitQuiet(kPatience));
+  EXPECT_TRUE(landing->WaitQuiesced(kPatience));
   ExpectNoLateWrite();
 }
 
@@ -276,7 +276,8 @@ TEST(Land, LandingBeyondLimitIsBusy) {
   std::vector<MissReason> reasons;
   while (reasons.empty() && landings.size() < 10'000) {
     landings.push_back(engine.Land(match, prompt));
-    if (landings.back().quiet()) reasons = landings.back().Wait(kImpatience);  // the request never reached the daemon
+    if (landings.back().quiesced())
+      reasons = landings.back().Wait(kImpatience);  // the request never reached the daemon
   }
   EXPECT_THAT(reasons, Each(MissReason::kBusy));
   EXPECT_GT(landings.size(), 100u);

@@ -81,7 +81,7 @@ bool Lands(TestEngine& engine, uint64_t seed, const std::set<size_t>& wanted, si
   engine.FillTargets(kPoison);
   Landing landing = engine.Land(match, prompt);
   const std::vector<MissReason> reasons = landing.Wait(kPatience);
-  EXPECT_TRUE(landing.WaitQuiet(kPatience));
+  EXPECT_TRUE(landing.WaitQuiesced(kPatience));
   bool all = true;
   for (size_t i = 0; i < prompt.size(); ++i) {
     if (reasons[i] == MissReason::kNone) {

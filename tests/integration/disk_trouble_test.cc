@@ -412,7 +412,7 @@ TEST_F(HangingDisk, CostsMissesUntilItAnswers) {
   EXPECT_THAT(landing.Wait(kPatience), ::testing::Each(MissReason::kTierError));
   const Seconds landed = Since();
   EXPECT_LE(landed, kLandedWithin);
-  EXPECT_TRUE(landing.WaitQuiet(kPatience));
+  EXPECT_TRUE(landing.WaitQuiesced(kPatience));
   ExpectDegraded();
   EXPECT_LE(Since(), kDegradedWithin);
   EXPECT_GT(faults_->hung, 0);

@@ -343,7 +343,7 @@ TEST_F(EngineApi, APlanCanBeCancelled) {
   Request request;
   ASSERT_GOOD(cache.StartBegin(&asked.prompt, 1, &request));
   request.Cancel();
-  EXPECT_TRUE(Eventually([&] { return request.PollQuiet().ok(); }));
+  EXPECT_TRUE(Eventually([&] { return request.PollQuiesced().ok(); }));
   test_.FillTargets(kPoison);
   EXPECT_FALSE(Eventually([&] { return !test_.TargetsAre(kPoison); }, std::chrono::milliseconds(200)));
   EXPECT_TRUE(NoLeaseIsLeft());
@@ -358,9 +358,9 @@ TEST_F(EngineApi, ALookupInFlightCanBeCancelled) {
   ASSERT_GOOD(cache.StartBegin(&asked.prompt, 1, &request));
   std::this_thread::sleep_for(std::chrono::milliseconds(100));  // the call is in flight
   request.Cancel();
-  EXPECT_EQ(request.PollQuiet().code, Code::kPending);
+  EXPECT_EQ(request.PollQuiesced().code, Code::kPending);
   daemon_.Thaw();
-  EXPECT_TRUE(Eventually([&] { return request.PollQuiet().ok(); }));
+  EXPECT_TRUE(Eventually([&] { return request.PollQuiesced().ok(); }));
   EXPECT_TRUE(NoLeaseIsLeft()) << "while the request is still there";
 }
 

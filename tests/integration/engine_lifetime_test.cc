@@ -77,7 +77,7 @@ int TryEverything(Cache cache, Request landing, Request starting, engine::Job jo
   landing.Cancel();
   landing.Release();
   landing.Abandon(0);
-  refused(landing.PollQuiet());
+  refused(landing.PollQuiesced());
   EXPECT_EQ(landing.plan().step_count, 0u);
   EXPECT_EQ(landing.PlanBytes(nullptr, 0), 0u);
   refused(starting.WaitPlan());

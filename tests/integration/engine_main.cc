@@ -8,9 +8,9 @@
 //   reserve  reserve all segments and publish none          prints "OUTCOME…"
 //   publish  publish all segments                           prints "published"
 //   fork     fork a child that outlives its parent          prints "forked"
-//   doubt    publish and match, and at the first line that  prints "matched in process PID", "in doubt", "quiet"
-//            it reads land and give up; at the second wait
-//            until that landing is quiet
+//   quiesce  publish and match, and at the first line that  prints "matched in process PID", "unresolved",
+//            it reads land and abandon; at the second wait  "quiesced"
+//            until that landing is quiesced
 //   combine  plan the prompt's prefill, compute slowly what  prints "planning", "planned PENDING", "landed"
 //            is its own, wait for the rest, land all of it
 //   prefill  compute slowly what other engines miss        prints "serving", and "taken" at each segment
@@ -70,7 +70,7 @@ void Print(const std::string& line) {
 }
 
 // The test has frozen the daemon when the landing begins, and killed it when its end is awaited.
-void StayInDoubt(TestEngine& engine, const Command& command) {
+void StayUnresolved(TestEngine& engine, const Command& command) {
   constexpr std::chrono::milliseconds kImpatience{50};
   engine.PublishPrompt(command.prompt);
   const Match match = engine.Lookup(command.prompt);
@@ -78,9 +78,9 @@ void StayInDoubt(TestEngine& engine, const Command& command) {
   std::getchar();
   Landing landing = engine.Land(match, command.prompt);
   landing.Wait(kImpatience);
-  Print(landing.WaitQuiet(kImpatience) ? "quiet too early" : "in doubt");
+  Print(landing.WaitQuiesced(kImpatience) ? "quiesced too early" : "unresolved");
   std::getchar();
-  Print(landing.WaitQuiet(kPatience / 2) ? "quiet" : "still in doubt");
+  Print(landing.WaitQuiesced(kPatience / 2) ? "quiesced" : "still unresolved");
 }
 
 constexpr std::chrono::milliseconds kSlowly{20};  // a segment
@@ -232,8 +232,8 @@ int Main(int argc, char** argv) {
   if (command.name == "combine") Combine(engine, command.prompt);
   if (command.name == "prefill") ServePrefill(engine);
   if (command.name == "keep") Keep(engine, command.prompt[0].size());
-  if (command.name == "doubt") {
-    StayInDoubt(engine, command);
+  if (command.name == "quiesce") {
+    StayUnresolved(engine, command);
   } else {
     Print(Execute(engine, command, held));
   }

@@ -89,15 +89,15 @@ TEST_F(EnginePages, UnresolvedPagesReturnOnceWhenQuiesced) {
   Request request;
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
   EXPECT_EQ(request.Finish().code, Code::kOtherPages);
-  EXPECT_EQ(request.PollQuiet().code, Code::kPending);
+  EXPECT_EQ(request.PollQuiesced().code, Code::kPending);
   daemon_.Thaw();
   std::vector<int32_t> back(Targets().size());
   EXPECT_TRUE(Eventually([&] {
     cache.TakeQuiescedPages(back.data(), 0, 10);  // asks the daemon again
-    return request.PollQuiet().code != Code::kPending;
+    return request.PollQuiesced().code != Code::kPending;
   }));
   // The first one to ask gets them.
-  const engine::Status said = request.PollQuiet();
+  const engine::Status said = request.PollQuiesced();
   const uint64_t taken = cache.TakeQuiescedPages(back.data(), back.size(), 0);
   EXPECT_TRUE(said.ok() ? taken == 0 : taken == back.size()) << said.message << ", " << taken << " pages";
 }
@@ -128,7 +128,7 @@ TEST_F(EnginePages, AreReturnedAtOnceWithoutLanding) {
     ASSERT_GOOD(request.WaitPlan());
     EXPECT_EQ(request.plan().cached_tokens, 0u);
     if (waits) {
-      ASSERT_GOOD(request.PollQuiet());
+      ASSERT_GOOD(request.PollQuiesced());
     }
     request = Request();  // not finished
     EXPECT_TRUE(cache.TakeQuiescedPages(Targets().data(), Targets().size(), 0) == 0);

@@ -36,8 +36,8 @@ int TryEverything(std::unique_ptr<TestEngine> engine, std::optional<Match> match
   engine->model().Abandon(reservation);
   EXPECT_THAT(engine->Land(*match, prompt).Wait(kPatience), Each(MissReason::kDaemonUnavailable));
   EXPECT_THAT(landing->Wait(kPatience), Each(MissReason::kDaemonUnavailable));
-  EXPECT_FALSE(landing->quiet());
-  EXPECT_FALSE(landing->WaitQuiet(kPatience));
+  EXPECT_FALSE(landing->quiesced());
+  EXPECT_FALSE(landing->WaitQuiesced(kPatience));
   EXPECT_EQ(match->tuples(1), nullptr);
   refused(Client::Connect(options).status());
   landing.reset();

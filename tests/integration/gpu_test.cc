@@ -50,7 +50,7 @@ void ExpectLands(TestEngine& engine, const std::vector<Tokens>& prompt) {
   engine.FillTargets(kPoison);
   Landing landing = engine.Land(match, prompt);
   EXPECT_THAT(landing.Wait(kPatience), Each(MissReason::kNone));
-  EXPECT_TRUE(landing.quiet());
+  EXPECT_TRUE(landing.quiesced());
   uint64_t position = 0;
   for (size_t i = 0; i < prompt.size(); ++i) {
     engine.ExpectTuples(match, i, prompt[i]);

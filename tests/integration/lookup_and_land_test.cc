@@ -49,7 +49,7 @@ TEST_F(LookupAndLand, EmptyPromptLandsNothing) {
   EXPECT_THAT(match.checkpoint_positions(), ElementsAre(prompt_[0].size()));
   EXPECT_THAT(segments, IsEmpty());
   EXPECT_THAT(landing.Wait(kPatience), IsEmpty());
-  EXPECT_TRUE(landing.quiet());
+  EXPECT_TRUE(landing.quiesced());
   EXPECT_EQ(match.lease(), "");
   EXPECT_TRUE(engine_.TargetsAre(kPoison));
 }
@@ -63,7 +63,7 @@ TEST_F(LookupAndLand, LandsEverySegmentAtItsPosition) {
     EXPECT_EQ(match.prefix_depth(), prompt_[0].size());
     EXPECT_TRUE(landing.WaitLayers(4, kPatience));
     EXPECT_THAT(landing.Wait(kPatience), ElementsAre(MissReason::kNone, MissReason::kNone, MissReason::kNone));
-    EXPECT_TRUE(landing.quiet());
+    EXPECT_TRUE(landing.quiesced());
     EXPECT_TRUE(match.valid());
     ASSERT_EQ(segments.size(), prompt_.size());
     for (size_t i = 0; i < prompt_.size(); ++i) {
@@ -116,7 +116,7 @@ TEST_F(LookupAndLand, ShortPageTableIsRefusedWithoutLease) {
     auto [match, segments, landing] = engine_.model().LookupAndLand({tokens, lengths}, page_table);
     EXPECT_THAT(ReasonsOf(match), Each(MissReason::kInvalidRequest));
     EXPECT_THAT(segments, IsEmpty());
-    EXPECT_TRUE(landing.WaitQuiet(kPatience));
+    EXPECT_TRUE(landing.WaitQuiesced(kPatience));
   };
   const std::span<const int32_t> table = engine_.target_table();
   with({table.begin(), table.begin() + 2});
@@ -157,9 +157,9 @@ TEST_F(LookupAndLand, TimedOutCallLandsNothingAndLeavesNoLease) {
   std::optional<MatchAndLanding> both = engine.LookupAndLand(prompt_);
   EXPECT_THAT(ReasonsOf(both->match), Each(MissReason::kTimedOut));
   EXPECT_THAT(both->segments, IsEmpty());
-  EXPECT_FALSE(both->landing.quiet()) << "the daemon may be landing";
+  EXPECT_FALSE(both->landing.quiesced()) << "the daemon may be landing";
   daemon_.Thaw();
-  ASSERT_TRUE(both->landing.WaitQuiet(kPatience));
+  ASSERT_TRUE(both->landing.WaitQuiesced(kPatience));
   engine.FillTargets(kOwn);
   EXPECT_FALSE(Eventually([&] { return !engine.TargetsAre(kOwn); }, milliseconds(300))) << "a late write";
   both.reset();
@@ -189,7 +189,7 @@ TEST(LookupAndLandOfMuch, SurvivesTheDaemonsDeathDuringTheCall) {
   ASSERT_TRUE(landing.WaitLayers(1, kPatience));
   daemon.Kill();
   EXPECT_THAT(landing.Wait(kPatience), Contains(MissReason::kDaemonUnavailable));
-  EXPECT_TRUE(landing.WaitQuiet(kPatience));
+  EXPECT_TRUE(landing.WaitQuiesced(kPatience));
   EXPECT_THAT(ReasonsOf(engine.LookupAndLand(prompt).match), Each(MissReason::kDaemonUnavailable));
 }
 

@@ -98,7 +98,7 @@ TEST_F(MemoryPressure, AResetCompositionIsUnresolved) {
   advance.state.data = engine_->region().data();
   Composition composition = engine_->model().Advance(nullptr, advance);
   EXPECT_EQ(composition.reason(), MissReason::kDaemonUnavailable);
-  EXPECT_TRUE(composition.WaitQuiet(kPatience));
+  EXPECT_TRUE(composition.WaitQuiesced(kPatience));
 }
 
 }  // namespace

@@ -19,14 +19,14 @@ class PidNamespaces : public testing::Test {
 
 TEST_F(PidNamespaces, TheDaemonsDeathStillResolvesALanding) {
   DaemonProcess daemon({.own_pid_namespace = true});
-  EngineProcess engine(daemon.client_options(), {"doubt", "1", "2", "50"}, {.own_pid_namespace = true});
+  EngineProcess engine(daemon.client_options(), {"quiesce", "1", "2", "50"}, {.own_pid_namespace = true});
   ASSERT_EQ(engine.ReadLine(), "matched in process 1");
   daemon.Freeze();
   engine.GoOn();
-  ASSERT_EQ(engine.ReadLine(), "in doubt");
+  ASSERT_EQ(engine.ReadLine(), "unresolved");
   daemon.Kill();
   engine.GoOn();
-  EXPECT_EQ(engine.ReadLine(), "quiet");
+  EXPECT_EQ(engine.ReadLine(), "quiesced");
 }
 
 TEST_F(PidNamespaces, AnEnginesDeathStillEndsItsSession) {

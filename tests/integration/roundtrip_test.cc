@@ -47,7 +47,7 @@ TEST_P(Roundtrip, LandsWhatWasPublishedInAnyOrder) {
     engine.FillTargets(kPoison);
     Landing landing = engine.Land(match, prompt);
     EXPECT_THAT(landing.Wait(kPatience), Each(MissReason::kNone));
-    EXPECT_TRUE(landing.quiet());
+    EXPECT_TRUE(landing.quiesced());
     uint64_t position = 0;
     for (size_t i = 0; i < prompt.size(); ++i) {
       EXPECT_EQ(match.segments()[i].start, position);

@@ -223,7 +223,7 @@ TEST(EngineMemory, FreedDuringWriteIsNotCharged) {
     });
     Landing landing = engine.Land(match, prompt);
     landing.Wait(kPatience);  // landed, or missed if the pages were freed before it began
-    landing.WaitQuiet(kPatience);
+    landing.WaitQuiesced(kPatience);
     freeing.join();
   }
   EXPECT_LT(group->Shared(), before + kLanded / 2) << "what the engines freed is not the daemon's";

@@ -83,7 +83,7 @@ TEST_F(HolderFaultsTest, KilledHolderIsReplacedOrMiss) {
       Landing landing = engine.Land(match, prompt);
       killed = Holder(prompt.size());
       std::this_thread::sleep_for(milliseconds(random_() % 500));
-      const bool in_time = !landing.quiet();
+      const bool in_time = !landing.quiesced();
       cluster_->daemon(killed).Kill();
       const Stopwatch since;
       cluster_->network().Heal();
@@ -141,7 +141,7 @@ TEST_F(HolderFaultsTest, EvictionDuringSlowFetchSendsToTheEnd) {
   for (int i = 0; i < kOthers; ++i) at_holder.PublishPrompt(LongPrompt());
   EvictByHand(0, prompt);
   EXPECT_EQ(Hits(at_holder.Lookup(prompt)), 0u);
-  EXPECT_FALSE(landing.quiet()) << "it was over before";
+  EXPECT_FALSE(landing.quiesced()) << "it was over before";
   const Stopwatch since;
   const std::vector<MissReason> reasons = landing.Wait(integration::kPatience);
   EXPECT_THAT(reasons, testing::Each(MissReason::kNone));

@@ -293,7 +293,7 @@ void ashlar_request_cancel(ashlar_request* request) {
 }
 
 int32_t ashlar_request_poll_quiet(ashlar_request* request) {
-  return Report(request->request.PollQuiet());
+  return Report(request->request.PollQuiesced());
 }
 
 void ashlar_request_release(ashlar_request* request) {

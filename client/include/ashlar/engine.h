@@ -25,11 +25,12 @@
 // tensors are copied.
 //
 // Ownership of pages. A request that was begun with pages owns them until Finish returns kOk or kRestart, until
-// PollQuiet returns kOk, or, if nothing lands, until the plan is known. Until then the daemon may write to the pages,
-// and the engine may write only the tokens that the plan tells it to compute. While missing() is not empty, nothing
-// lands. If a request ends earlier, or gets kOtherPages, its pages belong to the cache: TakeQuiescedPages returns them
-// once, and calls refuse them until then. To learn whether the pages are yours, call PollQuiet before you end a
-// request. kOtherPages: give the request other pages, with LookAgain while missing() is not empty, otherwise with Move.
+// PollQuiesced returns kOk, or, if nothing lands, until the plan is known. Until then the daemon may write to the
+// pages, and the engine may write only the tokens that the plan tells it to compute. While missing() is not empty,
+// nothing lands. If a request ends earlier, or gets kOtherPages, its pages belong to the cache: TakeQuiescedPages
+// returns them once, and calls refuse them until then. To learn whether the pages are yours, call PollQuiesced before
+// you end a request. kOtherPages: give the request other pages, with LookAgain while missing() is not empty, otherwise
+// with Move.
 //
 // In-place sharing (MEPIC §3.2). With Memory::share_in_place the daemon allocates page numbers, and running requests
 // read one copy of each segment. Begin takes no pages. Request::Admit returns the request's pages: shared ones, and the
@@ -335,7 +336,7 @@ class Request {
   void Cancel() noexcept;
   // kOk: nothing can write to the pages any longer; the engine owns them, and TakeQuiescedPages does not return them.
   // kFailedPrecondition: TakeQuiescedPages has returned them.
-  Status PollQuiet() noexcept;
+  Status PollQuiesced() noexcept;
   // Ends the request's lease, when no Tuple is needed any more. Texts that began as its prompt may still be committed;
   // commits in progress keep the lease until they are done.
   void Release() noexcept;

@@ -132,7 +132,7 @@ class PageStore:
         with self._changed:
             while True:
                 if len(self._free) < most:
-                    self._free += self._handle.take_quiet(self.slots)
+                    self._free += self._handle.take_quiesced(self.slots)
                 if self._free:
                     taken, self._free = self._free[:most], self._free[most:]
                     return taken
@@ -210,7 +210,7 @@ class PageStore:
             try:
                 first = len(fetched)
                 landed = self._handle.get(wanted[first : first + len(slots)], slots)
-                ours = [slot for slot, (_, quiet, _) in zip(slots, landed) if quiet]
+                ours = [slot for slot, (_, quiesced, _) in zip(slots, landed) if quiesced]
                 for i, (slot, (miss, _, tier)) in enumerate(zip(slots, landed)):
                     if miss is None:
                         take(first + i, self._slot(slot))

@@ -14,7 +14,7 @@
 namespace ashlar::python {
 namespace {
 
-constexpr uint64_t kMostQuietPages = 1 << 20;  // limit of one call
+constexpr uint64_t kMostQuiescedPages = 1 << 20;  // limit of one call
 
 // Reads a fixed number of bytes. For None, the zeros are kept.
 template <size_t count>
@@ -410,7 +410,7 @@ nb::tuple StartServePrefill(PyCache& self, nb::handle type, nb::handle wait_ms) 
 std::vector<int32_t> TakeQuiescedPages(PyCache& self, nb::handle most, nb::handle timeout_ms, nb::handle group) {
   const auto wait = Whole<uint32_t>("timeout_ms", timeout_ms);
   const auto of = Whole<uint32_t>("group", group);
-  std::vector<int32_t> pages(std::min(Whole<uint64_t>("most", most), kMostQuietPages));
+  std::vector<int32_t> pages(std::min(Whole<uint64_t>("most", most), kMostQuiescedPages));
   pages.resize(self.cache.WithoutGil(
       [&](engine::Cache& cache) { return cache.TakeQuiescedPages(pages.data(), pages.size(), wait, of); }));
   return pages;

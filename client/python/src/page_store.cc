@@ -151,16 +151,16 @@ std::vector<PageStore::Landed> PageStore::Get(std::span<const PageKey> keys, std
     if (!landings[i].has_value()) continue;
     const auto left = std::chrono::ceil<std::chrono::milliseconds>(deadline - std::chrono::steady_clock::now());
     landed[i].reason = landings[i]->Wait(std::max(left, std::chrono::milliseconds(1))).front();
-    landed[i].quiet = landings[i]->quiet();
-    if (!landed[i].quiet) doubtful_.Keep(std::move(landings[i]), {{kOnlySet, tables[i]}});
+    landed[i].quiesced = landings[i]->quiesced();
+    if (!landed[i].quiesced) unresolved_.Keep(std::move(landings[i]), {{kOnlySet, tables[i]}});
   }
   return landed;
 }
 
-std::vector<int32_t> PageStore::TakeQuiet(uint32_t most) {
-  std::vector<int32_t> quiet(most);
-  quiet.resize(doubtful_.Take(kOnlySet, quiet, std::chrono::milliseconds(0)));
-  return quiet;
+std::vector<int32_t> PageStore::TakeQuiesced(uint32_t most) {
+  std::vector<int32_t> quiesced(most);
+  quiesced.resize(unresolved_.Take(kOnlySet, quiesced, std::chrono::milliseconds(0)));
+  return quiesced;
 }
 
 }  // namespace ashlar::python

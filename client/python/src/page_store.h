@@ -60,14 +60,14 @@ class PageStore {
   std::vector<PublishOutcome> Publish(std::span<const Reservation> reservations, std::span<const uint32_t> slots);
   void Abandon(std::span<const Reservation> reservations) { model_.Abandon(reservations); }
 
-  // kNone: the page is in its slot. If `quiet` is false, the store owns the slot until TakeQuiet returns it.
+  // kNone: the page is in its slot. If `quiesced` is false, the store owns the slot until TakeQuiesced returns it.
   struct Landed {
     MissReason reason = MissReason::kNone;
-    bool quiet = true;
+    bool quiesced = true;
     TierKind tier = TierKind::kNone;  // the tier of the hit
   };
   std::vector<Landed> Get(std::span<const PageKey> keys, std::span<const uint32_t> slots);
-  std::vector<int32_t> TakeQuiet(uint32_t most);
+  std::vector<int32_t> TakeQuiesced(uint32_t most);
 
  private:
   PageStore(std::shared_ptr<Client> client, Model model, Region region, const Options& options);
@@ -80,7 +80,7 @@ class PageStore {
   const std::chrono::milliseconds land_;
   Region region_;
   Model model_;
-  engine::Quarantine doubtful_;  // destroyed first, and waits
+  engine::Quarantine unresolved_;  // destroyed first, and waits
 };
 
 }  // namespace ashlar::python

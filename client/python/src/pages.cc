@@ -127,7 +127,7 @@ nb::list Get(const PyPageStore& self, const std::vector<nb::bytes>& keys, const 
     const bool hit = page.reason == MissReason::kNone;
     const nb::object missed = hit ? nb::none() : nb::cast(std::string(Name(page.reason)));
     const nb::object tier = hit ? nb::cast(std::string(Name(page.tier))) : nb::none();
-    out.append(nb::make_tuple(missed, page.quiet, tier));
+    out.append(nb::make_tuple(missed, page.quiesced, tier));
   }
   return out;
 }
@@ -148,9 +148,9 @@ void BindPages(nb::module_& module) {
              });
            })
       .def("get", &Get)
-      .def("take_quiet",
+      .def("take_quiesced",
            [](const PyPageStore& self, uint32_t most) {
-             return self.open().WithoutGil([most](PageStore& store) { return store.TakeQuiet(most); });
+             return self.open().WithoutGil([most](PageStore& store) { return store.TakeQuiesced(most); });
            })
       .def("connected", [](const PyPageStore& self) { return self.open()->connected(); })
       .def("check_open", [](const PyPageStore& self) { self.open(); })

@@ -497,7 +497,7 @@ void BindEnd(nb::class_<PyRequest>& request) {
              self.plan.reset();
              self.request->Cancel();
            })
-      .def("poll_quiet", &Waiting<&Request::PollQuiet>)
+      .def("poll_quiesced", &Waiting<&Request::PollQuiesced>)
       .def(
           "release", [](PyRequest& self) { self.request->Release(); },
           "Gives back the lease while the request stays, for `Cache.commit`.")

@@ -113,7 +113,7 @@ def test_handles_are_refused_in_a_child_and_work_in_the_parent(daemon):
         "look_again": lambda: request.look_again(np.arange(32)),
         "move": lambda: request.move(np.arange(32)),
         "finish": lambda: request.finish(),
-        "poll_quiet": lambda: request.poll_quiet(),
+        "poll_quiesced": lambda: request.poll_quiesced(),
         "cancel": lambda: request.cancel(),
         "release": lambda: request.release(),
         "abandon": lambda: request.abandon(0),

@@ -159,12 +159,12 @@ class Setter:
 
     def _gives_back(self, request: Request) -> bool:
         """Ends a request. False: the daemon may still write its pages; get them from `take_quiesced_pages`."""
-        quiet = False
+        quiesced = False
         with contextlib.suppress(ConnectionError, RuntimeError):
             request.cancel()
-            quiet = request.poll_quiet() == Verdict.OK
+            quiesced = request.poll_quiesced() == Verdict.OK
         request.end()
-        return quiet
+        return quiesced
 
     def end(self, setting: Setting) -> None:
         """Releases the lease and the pages of an assembled prompt."""

@@ -378,14 +378,14 @@ class Composer:
             landing.tuples = found
             return landed
         finally:
-            quiet = True
+            quiesced = True
             if request is not None:
                 request.cancel()
-                quiet = request.poll_quiet() == ashlar.Verdict.OK
+                quiesced = request.poll_quiesced() == ashlar.Verdict.OK
                 request.end()
             if landed.jumps:
                 landing.table = table
-            elif quiet:
+            elif quiesced:
                 self._pages.give(table.tolist())
 
     def _pays(self, tokens: int) -> bool:
@@ -442,7 +442,7 @@ class Composer:
         tokens = np.array([*([0] if before else []), *alone.tokens, 0], np.int32)
         deadline = time.monotonic() + self._options.land_ms / 1000
         table = self._pages.take(len(tokens), deadline, lambda: True)
-        quiet = True
+        quiesced = True
         try:
             with cache.start_begin(tokens, [*before, len(alone.tokens)], table, fill=True, salt=alone.salt) as request:
                 if request.wait_plan() != ashlar.Verdict.OK:
@@ -458,10 +458,10 @@ class Composer:
                         linear = [self._tensors(cache, request, number, ran, name) for name in self._states]
                     published += request.publish(number, linear, table) == "published"
                 request.cancel()
-                quiet = request.poll_quiet() == ashlar.Verdict.OK
+                quiesced = request.poll_quiesced() == ashlar.Verdict.OK
                 return published
         finally:
-            if quiet:
+            if quiesced:
                 self._pages.give(table.tolist())
 
     def _tensors(

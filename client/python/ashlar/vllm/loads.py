@@ -56,7 +56,7 @@ class Loads:
         self._described, self._options = described, options
         self._caches, self._weights, self._cache, self._pace, self._stats = caches, weights, cache, pace, stats
         self._landings: list[_Landing] = []
-        self._doubtful: list[_Landing] = []  # landings whose blocks or staging pages the daemon may still write
+        self._unresolved: list[_Landing] = []  # landings whose blocks or staging pages the daemon may still write
         self._report = WorkerReport()
 
     @property
@@ -83,12 +83,12 @@ class Loads:
                 self._count(landing, done)
         return ended
 
-    def collect_quiet(self) -> None:
+    def collect_quiesced(self) -> None:
         """Ends the abandoned landings for which the daemon no longer writes."""
-        for landing in list(self._doubtful):
+        for landing in list(self._unresolved):
             assert landing.handle is not None
-            if landing.handle.poll_quiet() != ashlar.Verdict.PENDING:
-                self._doubtful.remove(landing)
+            if landing.handle.poll_quiesced() != ashlar.Verdict.PENDING:
+                self._unresolved.remove(landing)
                 self._resolve(landing)
 
     def suspend(self) -> None:
@@ -96,9 +96,9 @@ class Loads:
         for landing in self._landings:  # usually none, because the engine has drained
             landing.begun = True
             self._forgo(landing)
-        for landing in self._doubtful:
+        for landing in self._unresolved:
             self._resolve(landing)
-        self._doubtful = []
+        self._unresolved = []
 
     def take_report(self) -> WorkerReport:
         """Returns what has happened since the last call."""
@@ -106,9 +106,9 @@ class Loads:
         return report
 
     def close(self) -> None:
-        for landing in self._landings + self._doubtful:
+        for landing in self._landings + self._unresolved:
             self._forgo(landing)
-        self._landings, self._doubtful = [], []
+        self._landings, self._unresolved = [], []
 
     # ---- starting
 
@@ -227,17 +227,17 @@ class Loads:
         self._report.failed[name] += 1
         if handle is not None:
             handle.cancel()
-            if handle.poll_quiet() != ashlar.Verdict.OK:
-                self._doubtful.append(landing)
+            if handle.poll_quiesced() != ashlar.Verdict.OK:
+                self._unresolved.append(landing)
                 if self._caches.staging is None:
-                    self._report.doubtful[name] += 1
+                    self._report.unresolved[name] += 1
                 return False
         self._forgo(landing)
         return False
 
     def _resolve(self, landing: _Landing) -> None:
         if self._caches.staging is None:
-            self._report.quiet[landing.load.request] += 1
+            self._report.quiesced[landing.load.request] += 1
         self._forgo(landing)
 
     def _forgo(self, landing: _Landing) -> None:

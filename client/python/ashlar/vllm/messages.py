@@ -133,8 +133,8 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     """Counts of ranks per request: failed loads, blocks that became unresolved or resolved, and ended saves."""
 
     failed: Counter[str] = dataclasses.field(default_factory=Counter)
-    doubtful: Counter[str] = dataclasses.field(default_factory=Counter)
-    quiet: Counter[str] = dataclasses.field(default_factory=Counter)
+    unresolved: Counter[str] = dataclasses.field(default_factory=Counter)
+    quiesced: Counter[str] = dataclasses.field(default_factory=Counter)
     saved: Counter[int] = dataclasses.field(default_factory=Counter)
     kept: Counter[int] = dataclasses.field(default_factory=Counter)  # number of stored saves
     refusing: Counter[int] = dataclasses.field(default_factory=Counter)  # ranks that can neither load nor save

@@ -379,7 +379,7 @@ class Scheduler:
         self._decide(number for number, _ in report.fetched)
         if report:
             self._await_reports()
-        for name, ranks in report.doubtful.items():
+        for name, ranks in report.unresolved.items():
             self._blocks.hold(name, ranks)
         failed = set(report.failed) | set(output.failed_recving or ())
         for name in output.finished_recving or ():
@@ -388,7 +388,7 @@ class Scheduler:
         for name in failed - set(output.finished_recving or ()):
             if name in self._followed:
                 self._followed[name].refused = True
-        for name, ranks in report.quiet.items():
+        for name, ranks in report.quiesced.items():
             self._blocks.quiesced(name, ranks)
         for number, ranks in report.saved.items():
             self._offers.saved(number, ranks, report.kept[number])

@@ -172,7 +172,7 @@ class Worker:
 
     def poll_loads(self, step: StepMetadata) -> tuple[set[str], set[str]]:
         """Returns the requests whose loads have ended, and those among them that failed."""
-        self._loads.collect_quiet()
+        self._loads.collect_quiesced()
         deadline = time.monotonic() + (_IDLE_WAIT if step.scheduled_tokens == 0 else 0)
         ended: dict[str, bool] = {}
         self._run_alone(step)

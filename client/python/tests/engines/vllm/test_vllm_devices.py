@@ -251,12 +251,12 @@ def unresolved(specs, daemon):
     one.raw.copy_(torch.randint(-128, 128, one.raw.shape, dtype=torch.int8))
     source, target, staging = one.blocks(384, 0), one.blocks(384, 11), one.worker._caches.staging
     assert one.save(384, source)
-    finish, quiet = ashlar.Request.poll_finish, ashlar.Request.poll_quiet
+    finish, quiet = ashlar.Request.poll_finish, ashlar.Request.poll_quiesced
     ashlar.Request.poll_finish = lambda request: ashlar.Verdict.RESTART
-    ashlar.Request.poll_quiet = lambda request: ashlar.Verdict.PENDING
+    ashlar.Request.poll_quiesced = lambda request: ashlar.Verdict.PENDING
     loaded = one.loads(384, [target], daemon)
-    held, kept = bool(one.worker.report().doubtful), staging.take(4) is None
-    ashlar.Request.poll_finish, ashlar.Request.poll_quiet = finish, quiet
+    held, kept = bool(one.worker.report().unresolved), staging.take(4) is None
+    ashlar.Request.poll_finish, ashlar.Request.poll_quiesced = finish, quiet
     again = one.loads(384, [target], daemon)
     one.close()
     return loaded, held, kept, again

@@ -87,7 +87,7 @@ def test_a_frozen_daemon_only_delays(harmed, expected):
     deadline = time.monotonic() + 20
     while child.call("free_blocks") != free and time.monotonic() < deadline:
         child.call("erase")
-    assert child.call("free_blocks") == free, "blocks in doubt came back"
+    assert child.call("free_blocks") == free, "unresolved blocks came back"
 
 
 def test_a_daemon_that_starts_later_is_used(tmp_path, expected):
@@ -149,10 +149,10 @@ IN_DOUBT = """
 import ashlar
 from vllm.distributed.kv_transfer import get_kv_transfer_group
 half, scheduler = get_kv_transfer_group()._worker, server.connector()._scheduler
-server.real = half._loads._advance, ashlar.Request.poll_quiet, scheduler.step
+server.real = half._loads._advance, ashlar.Request.poll_quiesced, scheduler.step
 server.used = []
 half._loads._advance = half._loads._leave
-ashlar.Request.poll_quiet = lambda self: ashlar.Verdict.PENDING
+ashlar.Request.poll_quiesced = lambda self: ashlar.Verdict.PENDING
 def step(output):
     for data in output.scheduled_new_reqs:
         server.used += data.block_ids[0][data.num_computed_tokens // {block} :]
@@ -165,7 +165,7 @@ def test_blocks_that_the_daemon_may_still_write_to_are_not_computed_into(engine,
     """Also if the engine itself has the beginning: it would then keep a request's blocks, unless failures are reported
     by request."""
     child, block = engine("qwen3"), BLOCK["qwen3"]
-    text = prompt("in doubt", 3 * block + 40)
+    text = prompt("unresolved", 3 * block + 40)
     same(child.generate([text]), expected("qwen3", [text]))
     child.call("erase")
     free = child.call("free_blocks")
@@ -181,7 +181,7 @@ def test_blocks_that_the_daemon_may_still_write_to_are_not_computed_into(engine,
     child.call(
         "execute",
         "import ashlar\nfrom vllm.distributed.kv_transfer import get_kv_transfer_group\nhalf = get_kv_transfer_group()._worker\n"
-        "half._loads._advance, ashlar.Request.poll_quiet, server.connector()._scheduler.step = server.real",
+        "half._loads._advance, ashlar.Request.poll_quiesced, server.connector()._scheduler.step = server.real",
     )
     settle(child, free)
 

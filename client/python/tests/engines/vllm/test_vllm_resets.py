@@ -169,7 +169,7 @@ def test_an_idle_engine_does_not_wait_for_a_hung_daemon(daemon):
             "execute",
             "import ashlar\nserver.real = ashlar.Request.poll_finish\n"
             "ashlar.Request.poll_finish = lambda self: ashlar.Verdict.PENDING\n"
-            "server.quiet = ashlar.Request.poll_quiet\nashlar.Request.poll_quiet = ashlar.Request.poll_finish",
+            "server.quiet = ashlar.Request.poll_quiesced\nashlar.Request.poll_quiesced = ashlar.Request.poll_finish",
         )
         child.generate([text])
         began = time.monotonic()
@@ -177,7 +177,7 @@ def test_an_idle_engine_does_not_wait_for_a_hung_daemon(daemon):
         assert time.monotonic() - began < 5 and child.call("free_blocks") < 255
         child.call(
             "execute",
-            "import ashlar\nashlar.Request.poll_finish = server.real\nashlar.Request.poll_quiet = server.quiet",
+            "import ashlar\nashlar.Request.poll_finish = server.real\nashlar.Request.poll_quiesced = server.quiet",
         )
         child.generate([prompt("behind it", 20)])
         child.call("erase")
