@@ -88,11 +88,11 @@ ASHLAR_API int32_t ashlar_start_serve_prefill(ashlar_cache* cache, uint32_t wait
 ASHLAR_API int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out);
 /* Return the number of quiesced pages written to `pages`: pages that the cache kept, and to which nothing writes any
  * more. The first call waits up to timeout_ms. */
-ASHLAR_API uint64_t ashlar_take_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity,
+ASHLAR_API uint64_t ashlar_take_quiesced_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity,
                                             uint32_t timeout_ms);
-ASHLAR_API uint64_t ashlar_poll_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity);
+ASHLAR_API uint64_t ashlar_poll_quiesced_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity);
 /* The pages of one group of layers, if each group numbers its own pages. timeout_ms 0 does not wait. */
-ASHLAR_API uint64_t ashlar_take_quiet_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages, uint64_t capacity,
+ASHLAR_API uint64_t ashlar_take_quiesced_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages, uint64_t capacity,
                                                uint32_t timeout_ms);
 
 /* Cancels calls in progress. Does not wait, unless it is the last handle of its cache (ashlar_close). */
@@ -159,7 +159,7 @@ ASHLAR_API int32_t ashlar_request_move_groups(ashlar_request* request, const ash
 ASHLAR_API int32_t ashlar_request_lose(ashlar_request* request, const uint32_t* segments, uint32_t count);
 ASHLAR_API int32_t ashlar_request_pages_kept(const ashlar_request* request);
 ASHLAR_API void ashlar_request_cancel(ashlar_request* request);
-ASHLAR_API int32_t ashlar_request_poll_quiet(ashlar_request* request);
+ASHLAR_API int32_t ashlar_request_poll_quiesced(ashlar_request* request);
 ASHLAR_API void ashlar_request_release(ashlar_request* request);
 /* Returns the size of the plan for other processes, and writes it if `capacity` suffices. 0: no hit. */
 ASHLAR_API uint64_t ashlar_request_plan_bytes(const ashlar_request* request, uint8_t* out, uint64_t capacity);

@@ -236,15 +236,15 @@ int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out) {
   return Write(own, out);
 }
 
-uint64_t ashlar_take_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity, uint32_t timeout_ms) {
+uint64_t ashlar_take_quiesced_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity, uint32_t timeout_ms) {
   return cache->cache.TakeQuiescedPages(pages, capacity, timeout_ms);
 }
 
-uint64_t ashlar_take_quiet_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages, uint64_t capacity,
+uint64_t ashlar_take_quiesced_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages, uint64_t capacity,
                                     uint32_t timeout_ms) {
   return cache->cache.TakeQuiescedPages(pages, capacity, timeout_ms, group);
 }
 
-uint64_t ashlar_poll_quiet_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity) {
+uint64_t ashlar_poll_quiesced_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity) {
   return cache->cache.TakeQuiescedPages(pages, capacity, 0);
 }

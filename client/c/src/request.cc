@@ -292,7 +292,7 @@ void ashlar_request_cancel(ashlar_request* request) {
   request->request.Cancel();
 }
 
-int32_t ashlar_request_poll_quiet(ashlar_request* request) {
+int32_t ashlar_request_poll_quiesced(ashlar_request* request) {
   return Report(request->request.PollQuiesced());
 }
 

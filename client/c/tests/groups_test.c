@@ -113,14 +113,14 @@ void groups(char** sockets) {
     REQUIRE(ashlar_request_look_again_groups(request, tables, 1) != ASHLAR_OK);
     ashlar_request_end(request);
     request = NULL;
-    for (g = 0; g < 2; ++g) REQUIRE(ashlar_take_quiet_pages_of(cache, (uint32_t)g, back, 8, 0) == 0);
+    for (g = 0; g < 2; ++g) REQUIRE(ashlar_take_quiesced_pages_of(cache, (uint32_t)g, back, 8, 0) == 0);
   }
   /* Pages of a request that ends unfinished come back by group. */
   REQUIRE(ashlar_begin(cache, &prompt, 1, &request) == ASHLAR_OK);
   ashlar_request_end(request);
-  REQUIRE(ashlar_take_quiet_pages_of(cache, 0, back, 8, 20000) == TEXT / PAGE_TOKENS + 1);
-  REQUIRE(ashlar_take_quiet_pages_of(cache, 1, back, 8, 20000) == 8);
-  REQUIRE(ashlar_take_quiet_pages_of(cache, 1, back, 8, 0) == TEXT / NARROW_TOKENS + 1 - 8);
-  REQUIRE(ashlar_take_quiet_pages_of(cache, 2, back, 8, 0) == 0);
+  REQUIRE(ashlar_take_quiesced_pages_of(cache, 0, back, 8, 20000) == TEXT / PAGE_TOKENS + 1);
+  REQUIRE(ashlar_take_quiesced_pages_of(cache, 1, back, 8, 20000) == 8);
+  REQUIRE(ashlar_take_quiesced_pages_of(cache, 1, back, 8, 0) == TEXT / NARROW_TOKENS + 1 - 8);
+  REQUIRE(ashlar_take_quiesced_pages_of(cache, 2, back, 8, 0) == 0);
   ashlar_close(cache);
 }

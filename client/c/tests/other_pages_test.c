@@ -51,7 +51,7 @@ static void fill(ashlar_request* request, const int32_t* table) {
 }
 
 void other_pages(char** sockets) {
-  static int32_t tokens[TEXT + 10], table[2 * TEXT_PAGES], quiet[2 * TEXT_PAGES];
+  static int32_t tokens[TEXT + 10], table[2 * TEXT_PAGES], quiesced[2 * TEXT_PAGES];
   uint64_t lengths[LONG_SEGMENTS + 1], back = 0;
   ashlar_cache* const cache = open_slow(sockets);
   ashlar_prompt prompt = ASHLAR_INIT(ashlar_prompt);
@@ -75,7 +75,7 @@ void other_pages(char** sockets) {
     if (code != ASHLAR_OK) break;
     fill(request, table);
     ashlar_request_end(request);
-    while (ashlar_take_quiet_pages(cache, quiet, 2 * TEXT_PAGES, 100) > 0) continue;
+    while (ashlar_take_quiesced_pages(cache, quiesced, 2 * TEXT_PAGES, 100) > 0) continue;
   }
   REQUIRE(code == ASHLAR_OTHER_PAGES);
   REQUIRE(request != NULL);
@@ -86,7 +86,7 @@ void other_pages(char** sockets) {
   REQUIRE(code == ASHLAR_OK || code == ASHLAR_RESTART);
   ashlar_request_end(request);
   while (back < TEXT_PAGES) { /* those that it was begun with */
-    const uint64_t more = ashlar_take_quiet_pages(cache, quiet, 2 * TEXT_PAGES, 20000);
+    const uint64_t more = ashlar_take_quiesced_pages(cache, quiesced, 2 * TEXT_PAGES, 20000);
     REQUIRE(more > 0);
     back += more;
   }
