@@ -126,8 +126,8 @@ struct Daemon::Impl {
         engine_service(
             cache, metrics, loop, table, models, router, cluster == nullptr ? nullptr : &cluster->lookup(),
             config.events().zmq_address().empty() ? nullptr : &events.texts(),
-            cluster == nullptr ? std::function<PromptHandOff&()>()
-                               : [this]() -> PromptHandOff& { return cluster->hand_off(); }),
+            cluster == nullptr ? std::function<PromptHandoff&()>()
+                               : [this]() -> PromptHandoff& { return cluster->handoff(); }),
         admin_service({cache, loop, table, models, metrics, loops->clock, TenantNames(config),
                        [this] { return Measure(); }, [this](bool draining) { return SetDraining(draining); },
                        [this] { return static_cast<double>(reloader.drain_seconds()); }, router,

@@ -147,21 +147,21 @@ absl::string_view Name(TakeOutcome outcome) {
   return "unknown";
 }
 
-absl::string_view Name(HandOffOutcome outcome) {
+absl::string_view Name(HandoffOutcome outcome) {
   switch (outcome) {
-    case HandOffOutcome::kCompleted:
+    case HandoffOutcome::kCompleted:
       return "completed";
-    case HandOffOutcome::kNoStates:
+    case HandoffOutcome::kNoStates:
       return "no_states";
-    case HandOffOutcome::kNoNode:
+    case HandoffOutcome::kNoNode:
       return "no_node";
-    case HandOffOutcome::kRefused:
+    case HandoffOutcome::kRefused:
       return "refused";
-    case HandOffOutcome::kTimedOut:
+    case HandoffOutcome::kTimedOut:
       return "timed_out";
-    case HandOffOutcome::kBusy:
+    case HandoffOutcome::kBusy:
       return "busy";
-    case HandOffOutcome::kUnavailable:
+    case HandoffOutcome::kUnavailable:
       return "unavailable";
   }
   return "unknown";

@@ -98,7 +98,7 @@ enum class TakeOutcome : uint8_t {
 absl::string_view Name(TakeOutcome outcome);
 
 // The outcome of a prefill handoff of a text to another node.
-enum class HandOffOutcome : uint8_t {
+enum class HandoffOutcome : uint8_t {
   kCompleted = 1,    // the node has everything
   kNoStates = 2,     // this node has no states at the end of the text
   kNoNode = 3,       // the node is unknown or not reachable
@@ -107,7 +107,7 @@ enum class HandOffOutcome : uint8_t {
   kBusy = 6,         // too many handoffs are in flight
   kUnavailable = 7,  // the daemon was not reachable, or is not in a cluster
 };
-absl::string_view Name(HandOffOutcome outcome);
+absl::string_view Name(HandoffOutcome outcome);
 
 // The state of a segment's shared pages.
 enum class PageContent : uint8_t {

@@ -273,25 +273,25 @@ Status Cache::StartCommit(const Text* texts, uint32_t count, Job* job) noexcept 
   });
 }
 
-Status Cache::HandOff(const Text& text, const char* node, uint32_t wait_ms) noexcept {
+Status Cache::Handoff(const Text& text, const char* node, uint32_t wait_ms) noexcept {
   return OnOpen(impl_, [&](CacheState& cache) -> Status {
-    if (Status status = CheckHandOff(cache, text, node); !status.ok()) return status;
-    const HandOffOutcome outcome = HandTextOff(cache, HandedText(text, node), std::chrono::milliseconds(wait_ms));
-    if (outcome == HandOffOutcome::kCompleted) return {};
-    if (outcome == HandOffOutcome::kTimedOut) return {.code = Code::kPending};
+    if (Status status = CheckHandoff(cache, text, node); !status.ok()) return status;
+    const HandoffOutcome outcome = HandTextOff(cache, HandedText(text, node), std::chrono::milliseconds(wait_ms));
+    if (outcome == HandoffOutcome::kCompleted) return {};
+    if (outcome == HandoffOutcome::kTimedOut) return {.code = Code::kPending};
     return MakeStatus(Code::kUnavailable, std::string(Name(outcome)));
   });
 }
 
-Status Cache::StartHandOff(const Text& text, const char* node, uint32_t wait_ms, uint8_t* outcome, Job* job) noexcept {
+Status Cache::StartHandoff(const Text& text, const char* node, uint32_t wait_ms, uint8_t* outcome, Job* job) noexcept {
   return OnOpen(impl_, [&](CacheState& cache) -> Status {
     if (job == nullptr) return Invalid("job: null");
     if (outcome == nullptr) return Invalid("outcome: null");
-    if (Status status = CheckHandOff(cache, text, node); !status.ok()) return status;
+    if (Status status = CheckHandoff(cache, text, node); !status.ok()) return status;
     auto made = std::make_unique<JobState>(JobState{.cache = cache.shared_from_this(), .task = nullptr});
-    const auto busy = [outcome] { *outcome = static_cast<uint8_t>(HandOffOutcome::kBusy); };
+    const auto busy = [outcome] { *outcome = static_cast<uint8_t>(HandoffOutcome::kBusy); };
     made->task =
-        cache.hand_offs.Start([&cache, handed = std::make_shared<HandedText>(text, node), wait_ms, outcome, busy] {
+        cache.handoffs.Start([&cache, handed = std::make_shared<HandedText>(text, node), wait_ms, outcome, busy] {
           const auto hand = [&] {
             *outcome = static_cast<uint8_t>(HandTextOff(cache, *handed, std::chrono::milliseconds(wait_ms)));
           };
@@ -338,8 +338,8 @@ const char* PublishName(uint8_t outcome) noexcept {
 const char* CommitName(uint8_t outcome) noexcept {
   return Name(static_cast<CommitOutcome>(outcome)).data();
 }
-const char* HandOffName(uint8_t outcome) noexcept {
-  return Name(static_cast<HandOffOutcome>(outcome)).data();
+const char* HandoffName(uint8_t outcome) noexcept {
+  return Name(static_cast<HandoffOutcome>(outcome)).data();
 }
 
 }  // namespace ashlar::engine

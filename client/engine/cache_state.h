@@ -73,7 +73,7 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   }
   std::atomic<uint64_t> daemon_advances = 0;  // layers that the daemon has advanced
   // Separate threads for calls that may wait long, so that they do not delay one another.
-  Background background, look_ups, hand_offs, cold_waits, serving, fills;
+  Background background, look_ups, handoffs, cold_waits, serving, fills;
 
  private:
   explicit CacheState(std::shared_ptr<Client> its_client) : client(std::move(its_client)), staging(*client) {}

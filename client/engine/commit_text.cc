@@ -115,7 +115,7 @@ CommitOutcome OutcomeOf(const absl::Status& status) {
 
 }  // namespace
 
-Status CheckHandOff(const CacheState& cache, const Text& text, const char* node) {
+Status CheckHandoff(const CacheState& cache, const Text& text, const char* node) {
   if (cache.prefixes.capture_tokens == 0) {
     return MakeStatus(Code::kFailedPrecondition, "the cache was opened without capture_tokens");
   }
@@ -139,12 +139,12 @@ HandedText::HandedText(const Text& text, const char* its_node) : tokens(text.tok
   salt = MakeSalt({static_cast<const char*>(text.salt), text.salt_bytes});
 }
 
-HandOffOutcome HandTextOff(CacheState& cache, const HandedText& text, std::chrono::milliseconds wait) {
+HandoffOutcome HandTextOff(CacheState& cache, const HandedText& text, std::chrono::milliseconds wait) {
   CommitParts parts{.tokens = text.tokens};
   parts.conversation = text.conversation;
   parts.media = text.media;
   parts.salt = text.salt;
-  return cache.model.HandOff(parts, text.node, wait);
+  return cache.model.Handoff(parts, text.node, wait);
 }
 
 Status CheckText(CacheState& cache, const Text& text, const std::string& field) {

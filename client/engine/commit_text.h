@@ -45,7 +45,7 @@ void CommitText(CacheState& cache, const CommittedText& committed);
 void SetOutcomes(const Text& text, CommitOutcome outcome);
 
 // Checks a committed text, and the node that receives it.
-Status CheckHandOff(const CacheState& cache, const Text& text, const char* node);
+Status CheckHandoff(const CacheState& cache, const Text& text, const char* node);
 // The arguments of a handoff of a checked text: everything but its tokens is copied.
 struct HandedText {
   HandedText(const Text& text, const char* node);
@@ -55,6 +55,6 @@ struct HandedText {
   Salt salt;
   std::string node;
 };
-HandOffOutcome HandTextOff(CacheState& cache, const HandedText& text, std::chrono::milliseconds wait);
+HandoffOutcome HandTextOff(CacheState& cache, const HandedText& text, std::chrono::milliseconds wait);
 
 }  // namespace ashlar::engine

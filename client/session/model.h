@@ -152,7 +152,7 @@ class Model {
   // Sends a committed text to the daemon of a named node, so that an engine there can continue it (docs/router.md).
   // Only tokens, conversation, media and salt of `text` are read. Waits for at most `wait` (up to a minute) and a
   // call's time.
-  HandOffOutcome HandOff(const CommitParts& text, const std::string& node, std::chrono::milliseconds wait);
+  HandoffOutcome Handoff(const CommitParts& text, const std::string& node, std::chrono::milliseconds wait);
 
   // Cold prompts in parallel (docs/router.md). PlanPrefill assigns missed segments to engines that offer prefill, if
   // that is faster. This engine must not reserve the kPending ones meanwhile, and reserves and computes the kOwn ones.

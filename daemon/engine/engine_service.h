@@ -40,7 +40,7 @@ class PromptMatch;
 namespace ashlar::daemon {
 
 class BlockTexts;
-class PromptHandOff;
+class PromptHandoff;
 struct Asked;
 struct CompositionPlan;
 struct NamedObject;
@@ -64,11 +64,11 @@ class EngineService final : public PromptProber {
 
   // All must outlive the service. `observer` is notified of misses that the cache does not see, `models` of opened
   // models, and `texts` of the blocks of committed texts (may be null). `remote` finds objects of prompts on other
-  // nodes before the local lookup; null outside a cluster. `hand_off` runs on the metadata thread; empty outside a
+  // nodes before the local lookup; null outside a cluster. `handoff` runs on the metadata thread; empty outside a
   // cluster.
   EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
                 ModelRegistry& models, Router& router, RemoteLookup* remote = nullptr, BlockTexts* texts = nullptr,
-                std::function<PromptHandOff&()> hand_off = nullptr)
+                std::function<PromptHandoff&()> handoff = nullptr)
       : cache_(cache),
         observer_(observer),
         loop_(loop),
@@ -78,7 +78,7 @@ class EngineService final : public PromptProber {
         router_(router),
         remote_(remote),
         texts_(texts),
-        hand_off_(std::move(hand_off)) {}
+        handoff_(std::move(handoff)) {}
 
   // Checks the secret of a call from `user`. PERMISSION_DENIED for a session of another user. UNAUTHENTICATED for an
   // unknown or ended session, unless `callers` is kAll. Every call also checks that its session is open.
@@ -178,7 +178,7 @@ class EngineService final : public PromptProber {
   Router& router_;
   RemoteLookup* const remote_;
   BlockTexts* const texts_;
-  const std::function<PromptHandOff&()> hand_off_;
+  const std::function<PromptHandoff&()> handoff_;
   OpenLayouts layouts_;
   storage::PagePools pools_;  // the metadata thread only
 };

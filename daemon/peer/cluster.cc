@@ -238,8 +238,8 @@ RemoteLookup& Cluster::lookup() {
   return impl_->peers.lookup();
 }
 
-PromptHandOff& Cluster::hand_off() {
-  return impl_->peers.hand_off();
+PromptHandoff& Cluster::handoff() {
+  return impl_->peers.handoff();
 }
 
 void Cluster::Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,

@@ -49,9 +49,9 @@ class Cluster {
   RemoteLookup& lookup();
   // Returns the other nodes that hold these objects (Directory::Locate). Any thread.
   std::vector<Located> Locate(const NamespaceId& ns, std::span<const Key> keys) const;
-  // Returns the nodes that do not answer (Peers::Unreachable). The metadata thread only, like hand_off.
+  // Returns the nodes that do not answer (Peers::Unreachable). The metadata thread only, like handoff.
   std::set<std::string> Unreachable() const;
-  PromptHandOff& hand_off();  // call after Attach
+  PromptHandoff& handoff();  // call after Attach
   // Models of a namespace are open on this node, or no longer. Calls are counted. Any thread.
   void Follow(const NamespaceId& ns);
   void Unfollow(const NamespaceId& ns);

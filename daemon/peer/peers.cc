@@ -59,8 +59,8 @@ void Peers::Start(storage::Cache& cache, std::vector<const storage::Tier*> tiers
   holder_ = std::make_unique<Holder>(loop_, clock_, transport_, cache, std::move(tiers), holder);
   taker_ = std::make_unique<OfferTaker>(clock_, directory_, opener_, objects_, rates_, cache, options_.offers);
   drain_transfer_ = std::make_unique<DrainTransfer>(clock_, directory_, offerer_, cache, options_.drain_transfer);
-  hand_off_ = std::make_unique<PromptHandOff>(clock_, directory_, offerer_, cache,
-                                              PromptHandOff::Options{.self = options_.self});
+  handoff_ = std::make_unique<PromptHandoff>(clock_, directory_, offerer_, cache,
+                                             PromptHandoff::Options{.self = options_.self});
   replicas_ = std::make_unique<Replicas>(clock_, directory_, offerer_, cache, options_.replicas);
 }
 
@@ -82,7 +82,7 @@ void Peers::Flush() {
   cache_->offers().SettleTaken();
   taker_->Tick();
   drain_transfer_->Tick();
-  hand_off_->Tick();
+  handoff_->Tick();
   replicas_->Tick();
   prefill_.Tick();
   announcer_.Flush([this](storage::Telling& telling, storage::Slice& slice) {
@@ -93,7 +93,7 @@ void Peers::Flush() {
 void Peers::EndOffers() {
   taker_->Stop();
   drain_transfer_->End();
-  hand_off_->Stop();
+  handoff_->Stop();
 }
 
 void Peers::Tick() {
@@ -137,7 +137,7 @@ PeersStats Peers::stats() const {
           .offered = taker_->stats(),
           .drained = offerer_.stats(OfferKind::kDrain),
           .replicated = offerer_.stats(OfferKind::kHot),
-          .handed_off = offerer_.stats(OfferKind::kHandOff)};
+          .handed_off = offerer_.stats(OfferKind::kHandoff)};
 }
 
 std::vector<PeerFigures> Peers::PerNode(const TransportStats& transport, size_t most,

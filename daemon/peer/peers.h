@@ -26,7 +26,7 @@
 #include "daemon/peer/offers/drain_transfer.h"
 #include "daemon/peer/offers/offer_taker.h"
 #include "daemon/peer/offers/offerer.h"
-#include "daemon/peer/offers/prompt_hand_off.h"
+#include "daemon/peer/offers/prompt_handoff.h"
 #include "daemon/peer/offers/replicas.h"
 #include "daemon/peer/transport/transport.h"
 #include "daemon/router/router.h"
@@ -72,7 +72,7 @@ class Peers final : public PeerCalls {
   // Finds objects of other nodes for an engine's prompt. Any thread.
   RemoteLookup& lookup() { return lookup_; }
   // Sends texts to the nodes that continue them. After Start. The metadata thread only.
-  PromptHandOff& hand_off() { return *hand_off_; }
+  PromptHandoff& handoff() { return *handoff_; }
 
   // A node that this one fetches from has left.
   void Lost(const Member& member) { objects_.Gone(member); }
@@ -82,7 +82,7 @@ class Peers final : public PeerCalls {
   // nodes.
   void SetDraining(bool draining);
   // Returns whether drain transfers or prefill handoffs are in flight; a drain waits for them.
-  bool transferring() const { return drain_transfer_->busy() || hand_off_->busy(); }
+  bool transferring() const { return drain_transfer_->busy() || handoff_->busy(); }
   void Flush();  // work that does not wait for Tick; call it many times per second
   void Tick();   // call it about once per second
   // Stops offering and taking objects, and answers pending offers.
@@ -136,7 +136,7 @@ class Peers final : public PeerCalls {
   Offerer offerer_;
   std::unique_ptr<OfferTaker> taker_;
   std::unique_ptr<DrainTransfer> drain_transfer_;
-  std::unique_ptr<PromptHandOff> hand_off_;
+  std::unique_ptr<PromptHandoff> handoff_;
   std::unique_ptr<Replicas> replicas_;
   bool draining_ = false, stopped_ = false;
   std::map<std::string, storage::Nanos> members_;  // nodes, and when each was last in the directory

@@ -110,12 +110,12 @@ void ConversationServing::Commit(const Conversation& conversation, Turn& turn) {
   for (const uint8_t outcome : outcomes) turn.outcomes.push_back(static_cast<CommitOutcome>(outcome));
 }
 
-absl::Status ConversationServing::HandOff(const Conversation& conversation, const std::string& node,
+absl::Status ConversationServing::Handoff(const Conversation& conversation, const std::string& node,
                                           std::chrono::milliseconds wait) {
   const std::vector<int32_t>& tokens = conversation.text.tokens;
   engine::Text text{.tokens = tokens.data(), .token_count = tokens.size()};
   std::ranges::copy(conversation.id, text.conversation);
-  const engine::Status handed = serving_->cache().HandOff(text, node.c_str(), static_cast<uint32_t>(wait.count()));
+  const engine::Status handed = serving_->cache().Handoff(text, node.c_str(), static_cast<uint32_t>(wait.count()));
   return handed.ok() ? absl::OkStatus() : absl::UnavailableError(handed.message);
 }
 

@@ -57,7 +57,7 @@ class ConversationServing {
   absl::StatusOr<Turn> Serve(Conversation& conversation, int64_t decode);
   // After Serve: engines of that node continue the conversation from the end of this turn. UNAVAILABLE: the text did
   // not arrive in time; those engines compute it.
-  absl::Status HandOff(const Conversation& conversation, const std::string& node, std::chrono::milliseconds wait);
+  absl::Status Handoff(const Conversation& conversation, const std::string& node, std::chrono::milliseconds wait);
   engine::Cache& cache() { return serving_->cache(); }
   refengine::KvPages& pages() { return serving_->pages(); }
 

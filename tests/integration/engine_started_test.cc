@@ -129,22 +129,22 @@ TEST_F(EngineStarted, RunsAreAbandonedTogether) {
   EXPECT_TRUE(Eventually([&] { return Calls("Abandon") == 2; })) << "a call counts once it has been answered";
 }
 
-TEST_F(EngineStarted, HandOffsWithoutAClusterAreRefused) {
+TEST_F(EngineStarted, HandoffsWithoutAClusterAreRefused) {
   GroupedEngine writer(daemon_, Grouping::kOne);
   const Tokens tokens = {1, 2, 3};
   engine::Text text{.tokens = tokens.data(), .token_count = tokens.size()};
-  EXPECT_EQ(Say(writer.cache.HandOff(text, "node1", 100)), "14 unavailable");
+  EXPECT_EQ(Say(writer.cache.Handoff(text, "node1", 100)), "14 unavailable");
   uint8_t outcome = 0;
   engine::Job job;
-  ASSERT_GOOD(writer.cache.StartHandOff(text, "node1", 100, &outcome, &job));
+  ASSERT_GOOD(writer.cache.StartHandoff(text, "node1", 100, &outcome, &job));
   ASSERT_GOOD(job.Wait());
-  EXPECT_STREQ(engine::HandOffName(outcome), "unavailable");
-  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "", 100, &outcome, &job)), "3 node: expected a name of 1 to 253 bytes");
-  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "node1", 100, nullptr, &job)), "3 outcome: null");
-  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "node1", 100, &outcome, nullptr)), "3 job: null");
+  EXPECT_STREQ(engine::HandoffName(outcome), "unavailable");
+  EXPECT_EQ(Say(writer.cache.StartHandoff(text, "", 100, &outcome, &job)), "3 node: expected a name of 1 to 253 bytes");
+  EXPECT_EQ(Say(writer.cache.StartHandoff(text, "node1", 100, nullptr, &job)), "3 outcome: null");
+  EXPECT_EQ(Say(writer.cache.StartHandoff(text, "node1", 100, &outcome, nullptr)), "3 job: null");
   text.tokens = nullptr;
-  EXPECT_EQ(Say(writer.cache.StartHandOff(text, "node1", 100, &outcome, &job)), "3 text.tokens: empty");
-  EXPECT_STREQ(engine::HandOffName(99), "unknown");
+  EXPECT_EQ(Say(writer.cache.StartHandoff(text, "node1", 100, &outcome, &job)), "3 text.tokens: empty");
+  EXPECT_STREQ(engine::HandoffName(99), "unknown");
 }
 
 // Begins prompts of eight cold segments, until other engines are given a part of one.

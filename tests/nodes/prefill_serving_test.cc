@@ -120,7 +120,7 @@ TEST_F(PrefillServing, AFinishedPromptIsHandedToADecodeEngine) {
   EXPECT_EQ(set.provenance, Provenance::kComposed);
   ASSERT_EQ(set.outcomes.back(), CommitOutcome::kKept);
   const uint64_t left = conversation.text.tokens.size();
-  const absl::Status handed = prefill.serving->HandOff(conversation, "node1", std::chrono::seconds(20));
+  const absl::Status handed = prefill.serving->Handoff(conversation, "node1", std::chrono::seconds(20));
   ASSERT_TRUE(handed.ok()) << handed << cluster.daemon(1).log();
 
   talk::Conversation elsewhere = conversation;
@@ -137,17 +137,17 @@ TEST_F(PrefillServing, AFinishedPromptIsHandedToADecodeEngine) {
 }
 
 // A decode engine's node that has left, and an unknown one: the prefill engine learns of it in time, and continues.
-TEST_F(PrefillServing, AHandOffThatFailsIsAMiss) {
+TEST_F(PrefillServing, AHandoffThatFailsIsAMiss) {
   if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
   DaemonCluster cluster(Nodes(2));
   AwaitPeers(cluster);
   TalkingEngine prefill(cluster.daemon(0), runtime());
   talk::Conversation conversation(MakeTestPrompt({1, 2}));
   ASSERT_EQ(prefill.serving->Serve(conversation, 1).value().outcomes.back(), CommitOutcome::kKept);
-  EXPECT_EQ(prefill.serving->HandOff(conversation, "nobody", std::chrono::seconds(5)).message(), "no_node");
+  EXPECT_EQ(prefill.serving->Handoff(conversation, "nobody", std::chrono::seconds(5)).message(), "no_node");
   cluster.daemon(1).Kill();
   const auto began = std::chrono::steady_clock::now();
-  EXPECT_TRUE(absl::IsUnavailable(prefill.serving->HandOff(conversation, "node1", std::chrono::seconds(5))));
+  EXPECT_TRUE(absl::IsUnavailable(prefill.serving->Handoff(conversation, "node1", std::chrono::seconds(5))));
   EXPECT_LT(std::chrono::steady_clock::now() - began, std::chrono::seconds(15));
   const uint64_t left = conversation.text.tokens.size();
   conversation.text.tokens.push_back(17);

@@ -72,10 +72,10 @@ ASHLAR_API int32_t ashlar_start_commit(ashlar_cache* cache, const ashlar_text* t
 /* Sends a committed text to another node, for an engine there: tokens, conversation, media and salt of `text` are read.
  * ASHLAR_OK: the node has it. ASHLAR_PENDING: timeout; it may still arrive. ASHLAR_UNAVAILABLE: it will not arrive; the
  * text of the error has the reason. */
-ASHLAR_API int32_t ashlar_hand_off(ashlar_cache* cache, const ashlar_text* text, const char* node, uint32_t wait_ms);
-/* Writes an outcome (ashlar_hand_off_name). Tokens and outcome must stay valid until the job is over. */
-ASHLAR_API int32_t ashlar_start_hand_off(ashlar_cache* cache, const ashlar_text* text, const char* node,
-                                         uint32_t wait_ms, uint8_t* outcome, ashlar_job** job);
+ASHLAR_API int32_t ashlar_handoff(ashlar_cache* cache, const ashlar_text* text, const char* node, uint32_t wait_ms);
+/* Writes an outcome (ashlar_handoff_name). Tokens and outcome must stay valid until the job is over. */
+ASHLAR_API int32_t ashlar_start_handoff(ashlar_cache* cache, const ashlar_text* text, const char* node,
+                                        uint32_t wait_ms, uint8_t* outcome, ashlar_job** job);
 /* Waits for a segment to compute for another engine. ASHLAR_OK: *work is a request with one missing run and no prompt;
  * publish it and end it before the next call, which reports the result. ASHLAR_PENDING: no work, *work is null. One
  * thread at a time: a second call ends the first. On a cache without pages another process publishes the run; then
@@ -89,11 +89,11 @@ ASHLAR_API int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segmen
 /* Return the number of quiesced pages written to `pages`: pages that the cache kept, and to which nothing writes any
  * more. The first call waits up to timeout_ms. */
 ASHLAR_API uint64_t ashlar_take_quiesced_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity,
-                                            uint32_t timeout_ms);
+                                               uint32_t timeout_ms);
 ASHLAR_API uint64_t ashlar_poll_quiesced_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity);
 /* The pages of one group of layers, if each group numbers its own pages. timeout_ms 0 does not wait. */
-ASHLAR_API uint64_t ashlar_take_quiesced_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages, uint64_t capacity,
-                                               uint32_t timeout_ms);
+ASHLAR_API uint64_t ashlar_take_quiesced_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages,
+                                                  uint64_t capacity, uint32_t timeout_ms);
 
 /* Cancels calls in progress. Does not wait, unless it is the last handle of its cache (ashlar_close). */
 ASHLAR_API void ashlar_request_end(ashlar_request* request);
@@ -176,7 +176,7 @@ ASHLAR_API const char* ashlar_miss_name(uint32_t reason);
 ASHLAR_API const char* ashlar_tier_name(uint32_t tier);
 ASHLAR_API const char* ashlar_publish_name(uint32_t outcome);
 ASHLAR_API const char* ashlar_commit_name(uint32_t outcome);
-ASHLAR_API const char* ashlar_hand_off_name(uint32_t outcome);
+ASHLAR_API const char* ashlar_handoff_name(uint32_t outcome);
 
 #ifdef __cplusplus
 }

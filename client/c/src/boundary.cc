@@ -101,8 +101,8 @@ const char* ashlar_publish_name(uint32_t outcome) {
   return ashlar::engine::PublishName(static_cast<uint8_t>(std::min<uint32_t>(outcome, UINT8_MAX)));
 }
 
-const char* ashlar_hand_off_name(uint32_t outcome) {
-  return ashlar::engine::HandOffName(static_cast<uint8_t>(std::min<uint32_t>(outcome, UINT8_MAX)));
+const char* ashlar_handoff_name(uint32_t outcome) {
+  return ashlar::engine::HandoffName(static_cast<uint8_t>(std::min<uint32_t>(outcome, UINT8_MAX)));
 }
 
 const char* ashlar_commit_name(uint32_t outcome) {

@@ -187,19 +187,19 @@ int32_t ashlar_start_commit(ashlar_cache* cache, const ashlar_text* texts, uint3
   });
 }
 
-int32_t ashlar_hand_off(ashlar_cache* cache, const ashlar_text* text, const char* node, uint32_t wait_ms) {
+int32_t ashlar_handoff(ashlar_cache* cache, const ashlar_text* text, const char* node, uint32_t wait_ms) {
   return Guarded([&] {
     const OwnText own("text", Read("text", text));
-    return Report(cache->cache.HandOff(own.text, node, wait_ms));
+    return Report(cache->cache.Handoff(own.text, node, wait_ms));
   });
 }
 
-int32_t ashlar_start_hand_off(ashlar_cache* cache, const ashlar_text* text, const char* node, uint32_t wait_ms,
-                              uint8_t* outcome, ashlar_job** job) {
+int32_t ashlar_start_handoff(ashlar_cache* cache, const ashlar_text* text, const char* node, uint32_t wait_ms,
+                             uint8_t* outcome, ashlar_job** job) {
   return Guarded([&] {
     return Start(job, [&](engine::Job* started) {
       const OwnText own("text", Read("text", text));
-      return Report(cache->cache.StartHandOff(own.text, node, wait_ms, outcome, started));
+      return Report(cache->cache.StartHandoff(own.text, node, wait_ms, outcome, started));
     });
   });
 }
@@ -241,7 +241,7 @@ uint64_t ashlar_take_quiesced_pages(ashlar_cache* cache, int32_t* pages, uint64_
 }
 
 uint64_t ashlar_take_quiesced_pages_of(ashlar_cache* cache, uint32_t group, int32_t* pages, uint64_t capacity,
-                                    uint32_t timeout_ms) {
+                                       uint32_t timeout_ms) {
   return cache->cache.TakeQuiescedPages(pages, capacity, timeout_ms, group);
 }
 

@@ -158,8 +158,8 @@ static inline ashlar_text computed_text(engine* self, const int32_t* tokens, uin
   return text;
 }
 
-/* hand_off_test.c */
-void hand_off(char** sockets, const char* node, const char* expected);
+/* handoff_test.c */
+void handoff(char** sockets, const char* node, const char* expected);
 void resume(char** sockets);
 /* groups_test.c */
 void groups(char** sockets);

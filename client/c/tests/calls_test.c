@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Calls of the C ABI that the example does not make, against a real daemon.
  * usage: calls_c CALL RPC-SOCKET SESSION-SOCKET
- *        calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME
+ *        calls_c handoff RPC-SOCKET SESSION-SOCKET NODE OUTCOME
  * main() lists the calls. */
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #include <pthread.h>
@@ -326,15 +326,15 @@ int main(int argc, char** argv) {
     salts(argv + 2);
   } else if (argc == 4 && strcmp(argv[1], "in_place") == 0) {
     in_place(argv + 2);
-  } else if (argc == 6 && strcmp(argv[1], "hand_off") == 0) {
-    hand_off(argv + 2, argv[4], argv[5]);
+  } else if (argc == 6 && strcmp(argv[1], "handoff") == 0) {
+    handoff(argv + 2, argv[4], argv[5]);
   } else if (argc == 4 && strcmp(argv[1], "resume") == 0) {
     resume(argv + 2);
   } else {
     fprintf(stderr,
             "usage: calls_c many|present|gpu|cold|started|groups|in_place|numbers|other_pages|salts|resume RPC-SOCKET "
             "SESSION-SOCKET\n"
-            "       calls_c hand_off RPC-SOCKET SESSION-SOCKET NODE OUTCOME\n");
+            "       calls_c handoff RPC-SOCKET SESSION-SOCKET NODE OUTCOME\n");
     return 2;
   }
   return 0;

@@ -106,7 +106,7 @@ class Example(unittest.TestCase):
             ("numbers",),
             ("other_pages",),
             ("salts",),
-            ("hand_off", "node1", "unavailable"),
+            ("handoff", "node1", "unavailable"),
         ):
             with self.subTest(name):
                 done = subprocess.run([CALLS, name, *self.sockets(), *more], capture_output=True, text=True, timeout=60)

@@ -10,12 +10,12 @@
 //   Request::Finish  the verdict; kRestart: a hit failed to land and the plan has changed
 //   Cache::Commit    offers states for later texts to resume from
 //
-// Errors. Lookups, landings, publishes and commits never fail because of the cache: they miss. Open, Admit, HandOff and
+// Errors. Lookups, landings, publishes and commits never fail because of the cache: they miss. Open, Admit, Handoff and
 // ServePrefill return the cache's errors. Invalid calls return kFailedPrecondition, or kInvalidArgument (the message
 // begins with the field, and nothing has changed). kResourceExhausted: this process is out of memory or threads; end
 // the request. No function throws.
 //
-// Waiting. Open, Begin, Land, LookAgain, Publish, WaitCold, Commit, HandOff, ServePrefill and Admit wait for the
+// Waiting. Open, Begin, Land, LookAgain, Publish, WaitCold, Commit, Handoff, ServePrefill and Admit wait for the
 // daemon. All but Admit have a Start form that does not wait. If no background thread is free within timeout_ms, a
 // started lookup is a miss. WaitPlan, WaitLayer and Finish have a Poll form that returns kPending instead of waiting.
 // Advance waits for its layer, and with ComposeBy::kDaemon for the daemon: poll the layer first.
@@ -387,10 +387,10 @@ class Cache {
   // Sends a committed text to another node of the cluster, whose engines then resume at its end: for a prefill engine
   // that serves a decode engine. Only tokens, conversation, media and salt of `text` are read. kOk: the node has it.
   // kPending: timeout; it may still arrive. kUnavailable: it will not arrive; the message has the reason.
-  Status HandOff(const Text& text, const char* node, uint32_t wait_ms) noexcept;
-  // Writes the outcome (HandOffName): "completed", "timed_out", or why the other engine must compute. Destroying the
+  Status Handoff(const Text& text, const char* node, uint32_t wait_ms) noexcept;
+  // Writes the outcome (HandoffName): "completed", "timed_out", or why the other engine must compute. Destroying the
   // job waits for it: at most wait_ms, plus a few seconds if the node does not answer.
-  Status StartHandOff(const Text& text, const char* node, uint32_t wait_ms, uint8_t* outcome, Job* job) noexcept;
+  Status StartHandoff(const Text& text, const char* node, uint32_t wait_ms, uint8_t* outcome, Job* job) noexcept;
 
   // Offers this engine's idle time: waits for a segment that another engine of the tenant, on any node, needs. kOk:
   // `work` is a request without prompt and pages, with one run in missing(). Compute and publish the run, and end
@@ -420,6 +420,6 @@ const char* MissName(uint8_t reason) noexcept;
 const char* TierName(uint8_t tier) noexcept;
 const char* PublishName(uint8_t outcome) noexcept;
 const char* CommitName(uint8_t outcome) noexcept;
-const char* HandOffName(uint8_t outcome) noexcept;
+const char* HandoffName(uint8_t outcome) noexcept;
 
 }  // namespace ashlar::engine

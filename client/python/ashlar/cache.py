@@ -432,7 +432,7 @@ class Cache:
     ) -> list[str]:
         return await asyncio.to_thread(self.commit, tokens, checkpoints, **options)
 
-    def hand_off(
+    def handoff(
         self,
         tokens: Sequence[int] | npt.ArrayLike,
         node: str,
@@ -446,10 +446,10 @@ class Cache:
 
         Returns "completed", "timed_out" if the text may still arrive, or the reason why the other engine must compute it.
         """
-        return self._handle.hand_off(tokens, node, conversation, media, _salt(salt), wait_ms)
+        return self._handle.handoff(tokens, node, conversation, media, _salt(salt), wait_ms)
 
-    async def hand_off_async(self, tokens: Sequence[int] | npt.ArrayLike, node: str, **options: Any) -> str:
-        return await asyncio.to_thread(self.hand_off, tokens, node, **options)
+    async def handoff_async(self, tokens: Sequence[int] | npt.ArrayLike, node: str, **options: Any) -> str:
+        return await asyncio.to_thread(self.handoff, tokens, node, **options)
 
     def serve_prefill(self, wait_ms: int = 1000) -> Request | None:
         """Waits for a segment to compute for other engines of the tenant, on any node.

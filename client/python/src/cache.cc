@@ -360,7 +360,7 @@ std::vector<std::string> Commit(PyCache& self, nb::handle request, nb::handle to
   return names;
 }
 
-std::string HandOff(PyCache& self, nb::handle tokens, nb::handle node, nb::handle conversation, nb::handle media,
+std::string Handoff(PyCache& self, nb::handle tokens, nb::handle node, nb::handle conversation, nb::handle media,
                     nb::handle salt, nb::handle wait_ms) {
   const Integers given("tokens", tokens);
   const std::vector<engine::Media> inputs = ReadMedia(media);
@@ -376,11 +376,11 @@ std::string HandOff(PyCache& self, nb::handle tokens, nb::handle node, nb::handl
   uint8_t outcome = 0;
   engine::Job job;
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
-    const engine::Status status = cache.StartHandOff(text, to.c_str(), wait, &outcome, &job);
+    const engine::Status status = cache.StartHandoff(text, to.c_str(), wait, &outcome, &job);
     job.Wait();
     return status;
   }));
-  return engine::HandOffName(outcome);
+  return engine::HandoffName(outcome);
 }
 
 // Returns None if there is nothing to compute, or no daemon, which is a miss and not an error.
@@ -487,7 +487,7 @@ void BindCache(nb::module_& module) {
       .def("compute_alone", &ComputeAlone, Any("request"), Any("missing"), Any("layer"), Any("state"), Any("q"),
            Any("k"), Any("v"), Any("g"), Any("beta"), Any("out"), Any("transition"), Any("decay"), Any("exponents"),
            Any("norm_epsilon"), Any("q_scale"))
-      .def("hand_off", &HandOff, Any("tokens"), Any("node"), Any("conversation"), Any("media"), Any("salt"),
+      .def("handoff", &Handoff, Any("tokens"), Any("node"), Any("conversation"), Any("media"), Any("salt"),
            Any("wait_ms"))
       .def("serve_prefill", &ServePrefill, nb::arg("type"), Any("wait_ms"))
       .def("start_serve_prefill", &StartServePrefill, nb::arg("type"), Any("wait_ms"))

@@ -162,7 +162,7 @@ def cache_table(cache, request):
     commit = lambda value, name: cache.commit(
         **{"tokens": TOKENS, "checkpoints": [(400, TENSORS)], "page_table": TABLE, name: value}
     )
-    hand = lambda value, name: cache.hand_off(**{"tokens": TOKENS, "node": "a", name: value})
+    hand = lambda value, name: cache.handoff(**{"tokens": TOKENS, "node": "a", name: value})
     alone = lambda value, name: cache.compute_alone(
         **{"request": request, "missing": 0, "layer": 0, "state": STATE, name: value}
     )

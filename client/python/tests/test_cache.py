@@ -109,7 +109,7 @@ def test_prompts_hit_only_under_their_own_salt(daemon):
             assert request.finish() == ashlar.Verdict.OK
             with pytest.raises(ValueError, match=r"^salt: differs from the salt of the request's prompt"):
                 cache.commit(tokens, [(len(tokens), linear)], request=request, page_table=table)
-        assert cache.hand_off(tokens[:592], "nowhere", salt="mine") == "unavailable"
+        assert cache.handoff(tokens[:592], "nowhere", salt="mine") == "unavailable"
         with pytest.raises(ValueError, match="^salt: out of range; expected at most 4096"):
             cache.begin(tokens, salt="x" * 4097)
 

@@ -98,7 +98,7 @@ def test_handles_are_refused_in_a_child_and_work_in_the_parent(daemon):
         "start_begin": lambda: cache.start_begin(TOKENS),
         "land": lambda: cache.land(b"plan", np.arange(32)),
         "commit": lambda: cache.commit(TOKENS, [(400, linear)], page_table=np.arange(32)),
-        "hand_off": lambda: cache.hand_off(TOKENS, "a"),
+        "handoff": lambda: cache.handoff(TOKENS, "a"),
         "compute_alone": lambda: cache.compute_alone(request, 0, 0, STATE),
         "serve_prefill": lambda: cache.serve_prefill(1),
         "start_serve_prefill": lambda: cache.start_serve_prefill(1),

@@ -144,14 +144,14 @@ def test_a_request_restarts_with_pages_of_other_groups(daemon):
             request.move(table)
 
 
-def test_a_hand_off_without_a_cluster_is_refused(daemon):
+def test_a_handoff_without_a_cluster_is_refused(daemon):
     with ashlar.Cache(MODEL, daemon.rpc_socket, daemon.session_socket, pages=64, capture_tokens=16) as cache:
-        assert cache.hand_off(TOKENS, "node1") == "unavailable"
-        assert asyncio.run(cache.hand_off_async(TOKENS, "node1", wait_ms=10)) == "unavailable"
+        assert cache.handoff(TOKENS, "node1") == "unavailable"
+        assert asyncio.run(cache.handoff_async(TOKENS, "node1", wait_ms=10)) == "unavailable"
         with pytest.raises(ValueError, match="node: expected a name of 1 to"):
-            cache.hand_off(TOKENS, "")
+            cache.handoff(TOKENS, "")
         with pytest.raises(ValueError, match="conversation: .* bytes were given; expected 16"):
-            cache.hand_off(TOKENS, "node1", conversation=b"short")
+            cache.handoff(TOKENS, "node1", conversation=b"short")
     with ashlar.Cache(MODEL, daemon.rpc_socket, daemon.session_socket, pages=64) as cache:
         with pytest.raises(RuntimeError, match="without capture_tokens"):
-            cache.hand_off(TOKENS, "node1")
+            cache.handoff(TOKENS, "node1")

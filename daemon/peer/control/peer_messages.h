@@ -91,8 +91,8 @@ struct PeerRenew {
 };
 
 // Why objects are offered. kDrain: the holder stops, and the objects may be lost. kHot: several nodes have requested
-// them. kHandOff: an engine of the receiving node is about to use them.
-enum class OfferKind : uint8_t { kDrain = 1, kHot = 2, kHandOff = 3 };
+// them. kHandoff: an engine of the receiving node is about to use them.
+enum class OfferKind : uint8_t { kDrain = 1, kHot = 2, kHandoff = 3 };
 struct PeerOffered {
   Key key;
   uint32_t shards = 1;

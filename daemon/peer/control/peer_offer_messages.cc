@@ -71,7 +71,7 @@ void Write(const PeerOffer& offer, const std::string& tenant, v1::PeerOfferReque
 absl::StatusOr<PeerOffer> Read(const v1::PeerOfferRequest& message) {
   if (message.objects().empty()) return Invalid("objects: empty; expected at least one");
   if (message.why() < static_cast<uint32_t>(OfferKind::kDrain) ||
-      message.why() > static_cast<uint32_t>(OfferKind::kHandOff)) {
+      message.why() > static_cast<uint32_t>(OfferKind::kHandoff)) {
     return Invalid("why: ", message.why(), " is unknown; expected 1 to 3");
   }
   if (message.patience_ms() == 0 || message.patience_ms() > limits::kMaxPeerPatienceMillis) {

@@ -97,7 +97,7 @@ void OfferTaker::Ends(const storage::Offering& offering) {
 // If an engine waits for it, the top level makes space as for a lookup, if possible.
 TakeOutcome OfferTaker::Judge(const storage::Offering& offering, OfferKind why) {
   const TakeOutcome outcome = cache_.offers().Judge(offering, why == OfferKind::kDrain);
-  const bool waits = why == OfferKind::kHandOff && outcome == TakeOutcome::kNoSpace;
+  const bool waits = why == OfferKind::kHandoff && outcome == TakeOutcome::kNoSpace;
   return waits ? TakeOutcome::kAccepted : outcome;
 }
 

@@ -96,7 +96,7 @@ class Handoffs:
             for depth in handoff.depths:
                 try:
                     media = [medium for medium in handoff.media if medium[0] < depth]
-                    outcome = cache.hand_off(
+                    outcome = cache.handoff(
                         handoff.tokens[:depth], handoff.node, media=media, salt=handoff.salt, wait_ms=self._wait_ms
                     )
                 except Exception as error:  # the decode engine computes the prompt, or fetches it when it is looked up

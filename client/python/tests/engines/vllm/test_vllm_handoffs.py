@@ -56,7 +56,7 @@ def outcomes(child):
     return {labels[0]: value for (name, labels), value in child.call("metrics").items() if name == "handoffs"}
 
 
-def hand_off(child, text, node, wanted, seconds=60):
+def handoff(child, text, node, wanted, seconds=60):
     """Sends the prompt until the outcome is as wanted. Returns the outcomes."""
     deadline = time.monotonic() + seconds
     while True:
@@ -85,7 +85,7 @@ def test_a_decode_engine_resumes_what_a_prefill_engine_handed_off(model, tmp_pat
     with two_nodes(tmp_path) as (first, second), Child(model, connector(first)) as prefill:
         prefill.call("execute", REQUEST)
         with Child(model, connector(second)) as decode:
-            assert "completed" in (found := hand_off(prefill, text, "decode", "completed")), found
+            assert "completed" in (found := handoff(prefill, text, "decode", "completed")), found
             first.kill()  # nothing can be fetched any more: what resumes is in the decode node's memory
             found = decode.generate([text])
             same(found, answer)
@@ -100,7 +100,7 @@ def test_a_handoff_that_fails_changes_no_answer(tmp_path, expected):
     with ashlar.daemon.start(dram="128MiB", arena="8MiB", folder=str(tmp_path)) as daemon:
         with Child("qwen3", connector(daemon)) as child:
             child.call("execute", REQUEST)
-            found = hand_off(child, text, "nowhere", "unavailable")
+            found = handoff(child, text, "nowhere", "unavailable")
             assert set(found) == {"unavailable"}
             child.call("evaluate", f"server.handed([{text}], 3)")  # a warning, and no handoff
             same(child.generate([text]), answer)

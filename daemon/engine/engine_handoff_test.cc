@@ -15,7 +15,7 @@
 namespace ashlar::daemon {
 namespace {
 
-class EngineHandOffTest : public ::testing::Test {
+class EngineHandoffTest : public ::testing::Test {
  protected:
   v1::HandOffRequest Good() const {
     auto request = engine_.Make<v1::HandOffRequest>();
@@ -31,7 +31,7 @@ class EngineHandOffTest : public ::testing::Test {
   const TestEngine::Opened prefixes_ = engine_.OpenWithPrefixes();
 };
 
-TEST_F(EngineHandOffTest, MalformedOnesAreRefusedByName) {
+TEST_F(EngineHandoffTest, MalformedOnesAreRefusedByName) {
   using R = v1::HandOffRequest;
   ExpectRefusals<R, v1::HandOffReply>(
       engine_, Good(), absl::StatusCode::kInvalidArgument,
@@ -53,11 +53,11 @@ TEST_F(EngineHandOffTest, MalformedOnesAreRefusedByName) {
       });
 }
 
-TEST_F(EngineHandOffTest, HandOffFailsWithoutCluster) {
+TEST_F(EngineHandoffTest, HandoffFailsWithoutCluster) {
   v1::HandOffReply reply;
   const absl::Status status = engine_.Call(Good(), &reply);
   ASSERT_TRUE(status.ok()) << status;
-  EXPECT_EQ(reply.outcome(), static_cast<uint32_t>(HandOffOutcome::kUnavailable));
+  EXPECT_EQ(reply.outcome(), static_cast<uint32_t>(HandoffOutcome::kUnavailable));
   EXPECT_EQ(reply.bytes(), 0u);
 }
 

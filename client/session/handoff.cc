@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Model::HandOff: passes a finished prompt to an engine on another node.
+// Model::Handoff: passes a finished prompt to an engine on another node.
 #include <algorithm>
 
 #include "ashlar/v1/cache.pb.h"
@@ -17,10 +17,10 @@ constexpr std::chrono::seconds kOtherNodesAnswer{6};
 
 }  // namespace
 
-HandOffOutcome Model::HandOff(const CommitParts& text, const std::string& node, std::chrono::milliseconds wait) {
+HandoffOutcome Model::Handoff(const CommitParts& text, const std::string& node, std::chrono::milliseconds wait) {
   const absl::StatusOr<internal::ModelBinding> binding = Bind();
   if (!binding.ok() || !internal::FitsProtocol(text.media, text.salt, binding->connection->protocol())) {
-    return HandOffOutcome::kUnavailable;
+    return HandoffOutcome::kUnavailable;
   }
   v1::HandOffRequest request;
   request.set_session(binding->connection->session());
@@ -37,11 +37,11 @@ HandOffOutcome Model::HandOff(const CommitParts& text, const std::string& node, 
   const internal::Deadline deadline =
       std::chrono::steady_clock::now() + std::chrono::milliseconds(request.patience_ms()) + kOtherNodesAnswer;
   const absl::Status status = binding->connection->rpc().HandOff(request, reply, deadline);
-  if (absl::IsDeadlineExceeded(status)) return HandOffOutcome::kTimedOut;
-  if (absl::IsResourceExhausted(status)) return HandOffOutcome::kBusy;
-  const bool known = reply.outcome() >= static_cast<uint32_t>(HandOffOutcome::kCompleted) &&
-                     reply.outcome() <= static_cast<uint32_t>(HandOffOutcome::kUnavailable);
-  return status.ok() && known ? static_cast<HandOffOutcome>(reply.outcome()) : HandOffOutcome::kUnavailable;
+  if (absl::IsDeadlineExceeded(status)) return HandoffOutcome::kTimedOut;
+  if (absl::IsResourceExhausted(status)) return HandoffOutcome::kBusy;
+  const bool known = reply.outcome() >= static_cast<uint32_t>(HandoffOutcome::kCompleted) &&
+                     reply.outcome() <= static_cast<uint32_t>(HandoffOutcome::kUnavailable);
+  return status.ok() && known ? static_cast<HandoffOutcome>(reply.outcome()) : HandoffOutcome::kUnavailable;
 }
 
 }  // namespace ashlar

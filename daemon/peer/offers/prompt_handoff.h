@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// PromptHandOff: sends the states and pages of a text to the node whose engine continues it (prefill handoff).
+// PromptHandoff: sends the states and pages of a text to the node whose engine continues it (prefill handoff).
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,7 @@ namespace ashlar::daemon {
 // The objects are offered in the order in which a prompt needs them, and the node fetches them like other remote
 // objects: leased here, verified there. After a failure the engine there misses and
 // computes. The metadata thread only.
-class PromptHandOff {
+class PromptHandoff {
  public:
   struct Options {
     std::string self;  // name of this node
@@ -32,13 +32,13 @@ class PromptHandOff {
     storage::Nanos pause = 20'000'000;  // before a busy node is asked again
   };
   struct Result {
-    HandOffOutcome outcome = HandOffOutcome::kUnavailable;
+    HandoffOutcome outcome = HandoffOutcome::kUnavailable;
     uint64_t bytes = 0;  // bytes that the node has now, including those it had before
   };
   using Done = std::function<void(const Result&)>;
 
   // All must outlive the object.
-  PromptHandOff(const storage::Clock& clock, const Directory& directory, Offerer& offerer, storage::Cache& cache,
+  PromptHandoff(const storage::Clock& clock, const Directory& directory, Offerer& offerer, storage::Cache& cache,
                 const Options& options)
       : clock_(clock), directory_(directory), offerer_(offerer), cache_(cache), options_(options) {}
 
@@ -48,7 +48,7 @@ class PromptHandOff {
   // Call it many times per second.
   void Tick();
   // Returns whether handoffs are in flight.
-  bool busy() const { return std::ranges::any_of(texts_, &PromptHandOff::Waits); }
+  bool busy() const { return std::ranges::any_of(texts_, &PromptHandoff::Waits); }
   // Answers all pending handoffs.
   void Stop();
 
@@ -59,7 +59,7 @@ class PromptHandOff {
     std::deque<storage::Offering> waiting;
     size_t offers = 0;  // unanswered offers
     storage::Nanos until = 0, not_before = 0;
-    Result result{.outcome = HandOffOutcome::kCompleted};
+    Result result{.outcome = HandoffOutcome::kCompleted};
     Done done;  // empty once answered
   };
   // Answered ones stay in the list until the next Tick.
@@ -68,7 +68,7 @@ class PromptHandOff {
   void GoOn(const std::shared_ptr<Text>& text);
   void Answered(const std::shared_ptr<Text>& text, const std::vector<storage::Offering>& some,
                 const absl::StatusOr<std::vector<TakeOutcome>>& reply);
-  void End(Text& text, HandOffOutcome outcome);
+  void End(Text& text, HandoffOutcome outcome);
 
   const storage::Clock& clock_;
   const Directory& directory_;

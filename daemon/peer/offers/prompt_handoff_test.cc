@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // A finished prompt goes to the named node, and is resumed there without a lookup on other nodes.
-#include "daemon/peer/offers/prompt_hand_off.h"
+#include "daemon/peer/offers/prompt_handoff.h"
 
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -21,7 +21,7 @@ using ::testing::Each;
 
 constexpr ConversationId kTalk{7};
 
-class PromptHandOffTest : public ::testing::Test {
+class PromptHandoffTest : public ::testing::Test {
  protected:
   CommitOutcome Commit(PeerNode& node, const Tokens& text, Provenance provenance, const ConversationId& conversation) {
     std::promise<std::vector<CommitOutcome>> outcomes;
@@ -33,13 +33,13 @@ class PromptHandOffTest : public ::testing::Test {
     });
     return outcomes.get_future().get().back();
   }
-  PromptHandOff::Result HandOff(PeerNode& from, const Tokens& text, const ConversationId& conversation,
+  PromptHandoff::Result Handoff(PeerNode& from, const Tokens& text, const ConversationId& conversation,
                                 const std::string& to, uint32_t patience_ms = 20'000) {
     const storage::PrefixText handed = engine_.Text(text, conversation);
-    std::promise<PromptHandOff::Result> result;
+    std::promise<PromptHandoff::Result> result;
     from.loop.PostCompletion(0, [&] {
-      from.peers.hand_off().Start(0, handed, to, patience_ms,
-                                  [&](const PromptHandOff::Result& r) { result.set_value(r); });
+      from.peers.handoff().Start(0, handed, to, patience_ms,
+                                 [&](const PromptHandoff::Result& r) { result.set_value(r); });
     });
     return result.get_future().get();
   }
@@ -71,12 +71,12 @@ class PromptHandOffTest : public ::testing::Test {
   TestCluster cluster_;
 };
 
-TEST_F(PromptHandOffTest, AConversationsOwnStatesAreResumedFromAtTheOtherNode) {
+TEST_F(PromptHandoffTest, AConversationsOwnStatesAreResumedFromAtTheOtherNode) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
-  const PromptHandOff::Result handed = HandOff(a, text, kTalk, "b");
-  EXPECT_EQ(handed.outcome, HandOffOutcome::kCompleted);
+  const PromptHandoff::Result handed = Handoff(a, text, kTalk, "b");
+  EXPECT_EQ(handed.outcome, HandoffOutcome::kCompleted);
   EXPECT_GT(handed.bytes, 0u);
   const uint64_t objects = OffersOf(a)[TakeOutcome::kAccepted];
   EXPECT_EQ(objects, 1 + text.size() / engine_.model()->block_tokens);
@@ -89,33 +89,33 @@ TEST_F(PromptHandOffTest, AConversationsOwnStatesAreResumedFromAtTheOtherNode) {
   b.Release(match.lease);
 }
 
-TEST_F(PromptHandOffTest, AnExactTextIsSentUnderSharedKeys) {
+TEST_F(PromptHandoffTest, AnExactTextIsSentUnderSharedKeys) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kExact, {}), CommitOutcome::kKept);
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted);
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted) << "it is there already";
-  EXPECT_EQ(HandOff(a, text, kTalk, "a").outcome, HandOffOutcome::kCompleted) << "to its own engines";
+  EXPECT_EQ(Handoff(a, text, kTalk, "b").outcome, HandoffOutcome::kCompleted);
+  EXPECT_EQ(Handoff(a, text, kTalk, "b").outcome, HandoffOutcome::kCompleted) << "it is there already";
+  EXPECT_EQ(Handoff(a, text, kTalk, "a").outcome, HandoffOutcome::kCompleted) << "to its own engines";
   a.Leave();
   ExpectToResume(b, text, {}, /*own=*/false);
 }
 
-TEST_F(PromptHandOffTest, ReportsFailedHandoff) {
+TEST_F(PromptHandoffTest, ReportsFailedHandoff) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kNoStates);
+  EXPECT_EQ(Handoff(a, text, kTalk, "b").outcome, HandoffOutcome::kNoStates);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
-  EXPECT_EQ(HandOff(a, storage::Join(text, {5}), kTalk, "b").outcome, HandOffOutcome::kNoStates) << "not its end";
-  EXPECT_EQ(HandOff(a, text, {}, "b").outcome, HandOffOutcome::kNoStates) << "the conversation's alone";
-  EXPECT_EQ(HandOff(a, text, kTalk, "nobody").outcome, HandOffOutcome::kNoNode);
+  EXPECT_EQ(Handoff(a, storage::Join(text, {5}), kTalk, "b").outcome, HandoffOutcome::kNoStates) << "not its end";
+  EXPECT_EQ(Handoff(a, text, {}, "b").outcome, HandoffOutcome::kNoStates) << "the conversation's alone";
+  EXPECT_EQ(Handoff(a, text, kTalk, "nobody").outcome, HandoffOutcome::kNoNode);
   b.OnLoop([&] { b.cache.offers().StartDrain(); });
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kRefused);
+  EXPECT_EQ(Handoff(a, text, kTalk, "b").outcome, HandoffOutcome::kRefused);
   b.OnLoop([&] { b.cache.offers().EndDrain(); });
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted);
+  EXPECT_EQ(Handoff(a, text, kTalk, "b").outcome, HandoffOutcome::kCompleted);
 }
 
 // The node is full of equally valuable objects: an engine there waits for the prompt, so its lookup would make space.
-TEST_F(PromptHandOffTest, EvictsLikeALookup) {
+TEST_F(PromptHandoffTest, EvictsLikeALookup) {
   constexpr uint64_t kExtents = 24;
   PeerNode a(cluster_, "a"), b(cluster_, "b", kExtents);
   for (uint64_t text = 1;
@@ -124,12 +124,12 @@ TEST_F(PromptHandOffTest, EvictsLikeALookup) {
   }
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted);
+  EXPECT_EQ(Handoff(a, text, kTalk, "b").outcome, HandoffOutcome::kCompleted);
   ExpectToResume(b, text, kTalk, /*own=*/true);
 }
 
 // No space there can be freed: it is leased.
-TEST_F(PromptHandOffTest, IsRefusedWithoutSpace) {
+TEST_F(PromptHandoffTest, IsRefusedWithoutSpace) {
   constexpr uint64_t kExtents = 16;
   PeerNode a(cluster_, "a"), b(cluster_, "b", kExtents);
   std::vector<storage::LeaseId> leases;
@@ -142,41 +142,41 @@ TEST_F(PromptHandOffTest, IsRefusedWithoutSpace) {
   }
   const Tokens text = storage::Numbers(0, 3000);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kRefused);
+  EXPECT_EQ(Handoff(a, text, kTalk, "b").outcome, HandoffOutcome::kRefused);
   for (const storage::LeaseId& lease : leases) b.Release(lease);
 }
 
 // The node does not answer in time; its later actions do no harm.
-TEST_F(PromptHandOffTest, TimeIsBounded) {
+TEST_F(PromptHandoffTest, TimeIsBounded) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
   std::promise<void> go;
   b.loop.PostCompletion(storage::kNoTenant, [future = go.get_future().share()] { future.wait(); });
   const storage::Nanos began = a.clock.Now();
-  EXPECT_EQ(HandOff(a, text, kTalk, "b", /*patience_ms=*/100).outcome, HandOffOutcome::kTimedOut);
+  EXPECT_EQ(Handoff(a, text, kTalk, "b", /*patience_ms=*/100).outcome, HandoffOutcome::kTimedOut);
   EXPECT_LT(a.clock.Now() - began, 10'000'000'000);
   go.set_value();
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted);
+  EXPECT_EQ(Handoff(a, text, kTalk, "b").outcome, HandoffOutcome::kCompleted);
   ExpectToResume(b, text, kTalk, /*own=*/true);
 }
 
 // The node is busy at first, and gone when it is asked again. That is reported at once.
-TEST_F(PromptHandOffTest, ReportsANodeThatLeavesDuringTheHandOff) {
+TEST_F(PromptHandoffTest, ReportsANodeThatLeavesDuringTheHandoff) {
   PeersOptions busy = PeerNode::All();
   busy.offers.calls = 0;
   PeerNode a(cluster_, "a"), b(cluster_, "b", 256, busy);
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
-  auto handed = std::async(std::launch::async, [&] { return HandOff(a, text, kTalk, "b", /*patience_ms=*/10'000); });
+  auto handed = std::async(std::launch::async, [&] { return Handoff(a, text, kTalk, "b", /*patience_ms=*/10'000); });
   while (OffersOf(a)[TakeOutcome::kBusy] == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   b.Leave();
-  EXPECT_EQ(handed.get().outcome, HandOffOutcome::kNoNode);
+  EXPECT_EQ(handed.get().outcome, HandoffOutcome::kNoNode);
 }
 
 // One tenant alone may use half of the limit; another one gets the rest. Few of their offers wait for the node at a
 // time.
-TEST_F(PromptHandOffTest, HandOffsPerTenantAreBounded) {
+TEST_F(PromptHandoffTest, HandoffsPerTenantAreBounded) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
@@ -184,25 +184,24 @@ TEST_F(PromptHandOffTest, HandOffsPerTenantAreBounded) {
   b.loop.PostCompletion(storage::kNoTenant, [future = go.get_future().share()] { future.wait(); });
   const storage::PrefixText handed = engine_.Text(text, kTalk);
   std::atomic<size_t> answered{0};
-  const size_t most = PromptHandOff::Options().most / 2;
+  const size_t most = PromptHandoff::Options().most / 2;
   for (size_t i = 0; i < most; ++i) {
-    a.loop.PostCompletion(0, [&] {
-      a.peers.hand_off().Start(0, handed, "b", 20'000, [&](const PromptHandOff::Result&) { ++answered; });
-    });
+    a.loop.PostCompletion(
+        0, [&] { a.peers.handoff().Start(0, handed, "b", 20'000, [&](const PromptHandoff::Result&) { ++answered; }); });
   }
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kBusy);
+  EXPECT_EQ(Handoff(a, text, kTalk, "b").outcome, HandoffOutcome::kBusy);
   a.OnLoop([&] {
-    a.peers.hand_off().Start(1, handed, "b", 20'000, [](const PromptHandOff::Result& result) {
-      EXPECT_EQ(result.outcome, HandOffOutcome::kNoStates) << "another tenant, which has nothing of it";
+    a.peers.handoff().Start(1, handed, "b", 20'000, [](const PromptHandoff::Result& result) {
+      EXPECT_EQ(result.outcome, HandoffOutcome::kNoStates) << "another tenant, which has nothing of it";
     });
   });
   EXPECT_LE(a.made(), Offerer::kMostOffers);
   go.set_value();
   while (answered < most) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  EXPECT_EQ(HandOff(a, text, kTalk, "b").outcome, HandOffOutcome::kCompleted);
+  EXPECT_EQ(Handoff(a, text, kTalk, "b").outcome, HandoffOutcome::kCompleted);
 }
 
-TEST_F(PromptHandOffTest, ADrainWaitsForIt) {
+TEST_F(PromptHandoffTest, ADrainWaitsForIt) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
@@ -216,25 +215,25 @@ TEST_F(PromptHandOffTest, ADrainWaitsForIt) {
   a.Share("b", true);
   std::promise<void> go;
   b.loop.PostCompletion(storage::kNoTenant, [future = go.get_future().share()] { future.wait(); });
-  auto handed = std::async(std::launch::async, [&] { return HandOff(a, text, kTalk, "b"); });
+  auto handed = std::async(std::launch::async, [&] { return Handoff(a, text, kTalk, "b"); });
   while (a.made() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   EXPECT_TRUE(handing());
   go.set_value();
-  EXPECT_EQ(handed.get().outcome, HandOffOutcome::kCompleted);
+  EXPECT_EQ(handed.get().outcome, HandoffOutcome::kCompleted);
   EXPECT_FALSE(handing());
   ExpectToResume(b, text, kTalk, /*own=*/true);
 }
 
 // The connection carries as many calls as it can.
-TEST_F(PromptHandOffTest, RetriesARefusedCall) {
+TEST_F(PromptHandoffTest, RetriesARefusedCall) {
   PeerNode a(cluster_, "a"), b(cluster_, "b");
   const Tokens text = storage::Numbers(0, 600);
   ASSERT_EQ(Commit(a, text, Provenance::kComposed, kTalk), CommitOutcome::kKept);
   a.Refuse("b", absl::ResourceExhaustedError("too many calls"));
-  auto handed = std::async(std::launch::async, [&] { return HandOff(a, text, kTalk, "b"); });
+  auto handed = std::async(std::launch::async, [&] { return Handoff(a, text, kTalk, "b"); });
   while (a.made() == 0) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   a.Refuse("b", absl::OkStatus());
-  EXPECT_EQ(handed.get().outcome, HandOffOutcome::kCompleted);
+  EXPECT_EQ(handed.get().outcome, HandoffOutcome::kCompleted);
 }
 
 }  // namespace

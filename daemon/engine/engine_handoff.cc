@@ -7,7 +7,7 @@
 #include "ashlar/v1/cache.pb.h"
 #include "daemon/engine/engine_service.h"
 #include "daemon/engine/request_fields.h"
-#include "daemon/peer/offers/prompt_hand_off.h"
+#include "daemon/peer/offers/prompt_handoff.h"
 #include "proto/invalid.h"
 #include "proto/limits.h"
 #include "storage/prefix/prefixes.h"
@@ -36,17 +36,17 @@ void EngineService::HandOff(const v1::HandOffRequest& request, v1::HandOffReply*
   if (request.patience_ms() == 0 || request.patience_ms() > limits::kMaxPeerPatienceMillis) {
     return done(Invalid("patience_ms: out of range; expected 1 to ", limits::kMaxPeerPatienceMillis));
   }
-  const auto answer = [reply, done](const PromptHandOff::Result& result) {
+  const auto answer = [reply, done](const PromptHandoff::Result& result) {
     reply->set_outcome(static_cast<uint32_t>(result.outcome));
     reply->set_bytes(result.bytes);
     done(absl::OkStatus());
   };
-  if (!hand_off_) return answer({.outcome = HandOffOutcome::kUnavailable});
+  if (!handoff_) return answer({.outcome = HandoffOutcome::kUnavailable});
   const auto text = std::make_shared<const storage::PrefixText>(model->prefixes, *std::move(tokens), *conversation,
                                                                 *std::move(media), *salt);
   OnLoop(*session, CallClass::kRequest, done,
          [this, tenant = (*session)->about().tenant, text, node = request.node(), patience = request.patience_ms(),
-          answer] { hand_off_().Start(tenant, *text, node, patience, answer); });
+          answer] { handoff_().Start(tenant, *text, node, patience, answer); });
 }
 
 }  // namespace ashlar::daemon

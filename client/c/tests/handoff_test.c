@@ -3,7 +3,7 @@
 #include "client/c/testing/engine.h"
 
 /* Commits the text, and hands it to that node: at once and by a job. */
-void hand_off(char** sockets, const char* node, const char* expected) {
+void handoff(char** sockets, const char* node, const char* expected) {
   enum { TEXT = 592 };
   static engine self;
   static int32_t tokens[TEXT];
@@ -19,18 +19,18 @@ void hand_off(char** sockets, const char* node, const char* expected) {
   REQUIRE(ashlar_commit(self.cache, &text, 1) == ASHLAR_OK);
   REQUIRE(strcmp(ashlar_commit_name(outcome), "kept") == 0 ||
           strcmp(ashlar_commit_name(outcome), "already_present") == 0); /* as by an earlier run */
-  code = ashlar_hand_off(self.cache, &text, node, 20000);
+  code = ashlar_handoff(self.cache, &text, node, 20000);
   REQUIRE(code == (strcmp(expected, "completed") == 0 ? ASHLAR_OK : ASHLAR_UNAVAILABLE));
   if (code != ASHLAR_OK) REQUIRE(strcmp(ashlar_error_message(), expected) == 0);
-  REQUIRE(ashlar_start_hand_off(self.cache, &text, node, 20000, &handed, &job) == ASHLAR_OK);
+  REQUIRE(ashlar_start_handoff(self.cache, &text, node, 20000, &handed, &job) == ASHLAR_OK);
   while ((code = ashlar_job_poll(job)) == ASHLAR_PENDING) continue;
   REQUIRE(code == ASHLAR_OK);
   ashlar_job_end(job);
-  REQUIRE(strcmp(ashlar_hand_off_name(handed), expected) == 0);
-  REQUIRE(ashlar_hand_off(self.cache, &text, NULL, 0) == ASHLAR_INVALID_ARGUMENT);
+  REQUIRE(strcmp(ashlar_handoff_name(handed), expected) == 0);
+  REQUIRE(ashlar_handoff(self.cache, &text, NULL, 0) == ASHLAR_INVALID_ARGUMENT);
   REQUIRE(strncmp(ashlar_error_message(), "node: ", 6) == 0);
   text.size = 0;
-  REQUIRE(ashlar_start_hand_off(self.cache, &text, node, 0, &handed, &job) == ASHLAR_INVALID_ARGUMENT);
+  REQUIRE(ashlar_start_handoff(self.cache, &text, node, 0, &handed, &job) == ASHLAR_INVALID_ARGUMENT);
   REQUIRE(strcmp(ashlar_error_message(), "text.size: not set") == 0);
   ashlar_close(self.cache);
 }

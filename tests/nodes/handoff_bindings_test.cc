@@ -18,7 +18,7 @@ namespace {
 using integration::DaemonOptions;
 using integration::Eventually;
 
-class HandOffBindings : public testing::Test {
+class HandoffBindings : public testing::Test {
  protected:
   void SetUp() override {
     if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
@@ -57,15 +57,15 @@ class HandOffBindings : public testing::Test {
   std::optional<DaemonCluster> cluster_;
 };
 
-TEST_F(HandOffBindings, AnEngineInCHandsATextToAnotherNode) {
-  Run({CALLS_C, "hand_off"}, {Sockets(0), {"nobody", "no_node"}});
-  Run({CALLS_C, "hand_off"}, {Sockets(0), {"node1", "completed"}});
+TEST_F(HandoffBindings, AnEngineInCHandsATextToAnotherNode) {
+  Run({CALLS_C, "handoff"}, {Sockets(0), {"nobody", "no_node"}});
+  Run({CALLS_C, "handoff"}, {Sockets(0), {"node1", "completed"}});
   Run({CALLS_C, "resume"}, {Sockets(1)});
 }
 
 #ifdef PYTHON
-TEST_F(HandOffBindings, AnEngineInPythonHandsATextToAnotherNode) {
-  Run({PYTHON, HAND_OFF_PY}, {Sockets(0), {"node1"}, Sockets(1)},
+TEST_F(HandoffBindings, AnEngineInPythonHandsATextToAnotherNode) {
+  Run({PYTHON, HANDOFF_PY}, {Sockets(0), {"node1"}, Sockets(1)},
       {"PYTHONPATH=" PYTHON_PATH, "PYTHONDONTWRITEBYTECODE=1"});
 }
 #endif

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Sends a text from one node to another, and resumes there from its own memory.
 
-usage: hand_off.py RPC-SOCKET SESSION-SOCKET NODE RPC-SOCKET-THERE SESSION-SOCKET-THERE
+usage: handoff.py RPC-SOCKET SESSION-SOCKET NODE RPC-SOCKET-THERE SESSION-SOCKET-THERE
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import numpy as np
 import ashlar
 
 MODEL = ashlar.Model(
-    model_id="hand-off",
+    model_id="handoff",
     weights_digest="1",
     page_tokens=16,
     layers=[
@@ -48,10 +48,10 @@ rpc, session, node, rpc_there, session_there = sys.argv[1:]
 with ashlar.Cache(MODEL, rpc, session, pages=64, capture_tokens=16) as here:
     commit(here, TEXT, 5)
     commit(here, LATER, 6, conversation=CONVERSATION, composed=True)
-    assert here.hand_off(TEXT, "nobody", wait_ms=1000) == "no_node"
-    assert here.hand_off(LATER, node, wait_ms=20000) == "no_states", "it is the conversation's own"
-    assert here.hand_off(TEXT, node, wait_ms=20000) == "completed"
-    handed = asyncio.run(here.hand_off_async(LATER, node, conversation=CONVERSATION, wait_ms=20000))
+    assert here.handoff(TEXT, "nobody", wait_ms=1000) == "no_node"
+    assert here.handoff(LATER, node, wait_ms=20000) == "no_states", "it is the conversation's own"
+    assert here.handoff(TEXT, node, wait_ms=20000) == "completed"
+    handed = asyncio.run(here.handoff_async(LATER, node, conversation=CONVERSATION, wait_ms=20000))
     assert handed == "completed"
 with ashlar.Cache(MODEL, rpc_there, session_there, pages=64, capture_tokens=16) as there:
     expect(there, TEXT, 5)
