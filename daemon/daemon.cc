@@ -108,7 +108,7 @@ struct Daemon::Impl {
         workers(kMovingThreads, ShareOf(config.workers().queue_depth(), config), loop,
                 std::min(config.tenants_size() - 1, kMostSpareThreads)),
         mover(kernels::Host(), threads, workers, tiers->common(), storage::kTurnBytes, gpus.lanes()),
-        cache(OptionsFrom(config, events.Telling(cluster == nullptr ? nullptr : cluster->residence())),
+        cache(OptionsFrom(config, events.Reporter(cluster == nullptr ? nullptr : cluster->residence())),
               TiersOf(*tiers, cluster.get()), mover, workers, loops->clock, &metrics),
         table(cache, loop),
         services{loop,
@@ -217,7 +217,7 @@ struct Daemon::Impl {
     SummarizeSuppressedLines();
     if (tiers->ssd() != nullptr) {
       const auto found = levels.degraded.find(TierKind::kSsd);
-      disk_health.Tell(found == levels.degraded.end() ? "" : found->second, rpc_server.get());
+      disk_health.Report(found == levels.degraded.end() ? "" : found->second, rpc_server.get());
     }
     measured_at = loops->clock.Now();
     if (levels.cluster.rdma_fallback && !rdma_fallback) {

@@ -36,7 +36,7 @@ std::vector<std::string> TenantNames(const v1::Config& config) {
   return names;
 }
 
-storage::CacheOptions OptionsFrom(const v1::Config& config, storage::TellResidence residence) {
+storage::CacheOptions OptionsFrom(const v1::Config& config, storage::ReportResidence residence) {
   const v1::Leases& leases = config.leases();
   storage::CacheOptions options;
   options.unused_lease = static_cast<storage::Nanos>(leases.unused_seconds()) * kLeaseSecond;

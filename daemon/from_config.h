@@ -22,7 +22,7 @@ namespace ashlar::daemon {
 std::vector<std::string> TenantNames(const v1::Config& config);  // index is the TenantId
 
 // `residence` may be null.
-storage::CacheOptions OptionsFrom(const v1::Config& config, storage::TellResidence residence);
+storage::CacheOptions OptionsFrom(const v1::Config& config, storage::ReportResidence residence);
 
 uint64_t HbmBytes(const v1::Config& config);  // capacity of all hbm tiers
 

@@ -65,7 +65,7 @@ void EventHub::Resides(const storage::TenantPool& pool, const ObjectHeader& head
   CacheEvent event{.kind = removed                  ? CacheEvent::Kind::kRemoved
                            : was == TierKind::kNone ? CacheEvent::Kind::kStored
                                                     : CacheEvent::Kind::kTier,
-                   .sequence = ++told_,
+                   .sequence = ++published_,
                    .pool = pool,
                    .ns = header.ns,
                    .key = header.key,

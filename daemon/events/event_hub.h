@@ -75,12 +75,12 @@ class EventHub {
 
   // Implements ObjectTableOptions::residence. The metadata thread only.
   void Resides(const storage::TenantPool& pool, const ObjectHeader& header, const storage::Residence& residence);
-  uint64_t told() const { return told_; }  // number of events published so far; the metadata thread only
+  uint64_t published() const { return published_; }  // number of events published so far; the metadata thread only
 
  private:
   mutable Mutex mutex_;
   std::vector<std::weak_ptr<Subscription>> subscriptions_ ABSL_GUARDED_BY(mutex_);
-  uint64_t told_ = 0;
+  uint64_t published_ = 0;
 };
 
 }  // namespace ashlar::daemon

@@ -7,7 +7,7 @@
 
 namespace ashlar::daemon {
 
-storage::TellResidence NodeEvents::Telling(storage::TellResidence also) {
+storage::ReportResidence NodeEvents::Reporter(storage::ReportResidence also) {
   return [this, also = std::move(also)](const storage::TenantPool& pool, const ObjectHeader& header,
                                         const storage::Residence& residence) {
     hub_.Resides(pool, header, residence);

@@ -18,7 +18,7 @@ namespace ashlar::daemon {
 class NodeEvents {
  public:
   // Returns the residence callback for the cache. It notifies the hub, and then `also` (may be empty).
-  storage::TellResidence Telling(storage::TellResidence also);
+  storage::ReportResidence Reporter(storage::ReportResidence also);
   // Starts publishing over ZeroMQ if the configuration asks for it.
   absl::Status Publish(const v1::Events& config, RefusedConnections& refused);
 

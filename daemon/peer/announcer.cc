@@ -24,34 +24,34 @@ Holding HoldingOf(const ObjectHeader& header, TierKind tier) {
 
 TierKind Announcer::Resides(const storage::TenantPool&, const ObjectHeader& header,
                             const storage::Residence& residence) {
-  const TierKind now = residence.nearest, told = residence.told;
+  const TierKind now = residence.nearest, announced = residence.announced;
   if (now == TierKind::kNone) {
-    if (told != TierKind::kNone) directory_.Withdraw(header.ns, header.key, header.shard);
+    if (announced != TierKind::kNone) directory_.Withdraw(header.ns, header.key, header.shard);
     return TierKind::kNone;
   }
   const bool wanted = mode_ == AnnounceMode::kAll || residence.uses >= 2 || residence.saved;
-  const bool moved = told == TierKind::kHbm && (now != TierKind::kHbm || residence.level != residence.was_level);
-  const bool same = told != TierKind::kNone && (told == TierKind::kSsd) == (now == TierKind::kSsd) && !moved;
-  if (!wanted || (same && !directory_.WasDisplaced(header.ns, header.key, header.shard))) return told;
+  const bool moved = announced == TierKind::kHbm && (now != TierKind::kHbm || residence.level != residence.was_level);
+  const bool same = announced != TierKind::kNone && (announced == TierKind::kSsd) == (now == TierKind::kSsd) && !moved;
+  if (!wanted || (same && !directory_.WasDisplaced(header.ns, header.key, header.shard))) return announced;
   const double worth = static_cast<double>(header.tokens) * (1 + residence.uses);
   Holding holding = HoldingOf(header, now);
   if (now == TierKind::kHbm && residence.level < gpus_.size()) holding.gpu = gpus_[residence.level];
-  return directory_.Announce(header.ns, header.key, holding, worth) ? now : told;
+  return directory_.Announce(header.ns, header.key, holding, worth) ? now : announced;
 }
 
-void Announcer::Flush(TellAll tell_all) {
-  if (!telling_) return;
+void Announcer::Flush(ReportAll report_all) {
+  if (!walk_) return;
   const size_t capacity = directory_.RemainingCapacity();
   if (capacity == 0) return;
   storage::Slice slice(std::min(capacity, kSaidAtOnce));
-  if (tell_all(*telling_, slice)) telling_.reset();
+  if (report_all(*walk_, slice)) walk_.reset();
 }
 
 void Announcer::Tick() {
   const DirectoryStats stats = directory_.Stats();
-  if (telling_ || stats.dropped_announcements == dropped_ || stats.queued_announcements > 0) return;
+  if (walk_ || stats.dropped_announcements == dropped_ || stats.queued_announcements > 0) return;
   dropped_ = stats.dropped_announcements;
-  telling_.emplace();
+  walk_.emplace();
 }
 
 }  // namespace ashlar::daemon

@@ -26,8 +26,8 @@ enum class AnnounceMode : uint8_t { kUsedTwice, kAll };
 // would only displace other announcements.
 class Announcer {
  public:
-  // Reports the tier of every object again (Residences::TellAll), through Resides.
-  using TellAll = absl::FunctionRef<bool(storage::Telling&, storage::Slice&)>;
+  // Reports the tier of every object again (Residences::ReportAll), through Resides.
+  using ReportAll = absl::FunctionRef<bool(storage::ReportWalk&, storage::Slice&)>;
 
   // `gpus` has the GPU number of each memory tier by level. Levels past its end have no GPU.
   Announcer(Directory& directory, AnnounceMode mode, std::vector<std::optional<uint8_t>> gpus)
@@ -36,9 +36,9 @@ class Announcer {
   // Returns the announced tier; kNone if nothing is announced.
   TierKind Resides(const storage::TenantPool& pool, const ObjectHeader& header, const storage::Residence& residence);
   // Starts a full re-announcement after the directory lost all entries.
-  void Again() { telling_ = storage::Telling{.lost = true}; }
+  void Again() { walk_ = storage::ReportWalk{.lost = true}; }
   // Continues the re-announcement. Call it many times per second.
-  void Flush(TellAll tell_all);
+  void Flush(ReportAll report_all);
   void Tick();  // call about once per second
 
  private:
@@ -47,7 +47,7 @@ class Announcer {
   Directory& directory_;
   const AnnounceMode mode_;
   const std::vector<std::optional<uint8_t>> gpus_;
-  std::optional<storage::Telling> telling_;
+  std::optional<storage::ReportWalk> walk_;
   uint64_t dropped_ = 0;  // dropped announcements up to the last full search
 };
 

@@ -27,11 +27,11 @@ class AnnouncerTest : public ::testing::Test {
   }
   std::optional<uint8_t> TheGpu() {
     MutexLock lock(cluster_.mutex);
-    return cluster_.told.at(0).holding.gpu;
+    return cluster_.announced.at(0).holding.gpu;
   }
-  std::vector<TestCluster::Told> TakeTold() {
+  std::vector<TestCluster::Announced> TakeAnnounced() {
     MutexLock lock(cluster_.mutex);
-    return std::exchange(cluster_.told, {});
+    return std::exchange(cluster_.announced, {});
   }
 
   TestCluster cluster_;
@@ -43,18 +43,19 @@ TEST_F(AnnouncerTest, AnnouncesGpuOfCopy) {
   EXPECT_EQ(Resides({.nearest = TierKind::kHbm, .level = 2}), TierKind::kHbm);
   EXPECT_EQ(TheGpu(), 6);
   // It has moved to another GPU.
-  Residence moved{.nearest = TierKind::kHbm, .told = TierKind::kHbm, .was = TierKind::kHbm, .level = 0, .was_level = 2};
+  Residence moved{
+      .nearest = TierKind::kHbm, .announced = TierKind::kHbm, .was = TierKind::kHbm, .level = 0, .was_level = 2};
   EXPECT_EQ(Resides(moved), TierKind::kHbm);
   EXPECT_EQ(TheGpu(), 4);
-  EXPECT_EQ(Resides({.nearest = TierKind::kDram, .told = TierKind::kHbm, .was = TierKind::kHbm, .level = 3}),
+  EXPECT_EQ(Resides({.nearest = TierKind::kDram, .announced = TierKind::kHbm, .was = TierKind::kHbm, .level = 3}),
             TierKind::kDram);
   EXPECT_EQ(TheGpu(), std::nullopt) << "no GPU has it any more";
   // A copy from dram to a GPU stays in memory, and costs no write to etcd.
-  TakeTold();
-  EXPECT_EQ(Resides({.nearest = TierKind::kHbm, .told = TierKind::kDram, .was = TierKind::kDram, .was_level = 3}),
+  TakeAnnounced();
+  EXPECT_EQ(Resides({.nearest = TierKind::kHbm, .announced = TierKind::kDram, .was = TierKind::kDram, .was_level = 3}),
             TierKind::kDram);
-  EXPECT_TRUE(TakeTold().empty());
-  EXPECT_EQ(Resides({.nearest = TierKind::kSsd, .told = TierKind::kHbm, .was = TierKind::kHbm, .level = 4}),
+  EXPECT_TRUE(TakeAnnounced().empty());
+  EXPECT_EQ(Resides({.nearest = TierKind::kSsd, .announced = TierKind::kHbm, .was = TierKind::kHbm, .level = 4}),
             TierKind::kSsd);
   EXPECT_EQ(TheGpu(), std::nullopt);
 }
@@ -128,8 +129,8 @@ class AnnouncerOfManyTest : public ::testing::Test {
   void Run() {
     for (int quiet = 0; quiet < 3;) {
       for (int i = 0; i < 5; ++i) {
-        announcer_.Flush([&](storage::Telling& telling, storage::Slice& slice) {
-          return rig_->cache->residences().TellAll(telling, slice);
+        announcer_.Flush([&](storage::ReportWalk& walk, storage::Slice& slice) {
+          return rig_->cache->residences().ReportAll(walk, slice);
         });
       }
       announcer_.Tick();
@@ -162,8 +163,8 @@ TEST_F(AnnouncerOfManyTest, ReannouncesEverythingToAnEmptiedEtcd) {
   directory_.in_etcd.clear();
   announcer_.Again();
   for (size_t i = 0; i < kObjects / 2; ++i) {
-    announcer_.Flush([&](storage::Telling& telling, storage::Slice& slice) {
-      return rig_->cache->residences().TellAll(telling, slice);
+    announcer_.Flush([&](storage::ReportWalk& walk, storage::Slice& slice) {
+      return rig_->cache->residences().ReportAll(walk, slice);
     });
     directory_.Drain(1);
   }

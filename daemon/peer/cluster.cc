@@ -211,7 +211,7 @@ storage::RemoteSource& Cluster::source() {
   return impl_->peers.source();
 }
 
-storage::TellResidence Cluster::residence() {
+storage::ReportResidence Cluster::residence() {
   return impl_->peers.residence();
 }
 

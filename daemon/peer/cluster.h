@@ -37,7 +37,7 @@ class Cluster {
 
   // The remote source for the cache's options.
   storage::RemoteSource& source();
-  storage::TellResidence residence();
+  storage::ReportResidence residence();
   // Returns YAML comments for the effective configuration: the transport between nodes.
   std::string DescribeTransport() const;
   // Call once after creating the cache, before any loop runs. `tiers` are the memory tiers, indexed by the numbers of

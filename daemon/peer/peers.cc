@@ -40,7 +40,7 @@ Peers::Peers(EventLoop& loop, const storage::Clock& clock, const std::vector<std
         });
       }) {}
 
-storage::TellResidence Peers::residence() {
+storage::ReportResidence Peers::residence() {
   return [this](const storage::TenantPool& pool, const ObjectHeader& header, const storage::Residence& residence) {
     return announcer_.Resides(pool, header, residence);
   };
@@ -85,9 +85,8 @@ void Peers::Flush() {
   handoff_->Tick();
   replicas_->Tick();
   prefill_.Tick();
-  announcer_.Flush([this](storage::Telling& telling, storage::Slice& slice) {
-    return cache_->residences().TellAll(telling, slice);
-  });
+  announcer_.Flush(
+      [this](storage::ReportWalk& walk, storage::Slice& slice) { return cache_->residences().ReportAll(walk, slice); });
 }
 
 void Peers::EndOffers() {

@@ -64,7 +64,7 @@ class Peers final : public PeerCalls {
 
   // For the options of the cache's tiers, which are created before the cache.
   storage::RemoteSource& source() { return objects_; }
-  storage::TellResidence residence();
+  storage::ReportResidence residence();
   // Call once before any other call. `tiers` as in Holder.
   void Start(storage::Cache& cache, std::vector<const storage::Tier*> tiers);
   // Call once. Lets other nodes use engines here that offer prefill, and this node use theirs.

@@ -163,15 +163,15 @@ TEST_F(PeersTest, AnUnresponsiveNodeIsAMissInTime) {
 TEST_F(PeersTest, AStaleEntryIsAMissAndTheNextHolderIsAsked) {
   PeerNode a(cluster_, "a"), b(cluster_, "b"), c(cluster_, "c");
   for (PeerNode* node : {&a, &c}) node->Publish(Plan(1), 1);
-  std::vector<TestCluster::Told> told;
+  std::vector<TestCluster::Announced> told;
   {
     MutexLock lock(cluster_.mutex);
-    told = cluster_.told;
+    told = cluster_.announced;
   }
   a.OnLoop([&] { a.cache.retention().Evict(0, Plan(1).key); });
   {
     MutexLock lock(cluster_.mutex);
-    cluster_.told = told;
+    cluster_.announced = told;
   }
   EXPECT_EQ(Land(b, Plan(1), 1), MissReason::kNone);
   EXPECT_EQ(tier_, TierKind::kRemote);
@@ -189,7 +189,7 @@ TEST_F(PeersTest, PrefersDramCopies) {
     for (PeerNode* node : {&a, &c}) node->Publish(Plan(1), 1);
     {
       MutexLock lock(cluster_.mutex);
-      for (TestCluster::Told& one : cluster_.told) {
+      for (TestCluster::Announced& one : cluster_.announced) {
         if (one.member->node == "a") one.holding.tier = farther;
       }
     }

@@ -82,7 +82,7 @@ void Router::Open(const PlanAsker& asker, const Tasks& tasks, const LptPlan& cho
   ++figures_.planned;
   const storage::Nanos now = clock_.Now();
   const uint64_t id = next_plan_++;
-  OpenPlan plan{.asker = asker, .tasks = Tasks(tasks.size()), .told = std::vector<bool>(tasks.size(), true)};
+  OpenPlan plan{.asker = asker, .tasks = Tasks(tasks.size()), .reported = std::vector<bool>(tasks.size(), true)};
   plan.asked_at = now;
   plan.asker_free_at = now;
   std::vector<std::pair<std::shared_ptr<Task>, size_t>> assigned;
@@ -108,7 +108,7 @@ void Router::Open(const PlanAsker& asker, const Tasks& tasks, const LptPlan& cho
       continue;
     }
     plan.tasks[i] = task;
-    plan.told[i] = false;
+    plan.reported[i] = false;
     planned.elsewhere[i] = true;
     task->plans.insert(id);
     if (known != tasks_.end()) continue;
@@ -235,7 +235,7 @@ void Router::Settle(const std::shared_ptr<Task>& task, PlannedSegmentState state
   tasks_.erase({task->cold.work.tenant, task->cold.work.key});
   const std::set<uint64_t> plans = task->plans;  // a callback may end some
   for (const uint64_t id : plans) {
-    if (const auto plan = plans_.find(id); plan != plans_.end()) Tell(plan->second, /*over=*/false);
+    if (const auto plan = plans_.find(id); plan != plans_.end()) Report(plan->second, /*over=*/false);
     EndWarmUp(id);
   }
   if (task->plans.empty()) holds_.EndLease(task->cold.work.tenant, task->lease);
@@ -243,18 +243,18 @@ void Router::Settle(const std::shared_ptr<Task>& task, PlannedSegmentState state
 
 // Answers a waiting Await if a segment fell back to the asker, no segment is pending, or the wait timed out (`over`).
 // Returns whether it answered.
-bool Router::Tell(OpenPlan& plan, bool over) {
+bool Router::Report(OpenPlan& plan, bool over) {
   if (!plan.waiting) return false;
   bool pending = false, news = false;
   States states;
   for (size_t i = 0; i < plan.tasks.size(); ++i) {
     states.push_back(plan.tasks[i] == nullptr ? PlannedSegmentState::kLeftToAsker : plan.tasks[i]->state);
     pending |= states.back() == PlannedSegmentState::kPending;
-    news |= states.back() == PlannedSegmentState::kLeftToAsker && !plan.told[i];
+    news |= states.back() == PlannedSegmentState::kLeftToAsker && !plan.reported[i];
   }
   if (pending && !news && !over) return false;
   for (size_t i = 0; i < states.size(); ++i)
-    plan.told[i] = plan.told[i] || states[i] == PlannedSegmentState::kLeftToAsker;
+    plan.reported[i] = plan.reported[i] || states[i] == PlannedSegmentState::kLeftToAsker;
   plan.asked_at = clock_.Now();
   std::exchange(plan.waiting, nullptr)(std::move(states));
   return true;
@@ -267,10 +267,10 @@ void Router::Await(storage::SessionId session, uint64_t id, storage::Nanos wait,
     return done(absl::NotFoundError("plan: unknown or ended"));
   }
   OpenPlan& plan = found->second;
-  Tell(plan, /*over=*/true);  // an earlier question still waits
+  Report(plan, /*over=*/true);  // an earlier question still waits
   plan.waiting = std::move(done);
   plan.waits_until = clock_.Now() + wait;
-  Tell(plan, /*over=*/wait <= 0);
+  Report(plan, /*over=*/wait <= 0);
 }
 
 void Router::End(storage::SessionId session, uint64_t id) {
@@ -322,7 +322,7 @@ void Router::Tick() {
   Retry();
   std::vector<std::pair<storage::SessionId, uint64_t>> erased;
   for (auto& [id, plan] : plans_) {
-    if (plan.waiting && plan.waits_until <= now) Tell(plan, /*over=*/true);
+    if (plan.waiting && plan.waits_until <= now) Report(plan, /*over=*/true);
     // A warm-up has no requester; it ends with its segments.
     if (plan.asker.session == kNoSession) continue;
     if (!plan.waiting && now - plan.asked_at > options_.drop_after) erased.emplace_back(plan.asker.session, id);

@@ -117,7 +117,7 @@ class Router {
   struct OpenPlan {
     PlanAsker asker;
     std::vector<std::shared_ptr<Task>> tasks;  // null: assigned to the requesting engine from the start
-    std::vector<bool> told;                    // the fallback to the requesting engine was reported
+    std::vector<bool> reported;                // the fallback to the requesting engine was reported
     storage::Nanos asker_free_at = 0, asked_at = 0;
     std::function<void(absl::StatusOr<States>)> waiting;
     storage::Nanos waits_until = 0;
@@ -134,7 +134,7 @@ class Router {
   void Retry();
   void Settle(const std::shared_ptr<Task>& task, PlannedSegmentState state);
   void Withdraw(Task& task);
-  bool Tell(OpenPlan& plan, bool over);
+  bool Report(OpenPlan& plan, bool over);
   void EndWarmUp(uint64_t plan);
 
   static constexpr storage::SessionId kNoSession = 0;  // engine sessions count from 1

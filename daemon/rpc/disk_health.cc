@@ -13,11 +13,11 @@ constexpr const char* kSsdHealth = "ashlar.v1.Ssd";
 
 }  // namespace
 
-void DiskHealth::Tell(const std::string& error, RpcServer* server) {
+void DiskHealth::Report(const std::string& error, RpcServer* server) {
   const bool now = !error.empty();
-  if (server != nullptr && told_ != now) {
+  if (server != nullptr && reported_ != now) {
     server->SetServing(kSsdHealth, !now);
-    told_ = now;
+    reported_ = now;
   }
   if (degraded_ == now) return;
   degraded_ = now;

@@ -13,11 +13,11 @@ class DiskHealth {
  public:
   // `error` is why the tier is degraded; empty if it is not. `server` may be null until it exists; it then gets the
   // current state.
-  void Tell(const std::string& error, RpcServer* server);
+  void Report(const std::string& error, RpcServer* server);
 
  private:
-  bool degraded_ = false;     // state in the log
-  std::optional<bool> told_;  // state in the health service
+  bool degraded_ = false;         // state in the log
+  std::optional<bool> reported_;  // state in the health service
 };
 
 }  // namespace ashlar::daemon

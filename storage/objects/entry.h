@@ -99,8 +99,8 @@ struct Entry : RankedObject {
   uint8_t resides_at = 0;
   bool saved = false;
   // The last report to ObjectTableOptions::residence, and its answer.
-  TierKind resided = TierKind::kNone, told = TierKind::kNone;
-  uint8_t resided_at = 0;
+  TierKind reported = TierKind::kNone, announced = TierKind::kNone;
+  uint8_t reported_at = 0;
 
   struct Waiter {
     size_t level;

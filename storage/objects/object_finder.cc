@@ -89,7 +89,7 @@ FoundObject ObjectFinder::ShardAt(const ObjectReference& object, const TensorSha
 }
 
 void ObjectFinder::Use(Entry& entry, const Query& query) {
-  if (++entry.uses == Residences::kTold) table_.residences().Tell(entry);
+  if (++entry.uses == Residences::kReportedUses) table_.residences().Report(entry);
   entry.deferred = query.defer && table_.placement().defers() && entry.uses < kFoundTwice;
   table_.reuse().Used(entry.pool.tenant, entry.reuse);
   table_.placement().RecordDemand(entry.pool.tenant, entry.header.key);

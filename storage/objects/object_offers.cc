@@ -146,7 +146,7 @@ void ObjectOffers::Promote(const Offering& offered, std::function<void(bool)> do
     if (!comes || entry.gone != MissReason::kNone || entry.resides != TierKind::kNone) continue;
     if (entry.uses == 0) {
       // Its previous holder may not have announced it. It counts as found twice, so that other nodes find it here.
-      entry.uses = std::max(Residences::kTold, offered.uses);
+      entry.uses = std::max(Residences::kReportedUses, offered.uses);
       entry.taken = true;
       entry.reuse = ReuseOf(entry, offered);
     }

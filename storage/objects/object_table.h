@@ -27,7 +27,7 @@ struct ObjectTableOptions {
   AdmissionMode admission = AdmissionMode::kSecondUse;  // policy of the disk
   size_t admission_keys = 1 << 20;                      // number of keys whose uses are counted
   EvictionMode eviction = EvictionMode::kPrice;
-  TellResidence residence;
+  ReportResidence residence;
   CopyTransitionCounts* copy_transitions = nullptr;  // counts the transitions of copies; null: not counted
 };
 
@@ -77,7 +77,7 @@ class ObjectTable final : private ObjectEvents {
  private:
   void Lost(Entry& entry, MissReason why, PolicyKind policy, TierKind tier) override { End(entry, why, policy, tier); }
   void Vacated(Entry& entry) override { index_.Delete(entry.id); }
-  void Resides(Entry& entry) override { residences_.Tell(entry); }
+  void Resides(Entry& entry) override { residences_.Report(entry); }
 
   void EndOne(Entry& entry, MissReason why, PolicyKind policy, TierKind tier);
   bool MayEnd(const Entry& entry) const;  // returns whether nothing of its bundle is in use

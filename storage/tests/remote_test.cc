@@ -35,9 +35,9 @@ class RemoteTest : public ::testing::Test {
     options.cache.objects.residence = [this](const TenantPool&, const ObjectHeader& header,
                                              const Residence& residence) {
       heard_.push_back({residence.nearest, residence.uses});
-      TierKind& told = told_[{header.key, header.shard.rank}];
-      EXPECT_EQ(residence.told, told);
-      return told = residence.nearest;
+      TierKind& announced = announced_[{header.key, header.shard.rank}];
+      EXPECT_EQ(residence.announced, announced);
+      return announced = residence.nearest;
     };
     rig_ = std::make_unique<TieredRig>(options);
     rig_->cache->OpenSession(kAnn, 1);
@@ -85,7 +85,7 @@ class RemoteTest : public ::testing::Test {
   OtherNode other_;
   std::unique_ptr<TieredRig> rig_;
   std::vector<Heard> heard_;
-  std::map<std::pair<Key, uint32_t>, TierKind> told_;
+  std::map<std::pair<Key, uint32_t>, TierKind> announced_;
   Found found_;
   LandingId landings_ = 0;
 };
@@ -241,7 +241,7 @@ TEST_F(RemoteTest, EntersEveryMemoryTierAndTheDiskLater) {
   EXPECT_EQ(Used(*rig_->dram), 3u);
   EXPECT_EQ(Used(*rig_->ssd), 3u) << "admitted like any object";
   EXPECT_THAT(rig_->observer.copied, Contains(std::pair(TierKind::kDram, TierKind::kSsd)));
-  told_.clear();
+  announced_.clear();
   rig_->Restart();
   rig_->cache->OpenSession(kAnn, 1);
   EXPECT_EQ(Land(Plan(1), 1), MissReason::kNone);

@@ -13,8 +13,8 @@ struct Mover::LandingCopy {
   const TenantId tenant;
   LandJob job;
   LandingOwner* owner;
-  std::vector<bool> told_corrupt;  // by source; also for sources that will not arrive
-  uint32_t told_layers = 0;
+  std::vector<bool> reported_corrupt;  // by source; also for sources that will not arrive
+  uint32_t reported_layers = 0;
   std::atomic<bool> posted{false};  // a report waits for the metadata thread
   bool blocked = false;
 
@@ -23,13 +23,13 @@ struct Mover::LandingCopy {
   void Report(bool over) {
     posted = false;
     const uint32_t layers = job.layers();
-    for (size_t i = 0; i < told_corrupt.size(); ++i) {
-      if (!job.corrupt(i) || told_corrupt[i]) continue;
-      told_corrupt[i] = true;
+    for (size_t i = 0; i < reported_corrupt.size(); ++i) {
+      if (!job.corrupt(i) || reported_corrupt[i]) continue;
+      reported_corrupt[i] = true;
       owner->Corrupt(i);
     }
-    if (layers == told_layers || job.cancelled() || over) return;
-    told_layers = layers;
+    if (layers == reported_layers || job.cancelled() || over) return;
+    reported_layers = layers;
     owner->Landed(layers);
   }
 
@@ -73,7 +73,7 @@ void Mover::Land(TenantId tenant, std::vector<LandSource> sources, LandTarget ta
       new LandingCopy{.tenant = tenant,
                       .job = LandJob(kernels_, workers_, LaneOf(gpu), sources, std::move(target), std::move(cancel)),
                       .owner = &owner,
-                      .told_corrupt = std::vector<bool>(sources.size())}));
+                      .reported_corrupt = std::vector<bool>(sources.size())}));
 }
 
 bool Mover::Compose(TenantId tenant, std::vector<ComposeSource> sources, Composition composition, CancelFlag cancel,
@@ -106,11 +106,11 @@ bool Mover::NextLayers(const Composing& composing) {
 
 size_t Mover::StepsThere(const std::shared_ptr<LandingCopy>& landing) {
   size_t end = SIZE_MAX, last = 0;
-  for (size_t i = 0; i < landing->told_corrupt.size(); ++i) {
-    if (landing->told_corrupt[i]) continue;
+  for (size_t i = 0; i < landing->reported_corrupt.size(); ++i) {
+    if (landing->reported_corrupt[i]) continue;
     const std::optional<uint64_t> loaded = landing->owner->Loaded(i);
     if (!loaded) {
-      landing->told_corrupt[i] = true;
+      landing->reported_corrupt[i] = true;
       landing->job.Skip(i);
       continue;
     }

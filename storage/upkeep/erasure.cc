@@ -21,7 +21,7 @@ bool Erasure::IsLeavingDisk(ObjectId id) const {
   return entry != nullptr && entry->gone != MissReason::kNone && table_.levels().OnDisk(*entry);
 }
 
-void Erasure::Tell(const Entry& entry) {
+void Erasure::Count(const Entry& entry) {
   if (!entry.ready) return;
   const uint64_t bytes = entry.header.bytes;
   Inventory::Tally& tally = progress_.erased;
@@ -50,7 +50,7 @@ bool Erasure::EndObjects(Slice& slice) {
     if (!Inventory::Has(selection_, entry)) return true;
     std::vector<ObjectId> bundle;  // objects that end together
     for (const Entry* shard : table_.index().keys().All(entry.pool.tenant, entry.header.key)) {
-      Tell(*shard);
+      Count(*shard);
       bundle.push_back(shard->id);
     }
     for (const ObjectId id : bundle) table_.Erase(id);

@@ -48,7 +48,7 @@ class Erasure {
  private:
   // Returns whether the disk still has something of an object that is gone.
   bool IsLeavingDisk(ObjectId id) const;
-  void Tell(const Entry& entry);
+  void Count(const Entry& entry);
   bool EndObjects(Slice& slice);
   bool Overwritten();
 

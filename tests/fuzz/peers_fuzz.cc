@@ -163,7 +163,7 @@ void Node::Engine(uint8_t what) {
 }
 
 // An entry of the directory about the other nodes, or an erasure, given by the bytes.
-void Node::Tell(PeersInput& input) {
+void Node::ReportEntry(PeersInput& input) {
   const uint8_t text = input.Byte();
   const std::string value = input.Bytes();
   if (const auto erasure = daemon::DecodeErasure(value); (text & 0x80) != 0) {

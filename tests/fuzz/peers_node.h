@@ -130,7 +130,7 @@ class Node {
       case 9:
         return Engine(input.Byte());
       case 10:
-        return Tell(input);
+        return ReportEntry(input);
       default:
         return Prefill(input.Byte());
     }
@@ -296,7 +296,7 @@ class Node {
   void LookUp(uint8_t texts);
   void Land(const storage::Match& match, const std::vector<size_t>& found);
   void Engine(uint8_t what);
-  void Tell(PeersInput& input);
+  void ReportEntry(PeersInput& input);
   void Prefill(uint8_t what);
   void End();
 

@@ -138,7 +138,7 @@ const storage::Erasure::Progress* Eraser::Find(const ClusterErasure::Id& id) con
 
 void Eraser::TryLater(const char* what, const absl::Status& why) {
   retry_at_ = clock_.Now() + kEraseAgain;
-  if (std::exchange(told_failure_, true)) return;
+  if (std::exchange(reported_failure_, true)) return;
   Log(LogLevel::kWarning, what,
       {{"tenant", todo_.front().tenant}, {"by", todo_.front().node}, {"error", std::string(why.message())}});
 }
@@ -189,7 +189,7 @@ void Eraser::Save() {
 
 void Eraser::Record(const ClusterErasure::Id& id) {
   recorded_.insert(id);
-  told_failure_ = false;
+  reported_failure_ = false;
   const auto done = std::ranges::find(known_, id, &ClusterErasure::id);
   if (done != known_.end()) {
     const storage::Erasure::Progress progress =

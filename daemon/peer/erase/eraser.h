@@ -56,7 +56,7 @@ class Eraser {
   bool changed_ = false;                       // the directory has reported its erasures
   bool reading_ = false;
   bool saving_ = false;
-  bool told_failure_ = false;
+  bool reported_failure_ = false;
   storage::Nanos retry_at_ = 0;
   std::set<ClusterErasure::Id> recorded_;
   std::map<ClusterErasure::Id, storage::Erasure::Progress> progress_;

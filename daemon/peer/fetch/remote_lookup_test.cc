@@ -24,12 +24,12 @@ TEST(RemoteLookupTest, AsksTheNextHolderForWaitingLookups) {
   for (PeerNode* node : {&a, &c}) node->Publish(plan, 1);
   const auto told = [&] {
     MutexLock lock(cluster.mutex);
-    return cluster.told;
+    return cluster.announced;
   }();
   a.OnLoop([&] { a.cache.retention().Evict(0, plan.key); });
   {
     MutexLock lock(cluster.mutex);
-    cluster.told = told;  // the directory says that it is there
+    cluster.announced = told;  // the directory says that it is there
   }
 
   storage::ManualClock clock;

@@ -42,8 +42,8 @@ class RemotePrefixTest : public ::testing::Test {
     const NamespaceId ns = engine_.model()->ns;
     MutexLock lock(cluster_.mutex);
     for (uint32_t depth = 1; depth <= kForeign; ++depth) {
-      cluster_.told.push_back({member, draw(), ns, {.kind = ObjectKind::kCheckpoint, .depth = depth}});
-      cluster_.told.push_back(
+      cluster_.announced.push_back({member, draw(), ns, {.kind = ObjectKind::kCheckpoint, .depth = depth}});
+      cluster_.announced.push_back(
           {member, draw(), ns, {.kind = ObjectKind::kSpan, .depth = depth + 40, .span_begin = depth}});
     }
   }
@@ -63,9 +63,10 @@ class RemotePrefixTest : public ::testing::Test {
   // The directory's entries of a node's object are missing, although the node has it: the queue was full.
   void Untell(const PeerNode& node, const Key& key) {
     MutexLock lock(cluster_.mutex);
-    EXPECT_EQ(std::erase_if(
-                  cluster_.told,
-                  [&](const TestCluster::Told& one) { return one.member == node.directory.member && one.key == key; }),
+    EXPECT_EQ(std::erase_if(cluster_.announced,
+                            [&](const TestCluster::Announced& one) {
+                              return one.member == node.directory.member && one.key == key;
+                            }),
               1u);
   }
   // Checks that a node accepts another node's objects.

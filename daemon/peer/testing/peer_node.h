@@ -36,14 +36,14 @@ class PeerNode;
 // All nodes of a test, and what they have announced.
 class TestCluster final {
  public:
-  struct Told {
+  struct Announced {
     std::shared_ptr<const Member> member;
     Key key;
     NamespaceId ns;
     Holding holding;
   };
   Mutex mutex;
-  std::vector<Told> told ABSL_GUARDED_BY(mutex);
+  std::vector<Announced> announced ABSL_GUARDED_BY(mutex);
   std::map<std::string, PeerNode*> nodes ABSL_GUARDED_BY(mutex);  // reachable nodes
   std::vector<ClusterErasure> erasures ABSL_GUARDED_BY(mutex);
 };
@@ -57,12 +57,12 @@ class TestDirectory : public Directory {
   bool Announce(const NamespaceId& ns, const Key& key, const Holding& holding, double) override {
     Withdraw(ns, key, holding.shard);
     MutexLock lock(cluster_.mutex);
-    cluster_.told.push_back({member, key, ns, holding});
+    cluster_.announced.push_back({member, key, ns, holding});
     return true;
   }
   void Withdraw(const NamespaceId&, const Key& key, const TensorShard& shard) override {
     MutexLock lock(cluster_.mutex);
-    std::erase_if(cluster_.told, [&](const TestCluster::Told& one) {
+    std::erase_if(cluster_.announced, [&](const TestCluster::Announced& one) {
       return one.member == member && one.key == key && one.holding.shard == shard;
     });
   }
@@ -74,7 +74,7 @@ class TestDirectory : public Directory {
     MutexLock lock(cluster_.mutex);
     std::vector<Located> located;
     for (size_t i = 0; i < keys.size(); ++i) {
-      for (const TestCluster::Told& one : cluster_.told) {
+      for (const TestCluster::Announced& one : cluster_.announced) {
         if (one.member != member && one.key == keys[i] && one.ns == ns) located.push_back({i, one.member, one.holding});
       }
     }
@@ -110,7 +110,7 @@ class TestDirectory : public Directory {
                                  size_t most) const {
     MutexLock lock(cluster_.mutex);
     std::set<uint64_t, std::greater<>> depths;
-    for (const TestCluster::Told& one : cluster_.told) {
+    for (const TestCluster::Announced& one : cluster_.announced) {
       const Holding& holding = one.holding;
       if (one.member == member || one.ns != ns || holding.kind != kind || holding.span_begin != begin) continue;
       if (holding.depth > 0 && holding.depth <= end) depths.insert(holding.depth);
@@ -214,7 +214,8 @@ class PeerNode final : public PeerAsker, public PrefillAsker {
   void Leave() {
     MutexLock lock(cluster_.mutex);
     cluster_.nodes.erase(name_);
-    std::erase_if(cluster_.told, [this](const TestCluster::Told& one) { return one.member == directory.member; });
+    std::erase_if(cluster_.announced,
+                  [this](const TestCluster::Announced& one) { return one.member == directory.member; });
   }
   void Publish(const ObjectHeader& plan, uint64_t text) { Publish(kEngine, plan, storage::TestSource(plan, text)); }
   void Publish(storage::SessionId session, const ObjectHeader& plan, storage::PublishSource source) {

@@ -39,7 +39,7 @@ class Crowd {
     std::shared_ptr<Life> life;
     std::unique_ptr<DirectoryProcess> directory;
     std::unique_ptr<daemon::Announcer> announcer;
-    std::vector<TierKind> told;  // tier of each object as told
+    std::vector<TierKind> announced;  // tier of each object
   };
 
   NamespaceId ModelOf(size_t node) const { return DigestOf(1'000'000'000 + node % options_.models); }
@@ -47,7 +47,7 @@ class Crowd {
   // Flushes a node's announcer, from now on.
   void Flush(size_t node);
   void Tick(size_t node);
-  bool TellAll(size_t node, storage::Telling& telling, storage::Slice& slice);
+  bool ReportAll(size_t node, storage::ReportWalk& walk, storage::Slice& slice);
   static void Kill(Member& member) {
     if (member.directory == nullptr) return;
     member.life->ended = true;
@@ -83,14 +83,14 @@ void Crowd::Start(size_t node) {
   (*member.directory)->Follow(ModelOf(node));
   member.announcer = std::make_unique<daemon::Announcer>(**member.directory, daemon::AnnounceMode::kAll,
                                                          std::vector<std::optional<uint8_t>>{});
-  member.told.assign(options_.objects, TierKind::kNone);
+  member.announced.assign(options_.objects, TierKind::kNone);
   Flush(node);
   Tick(node);
 }
 
 void Crowd::Flush(size_t node) {
   members_[node].announcer->Flush(
-      [&](storage::Telling& telling, storage::Slice& slice) { return TellAll(node, telling, slice); });
+      [&](storage::ReportWalk& walk, storage::Slice& slice) { return ReportAll(node, walk, slice); });
   schedule_.For(members_[node].life, kSecond / 10, [this, node] { Flush(node); });
 }
 
@@ -100,18 +100,18 @@ void Crowd::Tick(size_t node) {
 }
 
 // Like a cache with all objects in dram. Later ones are worth more.
-bool Crowd::TellAll(size_t node, storage::Telling& telling, storage::Slice& slice) {
+bool Crowd::ReportAll(size_t node, storage::ReportWalk& walk, storage::Slice& slice) {
   Member& member = members_[node];
-  for (; telling.after < options_.objects; ++telling.after) {
+  for (; walk.after < options_.objects; ++walk.after) {
     if (!slice.Take()) return false;
-    const uint64_t i = telling.after;
-    if (telling.lost) member.told[i] = TierKind::kNone;
+    const uint64_t i = walk.after;
+    if (walk.lost) member.announced[i] = TierKind::kNone;
     ObjectHeader header{.ns = ModelOf(node), .key = DigestOf(node * 1'000'000 + i)};
     header.tokens = 1;
     header.bytes = 1'000'000;
     const storage::Residence residence{
-        .nearest = TierKind::kDram, .uses = static_cast<uint32_t>(i), .told = member.told[i]};
-    member.told[i] = member.announcer->Resides({0, storage::PoolKind::kPublic}, header, residence);
+        .nearest = TierKind::kDram, .uses = static_cast<uint32_t>(i), .announced = member.announced[i]};
+    member.announced[i] = member.announcer->Resides({0, storage::PoolKind::kPublic}, header, residence);
   }
   return true;
 }

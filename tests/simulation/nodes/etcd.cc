@@ -126,7 +126,7 @@ void Etcd::Commit() {
   ++revision_;
   for (mvccpb::Event& event : pending_) changes_.push_back({revision_, std::move(event)});
   pending_.clear();
-  for (Watcher& watcher : watchers_) Tell(watcher);
+  for (Watcher& watcher : watchers_) Notify(watcher);
 }
 
 absl::Status Etcd::Txn(const pb::TxnRequest& request, pb::TxnResponse* response) {
@@ -244,11 +244,11 @@ void Etcd::Watch(const std::shared_ptr<EtcdConnection>& connection, const pb::Wa
     return connection->watched(std::move(response));
   }
   Watcher watcher{connection, create.watch_id(), create.key(), create.range_end(), create.start_revision()};
-  Tell(watcher);
+  Notify(watcher);
   watchers_.push_back(std::move(watcher));
 }
 
-void Etcd::Tell(Watcher& watcher) {
+void Etcd::Notify(Watcher& watcher) {
   pb::WatchResponse response;
   const auto first = std::ranges::lower_bound(changes_, watcher.next, {}, &Change::revision);
   for (auto change = first; change != changes_.end(); ++change) {

@@ -82,7 +82,7 @@ class Etcd {
   void Put(const std::string& key, const std::string& value, int64_t lease);
   int64_t Delete(const std::string& key, const std::string& end);
   void Commit();  // makes pending puts and deletions the next revision
-  void Tell(Watcher& watcher);
+  void Notify(Watcher& watcher);
   void Expire(int64_t lease);
   void AwaitEnd(int64_t lease);
   void Write(etcdserverpb::ResponseHeader* header) const;

@@ -33,7 +33,7 @@ SimulatedUcx::~SimulatedUcx() {
       --link->sends;
       each.sent(absl::CancelledError("the process ends"));
     }
-    TellOther(*link);
+    ReportClose(*link);
   }
 }
 
@@ -181,7 +181,7 @@ void SimulatedUcx::Broken(uint64_t id, const std::string& why) {
 }
 
 // The other end learns of this one's end, if it is still reachable.
-void SimulatedUcx::TellOther(const SimulatedLink& link) {
+void SimulatedUcx::ReportClose(const SimulatedLink& link) {
   if (link.other_id == 0) return;
   const auto last = std::make_shared<Wire>(fabric_.network, machine_, link.other, Wire::Order::kKept);
   At(link.other, link.other_life, last, [id = link.other_id](SimulatedUcx& there) { there.Broken(id, "closed"); });
@@ -203,7 +203,7 @@ void SimulatedUcx::SendText(daemon::Link& link, const daemon::Message& message, 
 void SimulatedUcx::Close(daemon::Link& closing) {
   auto& link = static_cast<SimulatedLink&>(closing);
   if (link.closing) return;
-  TellOther(link);
+  ReportClose(link);
   link.closing = true;
   closed_.push_back(link.id);
   wake_();

@@ -82,7 +82,7 @@ class SimulatedUcx final : public daemon::Ucx {
   void Arrived(uint64_t id, const daemon::HeaderBytes& header, const std::string& payload);
   void Broken(uint64_t id, const std::string& why);
   void CompleteSends();
-  void TellOther(const SimulatedLink& link);
+  void ReportClose(const SimulatedLink& link);
   // Runs `event` at the process of another machine that has this life, when it arrives.
   void At(size_t machine, const std::weak_ptr<Life>& life, const std::shared_ptr<Wire>& over,
           std::function<void(SimulatedUcx&)> event);
