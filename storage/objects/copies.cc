@@ -9,8 +9,8 @@
 namespace ashlar::storage {
 
 Copies::Copies(Levels& levels, CopyScheduler& scheduler, const ObjectIndex& index, ObjectEvents& objects,
-               CopyTransitionCounts* taken)
-    : levels_(levels), scheduler_(scheduler), index_(index), objects_(objects), states_(taken) {}
+               CopyTransitionCounts* transition_counts)
+    : levels_(levels), scheduler_(scheduler), index_(index), objects_(objects), states_(transition_counts) {}
 
 void Copies::Apply(Entry& entry, size_t level, CopyEvent event) const {
   states_.Apply(entry.copies[level].state, event, entry.gone != MissReason::kNone);
@@ -174,7 +174,7 @@ void Copies::Refresh(Entry& entry) {
     if (!ranked && copy.rank.tracked()) levels_[i].Erase(copy.rank);
   }
   UpdateResidence(entry, live);
-  const bool elsewhere = entry.remote != 0 || entry.transfer == Entry::Transfer::kTaken;
+  const bool elsewhere = entry.remote != 0 || entry.transfer == Entry::Transfer::kAccepted;
   const bool unsaved = live && !elsewhere && !entry.saved;
   // Admission is asked again after an object is used.
   entry.copies[levels_.memory() - 1].rank.dirty =

@@ -16,9 +16,10 @@ namespace ashlar::storage {
 
 class Copies {
  public:
-  // All arguments must outlive this object; the scheduler may be constructed later. `taken`: see CopyStates.
+  // All arguments must outlive this object; the scheduler may be constructed later. `transition_counts`: see
+  // CopyStates.
   Copies(Levels& levels, CopyScheduler& scheduler, const ObjectIndex& index, ObjectEvents& objects,
-         CopyTransitionCounts* taken);
+         CopyTransitionCounts* transition_counts);
 
   // Applies an event to the copy at the level (CopyStates).
   void Apply(Entry& entry, size_t level, CopyEvent event) const;

@@ -68,7 +68,7 @@ void CopyStates::Apply(CopyState& copy, CopyEvent event, bool gone) const {
     default:
       break;
   }
-  if (taken_ != nullptr) ++(*taken_)[row];
+  if (transition_counts_ != nullptr) ++(*transition_counts_)[row];
 }
 
 std::string Describe(const CopyTransition& transition) {

@@ -130,13 +130,13 @@ class CopyState {
 // Applies events.
 class CopyStates {
  public:
-  // `taken` counts the transitions taken; null: they are not counted.
-  explicit CopyStates(CopyTransitionCounts* taken = nullptr) : taken_(taken) {}
+  // `transition_counts` counts the transitions; null: they are not counted.
+  explicit CopyStates(CopyTransitionCounts* transition_counts = nullptr) : transition_counts_(transition_counts) {}
 
   void Apply(CopyState& copy, CopyEvent event, bool gone) const;
 
  private:
-  CopyTransitionCounts* const taken_;
+  CopyTransitionCounts* const transition_counts_;
 };
 
 // Describes a row in words: "cancel in copying, gone".

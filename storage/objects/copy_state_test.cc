@@ -18,8 +18,8 @@ struct Step {
   bool gone = kIsLive;
 };
 
-CopyState After(const std::vector<Step>& steps, CopyTransitionCounts* taken = nullptr) {
-  const CopyStates states(taken);
+CopyState After(const std::vector<Step>& steps, CopyTransitionCounts* transition_counts = nullptr) {
+  const CopyStates states(transition_counts);
   CopyState copy;
   for (const Step& step : steps) states.Apply(copy, step.event, step.gone);
   return copy;
@@ -47,8 +47,8 @@ std::vector<Step> PathTo(CopyPhase phase) {
 
 // The table: each row is taken from its phase, under its guard.
 TEST(CopyState, TakesEveryTransitionOfTheTable) {
-  CopyTransitionCounts taken{};
-  const CopyStates states(&taken);
+  CopyTransitionCounts counts{};
+  const CopyStates states(&counts);
   for (const CopyTransition& row : kCopyTransitions) {
     CopyState copy = After(PathTo(row.from));
     if ((row.guard & kHasUsers) != 0 || row.event == CopyEvent::kRemoveUser)
@@ -59,10 +59,10 @@ TEST(CopyState, TakesEveryTransitionOfTheTable) {
       steps.insert(steps.begin() + 1, {CopyEvent::kAddReader});
       copy = After(steps);
     }
-    const uint64_t before = taken[static_cast<size_t>(&row - kCopyTransitions.data())];
+    const uint64_t before = counts[static_cast<size_t>(&row - kCopyTransitions.data())];
     states.Apply(copy, row.event, (row.guard & kGone) != 0);
     EXPECT_EQ(copy.phase(), row.to) << Describe(row);
-    EXPECT_EQ(taken[static_cast<size_t>(&row - kCopyTransitions.data())], before + 1) << Describe(row);
+    EXPECT_EQ(counts[static_cast<size_t>(&row - kCopyTransitions.data())], before + 1) << Describe(row);
   }
 }
 

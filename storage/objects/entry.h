@@ -73,11 +73,11 @@ struct Entry : RankedObject {
   bool judged = false;       // admission has judged it for eviction; reset by a use
   bool admitted = false;     // admission accepted it; the write to the disk is pending
   bool ends_text = false;  // the states at the end of a text: its next turn resumes there, and hardly any other prompt
-  // Its transfer to another node in a drain. kOffered: the disk does not write it meanwhile. kTaken: it counts as
+  // Its transfer to another node in a drain. kOffered: the disk does not write it meanwhile. kAccepted: it counts as
   // saved.
-  enum class Transfer : uint8_t { kNone, kOffered, kTaken, kDeclined };
+  enum class Transfer : uint8_t { kNone, kOffered, kAccepted, kDeclined };
   Transfer transfer = Transfer::kNone;
-  bool taken = false;                   // copied from another node's offer; no engine has requested it yet
+  bool adopted = false;                 // copied from another node's offer; no engine has requested it yet
   MissReason gone = MissReason::kNone;  // why lookups do not find it any more; its bytes stay until its last reference
   uint32_t references = 0;              // references to all copies together
   uint32_t holds = 0;                   // calls on the stack that use the entry: it is not vacated meanwhile

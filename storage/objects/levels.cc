@@ -64,7 +64,7 @@ TierKind Levels::Lower(const Entry& entry, size_t level) const {
   for (size_t i = Below(level); i < levels_.size(); ++i) {
     if (entry.copies[i].whole()) return kind(i);
   }
-  return entry.transfer == Entry::Transfer::kTaken ? TierKind::kRemote : TierKind::kNone;
+  return entry.transfer == Entry::Transfer::kAccepted ? TierKind::kRemote : TierKind::kNone;
 }
 
 size_t Levels::OnAnotherGpu(const Entry& entry, size_t level) const {

@@ -54,7 +54,8 @@ class Levels {
   // The nearest lower level from which a copy at this level can be read, or another GPU's with a whole copy; kNowhere
   // if there is none.
   size_t SourceBelow(const Entry& entry, size_t level) const;
-  // The nearest lower tier that keeps a whole copy, or kRemote if a peer has taken the object; kNone if there is none.
+  // The nearest lower tier that keeps a whole copy, or kRemote if a peer has accepted the object; kNone if there is
+  // none.
   TierKind Lower(const Entry& entry, size_t level) const;
   size_t OnAnotherGpu(const Entry& entry, size_t level) const;
   static bool IsCopiedFrom(const Entry& entry, size_t level, size_t source);

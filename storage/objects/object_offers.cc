@@ -71,10 +71,10 @@ std::optional<Offering> ObjectOffers::NextToHand() {
   return std::nullopt;
 }
 
-void ObjectOffers::Handed(TenantId tenant, const Key& key, bool taken) {
+void ObjectOffers::Handed(TenantId tenant, const Key& key, bool accepted) {
   for (Entry* shard : table_.index().keys().All(tenant, key)) {
     if (shard->transfer != Entry::Transfer::kOffered) continue;
-    shard->transfer = taken ? Entry::Transfer::kTaken : Entry::Transfer::kDeclined;
+    shard->transfer = accepted ? Entry::Transfer::kAccepted : Entry::Transfer::kDeclined;
     table_.placement().TransferChanged(*shard);
   }
 }
@@ -147,7 +147,7 @@ void ObjectOffers::Promote(const Offering& offered, std::function<void(bool)> do
     if (entry.uses == 0) {
       // Its previous holder may not have announced it. It counts as found twice, so that other nodes find it here.
       entry.uses = std::max(Residences::kReportedUses, offered.uses);
-      entry.taken = true;
+      entry.adopted = true;
       entry.reuse = ReuseOf(entry, offered);
     }
     comes = table_.placement().Promote(entry, shard.level(), {}, clock_.Now() + kOffersYield) == MissReason::kNone;

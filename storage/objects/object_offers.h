@@ -23,7 +23,7 @@ class ObjectOffers final : public Offers {
   void EndDrain() override;
   bool draining() const override { return draining_; }
   std::optional<Offering> NextToHand() override;
-  void Handed(TenantId tenant, const Key& key, bool taken) override;
+  void Handed(TenantId tenant, const Key& key, bool accepted) override;
   void SetGroup(TenantId tenant, const Key& key, uint64_t group) override;
   std::optional<Offering> Describe(TenantId tenant, const Key& key) const override;
   TakeOutcome Judge(const Offering& offered, bool evicting) override;

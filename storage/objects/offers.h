@@ -43,15 +43,15 @@ class Offers {
 
   // During a drain, other nodes may take objects whose write to the disk has not begun. NextToHand returns an object
   // that is only in memory: pinned ones first, then by value; nothing if none is left now. The disk does not write it
-  // until Handed reports whether another node has taken it; a taken object counts as saved.
+  // until Handed reports whether another node has accepted it; it then counts as saved.
   virtual std::optional<Offering> NextToHand() = 0;
-  virtual void Handed(TenantId tenant, const Key& key, bool taken) = 0;
+  virtual void Handed(TenantId tenant, const Key& key, bool accepted) = 0;
 
   // Sets the group of all shards of an object.
   virtual void SetGroup(TenantId tenant, const Key& key, uint64_t group) = 0;
   // Returns the description of an object whose shards are all here; nothing for any other.
   virtual std::optional<Offering> Describe(TenantId tenant, const Key& key) const = 0;
-  // Judges another node's offer: kTaken if this node accepts it. `evicting`: also in place of less valuable objects.
+  // Judges another node's offer: kAccepted if this node accepts it. `evicting`: also in place of less valuable objects.
   virtual TakeOutcome Judge(const Offering& offered, bool evicting) = 0;
   // Promotes an offered object with adopted shards (Adoption::AdoptRemote). SettleTaken calls `done`; Promote calls it
   // itself if the object cannot come.

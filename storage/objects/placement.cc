@@ -11,7 +11,7 @@ namespace ashlar::storage {
 
 Placement::Placement(Levels& levels, Executor& copying, AdmissionPolicy& admission, PromotionCosts& promotion,
                      const Clock& clock, Observer& observer, const ObjectIndex& index, ObjectEvents& objects,
-                     CopyTransitionCounts* taken)
+                     CopyTransitionCounts* transition_counts)
     : levels_(levels),
       admission_(admission),
       promotion_(promotion),
@@ -19,7 +19,7 @@ Placement::Placement(Levels& levels, Executor& copying, AdmissionPolicy& admissi
       observer_(observer),
       index_(index),
       objects_(objects),
-      copies_(levels, scheduler_, index, objects, taken),
+      copies_(levels, scheduler_, index, objects, transition_counts),
       scheduler_(levels, copying, admission, index, *this) {}
 
 bool Placement::Reserve(Entry& entry, size_t level, uint64_t extents) {
@@ -295,7 +295,7 @@ void Placement::BecameWhole(Entry& entry, size_t level, std::optional<CopyEvent>
   if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
   copies_.Refresh(entry);
   copies_.ReleaseRemote(entry);
-  if (promoted && level < levels_.sibling_count() && !std::exchange(entry.taken, false)) Measure(entry);
+  if (promoted && level < levels_.sibling_count() && !std::exchange(entry.adopted, false)) Measure(entry);
   if (copy.source != level) {
     observer_.Copied(entry.pool.tenant, levels_.kind(copy.source), levels_.kind(level), entry.header.bytes);
   }

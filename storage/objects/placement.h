@@ -27,10 +27,10 @@ namespace ashlar::storage {
 class Placement final : private CopyScheduler::Owner {
  public:
   // All arguments must outlive the placement. `copying` runs copies between memory tiers; `promotion` records the
-  // measured costs of copies; `taken` counts the transitions of copies, and may be null.
+  // measured costs of copies; `transition_counts` may be null.
   Placement(Levels& levels, Executor& copying, AdmissionPolicy& admission, PromotionCosts& promotion,
             const Clock& clock, Observer& observer, const ObjectIndex& index, ObjectEvents& objects,
-            CopyTransitionCounts* taken);
+            CopyTransitionCounts* transition_counts);
 
   // Reserves space in a memory tier for an object that the caller will write. False: no space.
   bool Reserve(Entry& entry, size_t level, uint64_t extents);
