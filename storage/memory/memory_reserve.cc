@@ -79,7 +79,7 @@ absl::Status ReservePages(int memfd, uint64_t bytes, const ReserveOptions& optio
   static std::atomic<uint64_t> promised{0};
   uint64_t wanted = bytes - std::min(options.present_bytes, bytes);
   const uint64_t before = promised.fetch_add(wanted), keep_free = std::max(options.keep_free, kKeptFree);
-  const absl::Cleanup erase = [&wanted] { promised -= wanted; };
+  const absl::Cleanup release = [&wanted] { promised -= wanted; };
   uint64_t available = AvailableMemory();
   if (!options.only_nodes.empty()) available = std::min(available, AvailableOnNodes(options.only_nodes));
   if (available < keep_free || before > available - keep_free || wanted > available - keep_free - before) {

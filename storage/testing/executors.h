@@ -31,10 +31,10 @@ class ManualExecutor final : public Executor {
   void set_crowded(bool crowded) { crowded_ = crowded; }                   // emulates waiting work of another tenant
   size_t pending() const { return items_.size(); }
   TenantId tenant(size_t item) const { return items_.at(item).tenant; }
-  void Work(size_t item);           // runs the item's work; its posted events and its `done` still wait
-  void Complete(size_t item);       // runs work (unless it has run), posted events, then done, and removes the item
-  void Erase() { items_.clear(); }  // as if the process was killed
-  void CompleteAll();               // in order of submission, including items that completions submit
+  void Work(size_t item);          // runs the item's work; its posted events and its `done` still wait
+  void Complete(size_t item);      // runs work (unless it has run), posted events, then done, and removes the item
+  void Kill() { items_.clear(); }  // as if the process was killed
+  void CompleteAll();              // in order of submission, including items that completions submit
 
  private:
   struct Item {

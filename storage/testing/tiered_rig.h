@@ -42,8 +42,8 @@ class TieredRig {
   void Restart() {
     cache.reset();
     ssd.reset();
-    io.Erase();
-    executor.Erase();
+    io.Kill();
+    executor.Kill();
     if (hbm != nullptr) hbm = TestTier({{1, options_.hbm}, {2, options_.hbm}}, TierKind::kHbm);
     disk.Restart();
     Start();

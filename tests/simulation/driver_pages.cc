@@ -171,7 +171,7 @@ bool Driver::FillFromCache(const LeaseId& name, size_t segment, const Text& text
   const std::shared_ptr<PagePool> pool = regions_.at(request.tenant).pool;
   const TestPages& memory = regions_.at(request.tenant).memory;
   storage::LandTarget target{.rows = memory.Rows(), .segments = {{0, 0}}, .page_table = pages, .keep = memory.keep()};
-  if (world_.bug != Bug::kErasesPagePins) {
+  if (world_.bug != Bug::kDropsPagePins) {
     pool->Pin(pages);
     target.keep = {nullptr, [keep = memory.keep(), pool, pages](const void*) { pool->Unpin(pages); }};
   }

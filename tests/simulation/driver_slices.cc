@@ -113,7 +113,7 @@ void Driver::Close(SessionId session, const std::function<void()>& drained) {
 }
 
 void Driver::Tick() {
-  if (world_.bug == Bug::kErasesDeadlines) {
+  if (world_.bug == Bug::kDropsDeadlines) {
     ticks_ = false;
   } else {
     storage::Slice slice = AnySlice();

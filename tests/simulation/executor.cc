@@ -48,7 +48,7 @@ void SimulatedExecutor::Proceed(uint64_t draw, bool drop_completion) {
   ended.done();
 }
 
-void SimulatedExecutor::Erase() {
+void SimulatedExecutor::Kill() {
   while (waiting_.Take()) {
   }
   of_tenant_.clear();

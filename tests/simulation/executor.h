@@ -42,7 +42,7 @@ class SimulatedExecutor final : public storage::Executor {
   size_t pending() const { return waiting_.size() + running_.size(); }
   // Starts the next pieces on idle threads; then one of the running pieces, chosen by `draw`, does its work and ends.
   void Proceed(uint64_t draw, bool drop_completion);
-  void Erase();  // as if the process is killed
+  void Kill();  // drops all work, as if the process is killed
 
   void set_capacity(size_t capacity) { capacity_ = capacity; }
   void set_threads(size_t threads) { threads_ = threads; }

@@ -57,8 +57,8 @@ enum class Bug {
   kMixesConversations,      // promise 2: a conversation's states are stored under another one's name
   kComposesInAnotherOrder,  // promise 8
   kWritesRefusedStates,     // promise 8: an impossible composition begins nevertheless
-  kErasesPagePins,          // promise 3: pages are given to others while a landing still writes to them
-  kErasesDeadlines,         // overdue items stay
+  kDropsPagePins,           // promise 3: pages are given to others while a landing still writes to them
+  kDropsDeadlines,          // overdue items stay
   kExpiresEarly,            // objects within their time to live end
   kServesInOrder,           // promise 9: work begins in the order of arrival, regardless of tenant
   kIgnoresShares,           // promise 9: a tenant may have any number of calls in flight

@@ -139,8 +139,8 @@ void World::CrashAndRestart() {
   cache.reset();
   mover.reset();
   ssd.reset();
-  executor.Erase();
-  io.Erase();
+  executor.Kill();
+  io.Kill();
   io.Hang(false);
   if (hbm != nullptr) faulty_hbm->Empty();
   faulty_dram->Empty();

@@ -220,7 +220,7 @@ void SimulatedUcx::CompleteSends() {
 
 bool SimulatedUcx::Progress() {
   bool some = !inbox_.empty() || !left_.empty();
-  if (fabric_.bug == Bug::kErasesSends) left_.clear();
+  if (fabric_.bug == Bug::kDropsSends) left_.clear();
   CompleteSends();
   // The next call has the events that follow from these.
   for (const auto& event : std::exchange(inbox_, {})) event();

@@ -170,11 +170,11 @@ Node::Node(Surroundings& its_around, size_t machine, const MachineClock& its_clo
     cache->OpenSession(session, TenantOf(session));
     directory->Follow(Plans().at({TenantOf(session), 1}).ns);
   }
-  const bool erases = around.bug == Bug::kErasesDeadlines;
-  if (!erases) loop.Every(around.flush_every, [this] { peers.Flush(); });
-  if (!erases) loop.Every(around.flush_every, [this] { router->Tick(); });
+  const bool drops = around.bug == Bug::kDropsDeadlines;
+  if (!drops) loop.Every(around.flush_every, [this] { peers.Flush(); });
+  if (!drops) loop.Every(around.flush_every, [this] { router->Tick(); });
   loop.Every(kSecond, [this] {
-    if (around.bug != Bug::kKeepsPeersGone && around.bug != Bug::kErasesDeadlines) peers.Tick();
+    if (around.bug != Bug::kKeepsPeersGone && around.bug != Bug::kDropsDeadlines) peers.Tick();
     cache->Tick();
   });
   calls.Serve(peers);

@@ -43,8 +43,8 @@ enum class Bug : uint8_t {
   kComesBackAsItself,   // a restarted node draws its previous incarnation
   kDropsCalls,          // a peer's call is never answered, and no timeout ends it
   kKeepsPeersGone,      // the end of a peer is not reported, and no timeout ends what it holds
-  kErasesSends,         // a send of the data plane is never completed
-  kErasesDeadlines,     // deadlines of lookups, leases and offers are not checked
+  kDropsSends,          // a send of the data plane is never completed
+  kDropsDeadlines,      // deadlines of lookups, leases and offers are not checked
   kStopsClocks,         // a machine's clock stops
   kNeverTakesOffers,    // nodes always report that they are too busy for an offer
   kServesFormerNodes,   // a restarted node is served as its first incarnation
