@@ -303,7 +303,7 @@ Status Cache::StartHandoff(const Text& text, const char* node, uint32_t wait_ms,
   });
 }
 
-void Cache::Stored(StoredSegments* out) const noexcept {
+void Cache::StoredSegments(engine::StoredSegments* out) const noexcept {
   if (out == nullptr) return;
   *out = {};
   OnOpen(impl_, [&](CacheState& cache) {

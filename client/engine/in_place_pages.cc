@@ -10,12 +10,12 @@
 namespace ashlar::engine {
 namespace {
 
-Status AdmitStatus(AdmitOutcome outcome, const ashlar::PageShortage& shortage, PageShortage* lacks) {
+Status AdmitStatus(AdmitOutcome outcome, const ashlar::PageShortage& shortage, PageShortage* out) {
   switch (outcome) {
     case AdmitOutcome::kAdmitted:
       return {};
     case AdmitOutcome::kNoPages:
-      if (lacks != nullptr) *lacks = {shortage.needed, shortage.free, shortage.reclaimable, shortage.held};
+      if (out != nullptr) *out = {shortage.needed, shortage.free, shortage.reclaimable, shortage.held};
       return MakeStatus(Code::kNoPages,
                         absl::StrCat("own_pages: the request needs ", shortage.needed, " more pages; ", shortage.free,
                                      " are free and ", shortage.reclaimable, " can be reclaimed"));
@@ -33,10 +33,10 @@ Status AdmitStatus(AdmitOutcome outcome, const ashlar::PageShortage& shortage, P
 
 }  // namespace
 
-Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, PageShortage* lacks,
+Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, PageShortage* shortage,
                     std::shared_ptr<InPlacePages>* out) {
   Admitted admitted = cache.model.Admit(prompt, own_pages);
-  if (!admitted.admission.has_value()) return AdmitStatus(admitted.outcome, admitted.lacks, lacks);
+  if (!admitted.admission.has_value()) return AdmitStatus(admitted.outcome, admitted.shortage, shortage);
   *out = std::make_shared<InPlacePages>(*std::move(admitted.admission));
   return {};
 }
@@ -67,10 +67,10 @@ void InPlacePages::TakeOwnPages() {
   pages_.own_page_count = own_pages_.size();
 }
 
-Status InPlacePages::Extend(uint32_t own_pages, PageShortage* lacks) {
+Status InPlacePages::Extend(uint32_t own_pages, PageShortage* shortage) {
   MutexLock lock(mutex_);
-  ashlar::PageShortage shortage;
-  const Status status = AdmitStatus(admission_.Extend(own_pages, &shortage), shortage, lacks);
+  ashlar::PageShortage found;
+  const Status status = AdmitStatus(admission_.Extend(own_pages, &found), found, shortage);
   if (status.ok()) TakeOwnPages();
   return status;
 }

@@ -24,7 +24,7 @@ class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
   explicit InPlacePages(Admission admission);
 
   // Raises the number of own pages to `own_pages`.
-  Status Extend(uint32_t own_pages, PageShortage* lacks);
+  Status Extend(uint32_t own_pages, PageShortage* shortage);
   const AdmittedPages& pages() const { return pages_; }
 
   enum class State : uint8_t {
@@ -66,7 +66,7 @@ class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
 };
 
 // Admits a request for `prompt`. kOk: `out` has its pages.
-Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, PageShortage* lacks,
+Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, PageShortage* shortage,
                     std::shared_ptr<InPlacePages>* out);
 
 }  // namespace ashlar::engine

@@ -54,16 +54,16 @@ void PlanLanding::Adopt(Landing landing, std::vector<LandSegment> wanted) {
   }
 }
 
-Status PlanLanding::Admit(uint32_t own_pages, PageShortage* lacks) {
+Status PlanLanding::Admit(uint32_t own_pages, PageShortage* shortage) {
   if (!cache_.shares_in_place) {
     return MakeStatus(Code::kFailedPrecondition, "memory.share_in_place: the cache was opened without it");
   }
   if (!text_.begun()) return MakeStatus(Code::kFailedPrecondition, "the request has no prompt");
-  if (in_place_ != nullptr) return in_place_->Extend(own_pages, lacks);
+  if (in_place_ != nullptr) return in_place_->Extend(own_pages, shortage);
   ashlar::Prompt asked = text_.Asked();
   asked.needed_in = {};
   asked.conversation = {};
-  const Status status = AdmitInPlace(cache_, asked, own_pages, lacks, &in_place_);
+  const Status status = AdmitInPlace(cache_, asked, own_pages, shortage, &in_place_);
   if (status.ok() && !plan_.filling()) FillShared();
   return status;
 }

@@ -35,7 +35,7 @@ class PlanLanding {
   // Takes a landing of these parts that the lookup has started.
   void Adopt(Landing landing, std::vector<LandSegment> wanted);
   // Gets the request's pages, for caches that share segments in place.
-  Status Admit(uint32_t own_pages, PageShortage* lacks);
+  Status Admit(uint32_t own_pages, PageShortage* shortage);
   const AdmittedPages& admitted() const;
 
   // kRestart: the layer will not arrive.

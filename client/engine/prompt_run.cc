@@ -186,10 +186,10 @@ Status PromptRun::Move(const GivenPages& given) {
   return pages_.Take(given, text_.token_count(), "move");
 }
 
-Status PromptRun::Lose(std::span<const uint32_t> segments) {
+Status PromptRun::DropSegments(std::span<const uint32_t> segments) {
   if (landing_.in_progress())
     return MakeStatus(Code::kFailedPrecondition, "the landing is in progress; call Finish first");
-  return plan_.Lose(segments);
+  return plan_.DropSegments(segments);
 }
 
 void PromptRun::Cancel() {

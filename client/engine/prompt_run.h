@@ -51,7 +51,7 @@ class PromptRun {
   void PlanIsKnown();
 
   Status Move(const GivenPages& given);
-  Status Lose(std::span<const uint32_t> segments);
+  Status DropSegments(std::span<const uint32_t> segments);
   // On any thread: sends no further calls, and starts no further landings.
   void MarkCancelled() { cancelled_ = true; }
   void Cancel();

@@ -243,7 +243,7 @@ Status Request::MarkPublished(uint32_t missing) noexcept {
   return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.missing().MarkPublished(missing); });
 }
 
-uint32_t Request::elsewhere() const noexcept {
+uint32_t Request::segments_computed_elsewhere() const noexcept {
   return Ready(impl_).ok() ? impl_->prompt_run->missing().elsewhere() : 0;
 }
 Status Request::WaitCold(uint32_t timeout_ms) noexcept {
@@ -304,8 +304,8 @@ Status Request::StartLookAgain(const PageTable* page_tables, uint32_t count) noe
   return LookAgainLater(impl_, {.page_tables = page_tables, .page_table_count = count});
 }
 
-Status Request::Admit(uint32_t own_pages, PageShortage* lacks) noexcept {
-  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.landing().Admit(own_pages, lacks); });
+Status Request::Admit(uint32_t own_pages, PageShortage* shortage) noexcept {
+  return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.landing().Admit(own_pages, shortage); });
 }
 const AdmittedPages& Request::admitted() const noexcept {
   static const AdmittedPages none;
@@ -338,9 +338,9 @@ Status Request::Move(const PageTable* page_tables, uint32_t count) noexcept {
   const GivenPages given{.page_tables = page_tables, .page_table_count = count};
   return OnReady(impl_, [&](PromptRun& prompt_run) { return prompt_run.Move(given); });
 }
-Status Request::Lose(const uint32_t* segments, uint32_t count) noexcept {
+Status Request::DropSegments(const uint32_t* segments, uint32_t count) noexcept {
   return OnReady(impl_, [&](PromptRun& prompt_run) {
-    return segments == nullptr && count > 0 ? Invalid("segments: null") : prompt_run.Lose({segments, count});
+    return segments == nullptr && count > 0 ? Invalid("segments: null") : prompt_run.DropSegments({segments, count});
   });
 }
 bool Request::pages_kept() const noexcept {

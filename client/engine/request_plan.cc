@@ -129,7 +129,7 @@ Status RequestPlan::Finish() {
   return MakeStatus(Code::kRestart, "a hit failed to land; the plan computes it");
 }
 
-Status RequestPlan::Lose(std::span<const uint32_t> segments) {
+Status RequestPlan::DropSegments(std::span<const uint32_t> segments) {
   for (size_t i = 0; i < segments.size(); ++i) {
     if (segments[i] != Step::kPrefix && segments[i] >= used_.size()) {
       return Invalid("segments[", i, "]: ", segments[i], " is out of range; the prompt has ", used_.size(),

@@ -44,7 +44,7 @@ class RequestPlan {
   // Everything has landed, or failed to. kRestart: there is a new plan.
   Status Finish();
   // Makes a plan without these segments. Returns kRestart.
-  Status Lose(std::span<const uint32_t> segments);
+  Status DropSegments(std::span<const uint32_t> segments);
 
   const Plan& view() const { return plan_; }
   std::span<const Step> steps() const { return steps_; }

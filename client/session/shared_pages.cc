@@ -50,8 +50,8 @@ AdmitOutcome ToOutcome(const absl::Status& status) {
   }
 }
 
-PageShortage ToShortage(const v1::PageShortage& lacks) {
-  return {lacks.needed(), lacks.free(), lacks.reclaimable(), lacks.held()};
+PageShortage ToShortage(const v1::PageShortage& shortage) {
+  return {shortage.needed(), shortage.free(), shortage.reclaimable(), shortage.held()};
 }
 
 std::vector<Admission::Segment> Placed(const Layout& layout, std::span<const uint64_t> lengths, uint32_t page_tokens) {
@@ -99,7 +99,7 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
   v1::AdmitReply reply;
   const absl::Status status = binding->connection->rpc().Admit(request, reply, deadline);
   if (!status.ok()) return {.outcome = ToOutcome(status)};
-  if (!reply.has_admission()) return {.outcome = AdmitOutcome::kNoPages, .lacks = ToShortage(reply.lacks())};
+  if (!reply.has_admission()) return {.outcome = AdmitOutcome::kNoPages, .shortage = ToShortage(reply.lacks())};
   admission->Take(reply.admission());
   return {.outcome = AdmitOutcome::kAdmitted, .admission = std::move(admission)};
 }
@@ -131,7 +131,7 @@ std::vector<int32_t> Admission::PageTable(size_t segment) const {
   return table;
 }
 
-AdmitOutcome Admission::Extend(uint32_t own_pages, PageShortage* lacks) {
+AdmitOutcome Admission::Extend(uint32_t own_pages, PageShortage* shortage) {
   // A daemon that has not yet noticed the end of the session would answer, and take the pages back a moment later.
   if (!valid()) return AdmitOutcome::kUnavailable;
   auto request = Ask<v1::ExtendAdmissionRequest>();
@@ -140,7 +140,7 @@ AdmitOutcome Admission::Extend(uint32_t own_pages, PageShortage* lacks) {
   const absl::Status status = connection_->rpc().ExtendAdmission(request, reply, reconnector_->CallDeadline());
   if (!status.ok()) return ToOutcome(status);
   if (!reply.has_admission()) {
-    if (lacks != nullptr) *lacks = ToShortage(reply.lacks());
+    if (shortage != nullptr) *shortage = ToShortage(reply.lacks());
     return AdmitOutcome::kNoPages;
   }
   Take(reply.admission());

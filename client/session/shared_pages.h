@@ -77,7 +77,7 @@ class Admission {
   std::vector<int32_t> PageTable(size_t segment) const;
 
   // Raises the number of own pages to `own_pages`, or changes nothing. Existing pages stay in their places.
-  AdmitOutcome Extend(uint32_t own_pages, PageShortage* lacks = nullptr);
+  AdmitOutcome Extend(uint32_t own_pages, PageShortage* shortage = nullptr);
   // Reports that kToFill segments now have their keys and values; requests may read them only afterwards. False: the
   // daemon was not told, or the segment was not this request's to fill.
   bool MarkFilled(std::span<const uint32_t> segments);
@@ -115,7 +115,7 @@ class Admission {
 struct Admitted {
   AdmitOutcome outcome = AdmitOutcome::kUnavailable;
   std::optional<Admission> admission;  // when admitted
-  PageShortage lacks;                  // if there are too few pages
+  PageShortage shortage;               // if there are too few pages
 };
 
 }  // namespace ashlar

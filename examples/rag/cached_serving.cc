@@ -139,7 +139,7 @@ absl::StatusOr<bool> CachedServing::ServePrefill(std::chrono::milliseconds wait)
 
 StoredSegments CachedServing::stored() const {
   engine::StoredSegments stored;
-  cache_.Stored(&stored);
+  cache_.StoredSegments(&stored);
   StoredSegments out{stored.segments, stored.bytes, stored.own_bytes, {}};
   for (uint8_t form = 0; form < std::size(stored.heads); ++form) {
     if (stored.heads[form] > 0) out.heads[static_cast<TransitionForm>(form)] = stored.heads[form];
@@ -270,7 +270,7 @@ absl::Status CachedServing::Begin(const RagPrompt& prompt, const ConversationId&
   }
   uint32_t missing;
   set.request.missing(&missing);
-  const bool fills = missing > 0 || set.request.elsewhere() > 0;
+  const bool fills = missing > 0 || set.request.segments_computed_elsewhere() > 0;
   if (!fills && begun.ok()) return absl::OkStatus();
   EndSequence(set);  // filling also takes pages
   if (absl::Status status = FillTogether(set.request); !status.ok()) return status;

@@ -68,11 +68,11 @@ absl::StatusOr<std::unique_ptr<InPlaceServing>> InPlaceServing::Open(const Runti
 }
 
 absl::Status InPlaceServing::Admit(Running& running, size_t own_pages) {
-  engine::PageShortage lacks;
-  const engine::Status admitted = running.request.Admit(static_cast<uint32_t>(own_pages), &lacks);
+  engine::PageShortage shortage;
+  const engine::Status admitted = running.request.Admit(static_cast<uint32_t>(own_pages), &shortage);
   if (admitted.code == engine::Code::kNoPages) {
-    return absl::ResourceExhaustedError(absl::StrCat("pages: ", lacks.needed, " more are needed, ", lacks.free,
-                                                     " are free and ", lacks.held, " are held"));
+    return absl::ResourceExhaustedError(absl::StrCat("pages: ", shortage.needed, " more are needed, ", shortage.free,
+                                                     " are free and ", shortage.held, " are held"));
   }
   return admitted.ok() ? absl::OkStatus() : ToStatus(admitted);
 }

@@ -177,7 +177,7 @@ TEST_F(EngineApi, PublishesMissingSegmentsAndFindsThem) {
   ASSERT_GOOD(request.Finish());
   ExpectLanded(test_);
   engine::StoredSegments stored;
-  cache.Stored(&stored);
+  cache.StoredSegments(&stored);
   EXPECT_EQ(stored.segments, 2u);
   EXPECT_EQ(stored.heads[static_cast<size_t>(TransitionForm::kDense)], 2u * 2 * 4);
 }

@@ -229,12 +229,12 @@ TEST_F(InPlace, AShortageNamesThePages) {
   PublishAll(engine, Asked(segments_));
   const Asked asked(segments_);
   Request first = Begin(engine, asked);
-  engine::PageShortage lacks;
-  EXPECT_EQ(first.Admit(kPages, &lacks).code, Code::kNoPages);
-  EXPECT_EQ(lacks.needed, uint64_t{kPages});
-  EXPECT_EQ(lacks.free + lacks.reclaimable + lacks.held, uint64_t{kPages});
+  engine::PageShortage shortage;
+  EXPECT_EQ(first.Admit(kPages, &shortage).code, Code::kNoPages);
+  EXPECT_EQ(shortage.needed, uint64_t{kPages});
+  EXPECT_EQ(shortage.free + shortage.reclaimable + shortage.held, uint64_t{kPages});
   EXPECT_EQ(first.admitted().own_page_count, 0u);
-  ASSERT_GOOD(first.Admit(kOwnPages, &lacks));
+  ASSERT_GOOD(first.Admit(kOwnPages, &shortage));
   EXPECT_EQ(first.Admit(kPages, nullptr).code, Code::kNoPages);
   ASSERT_GOOD(first.Admit(kOwnPages + 1, nullptr));
   EXPECT_EQ(first.admitted().own_page_count, kOwnPages + 1u);

@@ -206,8 +206,8 @@ TEST_F(EngineLifetime, EmptyHandlesAnswer) {
   EXPECT_FALSE(cache.connected());
   EXPECT_EQ(cache.Commit(nullptr, 0).code, Code::kFailedPrecondition);
   EXPECT_EQ(cache.TakeQuiescedPages(&page, 1, 60'000), 0u);
-  cache.Stored(nullptr);
-  cache.Stored(&stored);
+  cache.StoredSegments(nullptr);
+  cache.StoredSegments(&stored);
   EXPECT_EQ(stored.segments, 0u);
   EXPECT_EQ(request.missing(nullptr), nullptr);
   EXPECT_EQ(request.Finish().code, Code::kFailedPrecondition);

@@ -51,7 +51,7 @@ TEST(EngineApiInProcesses, RanksLandASchedulersPlan) {
     rank->ExpectLanded(ObjectKind::kCheckpoint, segments[0], 0, kPoison);
     rank->ExpectLanded(ObjectKind::kSegment, segments[1], 50, kPoison);
     const uint32_t lost[] = {1};  // another rank reports it
-    EXPECT_EQ(request.Lose(lost, 1).code, Code::kRestart);
+    EXPECT_EQ(request.DropSegments(lost, 1).code, Code::kRestart);
     EXPECT_EQ(StepsOf(request), "checkpoint 0-50 run 50-147 ");
     ASSERT_GOOD(request.Finish());
   }

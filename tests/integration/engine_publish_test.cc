@@ -139,7 +139,7 @@ TEST_F(PublishMany, UsesOneCall) {
   EXPECT_TRUE(Eventually([&] { return PublishCalls() == 1; }));
   ExpectAllLands(request);
   engine::StoredSegments stored;
-  cache_.Stored(&stored);
+  cache_.StoredSegments(&stored);
   EXPECT_EQ(stored.segments, 15u) << "the first segment is a prefix";
 }
 

@@ -149,7 +149,7 @@ TEST_F(EngineStarted, HandoffsWithoutAClusterAreRefused) {
 
 // Begins prompts of eight cold segments, until other engines are given a part of one.
 void BeginBesideOthers(GroupedEngine& asking, Asked& asked, Request& request) {
-  for (int32_t first = 1; request.elsewhere() == 0 && first < 10'000; first += 10) {
+  for (int32_t first = 1; request.segments_computed_elsewhere() == 0 && first < 10'000; first += 10) {
     std::vector<Tokens> segments;
     for (int32_t i = 0; i < 8; ++i) segments.emplace_back(40, first + i);
     request = Request();
@@ -157,7 +157,7 @@ void BeginBesideOthers(GroupedEngine& asking, Asked& asked, Request& request) {
     asked.prompt.fill = asked.prompt.cold_parallel = true;
     ASSERT_GOOD(asking.cache.Begin(&asked.prompt, 1, &request));
   }
-  ASSERT_GT(request.elsewhere(), 0u);
+  ASSERT_GT(request.segments_computed_elsewhere(), 0u);
 }
 
 // One thread polls both engines: neither waits for the other.

@@ -70,14 +70,14 @@ TEST(SharedPages, RequestsShareOneCopyAndReleaseIt) {
   EXPECT_EQ(second.admission->segments()[2].content, PageContent::kFilled);
 
   // All pages are given back; filled segments stay until their space is needed.
-  PageShortage lacks;
-  EXPECT_EQ(second.admission->Extend(engine.pages(), &lacks), AdmitOutcome::kNoPages);
-  EXPECT_GT(lacks.held, 0u);
-  const auto held = lacks.held;
+  PageShortage shortage;
+  EXPECT_EQ(second.admission->Extend(engine.pages(), &shortage), AdmitOutcome::kNoPages);
+  EXPECT_GT(shortage.held, 0u);
+  const auto held = shortage.held;
   first.admission->Release();
   EXPECT_TRUE(Eventually([&] {
-    EXPECT_EQ(second.admission->Extend(engine.pages(), &lacks), AdmitOutcome::kNoPages);
-    return lacks.held == held - 4;
+    EXPECT_EQ(second.admission->Extend(engine.pages(), &shortage), AdmitOutcome::kNoPages);
+    return shortage.held == held - 4;
   }));
   second.admission.reset();
   std::optional<Admitted> whole;

@@ -72,7 +72,7 @@ class InPlaceEngine {
       std::fill(shared.begin() + begin, shared.begin() + end, true);
     }
     Admitted admitted = model_.Admit(asked, static_cast<uint32_t>(OwnPages(shared)));
-    EXPECT_EQ(admitted.outcome, AdmitOutcome::kAdmitted) << admitted.lacks.needed << " pages, of " << kPages;
+    EXPECT_EQ(admitted.outcome, AdmitOutcome::kAdmitted) << admitted.shortage.needed << " pages, of " << kPages;
     if (!admitted.admission.has_value()) return nullptr;
     request->admission = std::move(*admitted.admission);
     Fill(*request);

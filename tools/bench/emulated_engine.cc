@@ -175,7 +175,7 @@ absl::StatusOr<EmulatedEngine::Times> EmulatedEngine::Ask(std::span<const int32_
   if (const engine::Status status = cache_.Begin(&prompt, 1, &request); !status.ok()) {
     return absl::InternalError(status.message);
   }
-  Times times{.elsewhere = request.elsewhere()};
+  Times times{.elsewhere = request.segments_computed_elsewhere()};
   uint32_t filled = 0;
   do {
     if (absl::Status status = Fill(request, filled); !status.ok()) return status;

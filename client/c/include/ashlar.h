@@ -85,7 +85,7 @@ ASHLAR_API int32_t ashlar_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, a
  * before that; end it after the job in any case. */
 ASHLAR_API int32_t ashlar_start_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, ashlar_request** work,
                                               ashlar_job** job);
-ASHLAR_API int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out);
+ASHLAR_API int32_t ashlar_get_stored_segments(const ashlar_cache* cache, ashlar_stored_segments* out);
 /* Return the number of quiesced pages written to `pages`: pages that the cache kept, and to which nothing writes any
  * more. The first call waits up to timeout_ms. */
 ASHLAR_API uint64_t ashlar_take_quiesced_pages(ashlar_cache* cache, int32_t* pages, uint64_t capacity,
@@ -121,7 +121,7 @@ ASHLAR_API void ashlar_request_abandon(ashlar_request* request, uint32_t missing
 /* For work of ashlar_serve_prefill on a cache without pages: another process has published the run. */
 ASHLAR_API int32_t ashlar_request_mark_published(ashlar_request* request, uint32_t missing);
 /* With cold_parallel: the number of segments that other engines compute for this prompt. */
-ASHLAR_API uint32_t ashlar_request_elsewhere(const ashlar_request* request);
+ASHLAR_API uint32_t ashlar_request_segments_computed_elsewhere(const ashlar_request* request);
 /* Waits for these segments. ASHLAR_OK: nothing is left to wait for. ASHLAR_RESTART: there are more missing runs at the
  * end; compute them and call it again. ASHLAR_PENDING: timeout. Then look again. */
 ASHLAR_API int32_t ashlar_request_wait_cold(ashlar_request* request, uint32_t timeout_ms);
@@ -137,9 +137,9 @@ ASHLAR_API int32_t ashlar_request_look_again_groups(ashlar_request* request, con
 ASHLAR_API int32_t ashlar_request_start_look_again_groups(ashlar_request* request, const ashlar_page_table* page_tables,
                                                           uint32_t count);
 /* With ashlar_memory.share_in_place: gets the shared pages of the prompt's segments, and own_pages pages for all other
- * tokens. Further calls raise the number of own pages. ASHLAR_NO_PAGES: too few are free; `lacks` (may be null) has the
- * numbers, and nothing has changed. ASHLAR_UNAVAILABLE: the daemon did not answer or is busy. */
-ASHLAR_API int32_t ashlar_request_admit(ashlar_request* request, uint32_t own_pages, ashlar_page_shortage* lacks);
+ * tokens. Further calls raise the number of own pages. ASHLAR_NO_PAGES: too few are free; `shortage` (may be null) has
+ * the numbers, and nothing has changed. ASHLAR_UNAVAILABLE: the daemon did not answer or is busy. */
+ASHLAR_API int32_t ashlar_request_admit(ashlar_request* request, uint32_t own_pages, ashlar_page_shortage* shortage);
 ASHLAR_API int32_t ashlar_request_shared_segment(const ashlar_request* request, uint32_t index,
                                                  ashlar_shared_segment* out);
 /* Returns the own pages, in the order in which ashlar_request_admit has added them; null before it. Valid until its
@@ -156,7 +156,7 @@ ASHLAR_API int32_t ashlar_request_poll_finish(ashlar_request* request);
 ASHLAR_API int32_t ashlar_request_move(ashlar_request* request, const int32_t* page_table, uint64_t page_count);
 ASHLAR_API int32_t ashlar_request_move_groups(ashlar_request* request, const ashlar_page_table* page_tables,
                                               uint32_t count);
-ASHLAR_API int32_t ashlar_request_lose(ashlar_request* request, const uint32_t* segments, uint32_t count);
+ASHLAR_API int32_t ashlar_request_drop_segments(ashlar_request* request, const uint32_t* segments, uint32_t count);
 ASHLAR_API int32_t ashlar_request_pages_kept(const ashlar_request* request);
 ASHLAR_API void ashlar_request_cancel(ashlar_request* request);
 ASHLAR_API int32_t ashlar_request_poll_quiesced(ashlar_request* request);

@@ -227,9 +227,9 @@ int32_t ashlar_start_serve_prefill(ashlar_cache* cache, uint32_t wait_ms, ashlar
   });
 }
 
-int32_t ashlar_stored(const ashlar_cache* cache, ashlar_stored_segments* out) {
+int32_t ashlar_get_stored_segments(const ashlar_cache* cache, ashlar_stored_segments* out) {
   engine::StoredSegments stored;
-  cache->cache.Stored(&stored);
+  cache->cache.StoredSegments(&stored);
   ashlar_stored_segments own = {sizeof own, stored.segments, stored.bytes, stored.own_bytes, {}};
   static_assert(sizeof own.heads == sizeof stored.heads);
   std::memcpy(own.heads, stored.heads, sizeof own.heads);

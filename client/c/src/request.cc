@@ -167,8 +167,8 @@ int32_t ashlar_request_mark_published(ashlar_request* request, uint32_t missing)
   return Report(request->request.MarkPublished(missing));
 }
 
-uint32_t ashlar_request_elsewhere(const ashlar_request* request) {
-  return request->request.elsewhere();
+uint32_t ashlar_request_segments_computed_elsewhere(const ashlar_request* request) {
+  return request->request.segments_computed_elsewhere();
 }
 
 int32_t ashlar_request_wait_cold(ashlar_request* request, uint32_t timeout_ms) {
@@ -205,12 +205,12 @@ int32_t ashlar_request_start_look_again_groups(ashlar_request* request, const as
   });
 }
 
-int32_t ashlar_request_admit(ashlar_request* request, uint32_t own_pages, ashlar_page_shortage* lacks) {
-  engine::PageShortage shortage;
-  const int32_t code = Report(request->request.Admit(own_pages, &shortage));
-  if (lacks == nullptr) return code;
-  const ashlar_page_shortage own = {sizeof own, shortage.needed, shortage.free, shortage.reclaimable, shortage.held};
-  const int32_t written = Write(own, lacks);
+int32_t ashlar_request_admit(ashlar_request* request, uint32_t own_pages, ashlar_page_shortage* shortage) {
+  engine::PageShortage found;
+  const int32_t code = Report(request->request.Admit(own_pages, &found));
+  if (shortage == nullptr) return code;
+  const ashlar_page_shortage own = {sizeof own, found.needed, found.free, found.reclaimable, found.held};
+  const int32_t written = Write(own, shortage);
   return code == ASHLAR_OK ? written : code;
 }
 
@@ -280,8 +280,8 @@ int32_t ashlar_request_move_groups(ashlar_request* request, const ashlar_page_ta
       [&] { return Report(request->request.Move(TablesOf("move.page_tables", page_tables, count).data(), count)); });
 }
 
-int32_t ashlar_request_lose(ashlar_request* request, const uint32_t* segments, uint32_t count) {
-  return Report(request->request.Lose(segments, count));
+int32_t ashlar_request_drop_segments(ashlar_request* request, const uint32_t* segments, uint32_t count) {
+  return Report(request->request.DropSegments(segments, count));
 }
 
 int32_t ashlar_request_pages_kept(const ashlar_request* request) {

@@ -58,7 +58,7 @@ static void publish_many(char** sockets, uint32_t kind) {
     ashlar_request* const request = begin(&self, tokens, first, 0);
     ashlar_job* job = NULL;
     REQUIRE(ashlar_request_missing_count(request) == SEGMENTS);
-    REQUIRE(ashlar_request_elsewhere(request) == 0);
+    REQUIRE(ashlar_request_segments_computed_elsewhere(request) == 0);
     for (i = 0; i < SEGMENTS; ++i) {
       missing[i] = SEGMENTS - 1 - i;
       runs[i] = compute(&self, request, missing[i]);
@@ -187,7 +187,7 @@ static void share_a_cold_prompt(char** sockets) {
   for (first = 1000000; elsewhere == 0; first += SEGMENTS) {
     ashlar_request* const request = begin(&asking, tokens, first, 1);
     int32_t code = ASHLAR_RESTART;
-    elsewhere = ashlar_request_elsewhere(request);
+    elsewhere = ashlar_request_segments_computed_elsewhere(request);
     REQUIRE(ashlar_request_missing_count(request) + elsewhere == SEGMENTS);
     for (filled = 0; code == ASHLAR_RESTART;) {
       for (i = ashlar_request_missing_count(request); filled < i; ++filled) {
@@ -229,7 +229,7 @@ static void share_a_cold_prompt_by_jobs(char** sockets) {
   REQUIRE(ashlar_start_serve_prefill(serving.cache, 20000, &work, &serves) == ASHLAR_OK);
   for (first = 2000000;; first += SEGMENTS) {
     request = begin(&asking, tokens, first, 1);
-    elsewhere = ashlar_request_elsewhere(request);
+    elsewhere = ashlar_request_segments_computed_elsewhere(request);
     if (elsewhere > 0) break;
     ashlar_request_end(request);
     wait_for_the_other_engine(begun);

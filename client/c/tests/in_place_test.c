@@ -9,7 +9,7 @@ void in_place(char** sockets) {
   static int32_t tokens[TOKENS];
   static uint64_t lengths[SEGMENTS];
   ashlar_prompt prompt = ASHLAR_INIT(ashlar_prompt);
-  ashlar_page_shortage lacks = ASHLAR_INIT(ashlar_page_shortage);
+  ashlar_page_shortage shortage = ASHLAR_INIT(ashlar_page_shortage);
   ashlar_shared_segment shared[2] = {ASHLAR_INIT(ashlar_shared_segment), ASHLAR_INIT(ashlar_shared_segment)};
   ashlar_request* request[2] = {NULL, NULL};
   const int32_t* own;
@@ -27,8 +27,8 @@ void in_place(char** sockets) {
     REQUIRE(ashlar_begin(self.cache, &prompt, 1, &request[i]) == ASHLAR_OK);
     REQUIRE(ashlar_request_own_pages(request[i], &count) == NULL && count == 0);
     REQUIRE(ashlar_request_shared_segment(request[i], 1, &shared[i]) == ASHLAR_INVALID_ARGUMENT);
-    REQUIRE(ashlar_request_admit(request[i], PAGES, &lacks) == ASHLAR_NO_PAGES);
-    REQUIRE(lacks.needed > lacks.free && lacks.free + lacks.reclaimable + lacks.held == PAGES);
+    REQUIRE(ashlar_request_admit(request[i], PAGES, &shortage) == ASHLAR_NO_PAGES);
+    REQUIRE(shortage.needed > shortage.free && shortage.free + shortage.reclaimable + shortage.held == PAGES);
     REQUIRE(ashlar_request_admit(request[i], OWN, NULL) == ASHLAR_OK);
     own = ashlar_request_own_pages(request[i], &count);
     REQUIRE(own != NULL && count == OWN);

@@ -283,7 +283,7 @@ class Request {
   Status MarkPublished(uint32_t missing) noexcept;
   // With Prompt::cold_parallel: the number of segments that other engines compute for this prompt. If it is not 0, call
   // WaitCold and LookAgain even if missing() is empty.
-  uint32_t elsewhere() const noexcept;
+  uint32_t segments_computed_elsewhere() const noexcept;
   // Waits for these segments. kOk: all were published, or have become this engine's. kRestart: some engines failed;
   // their segments are appended to missing(): compute them and call WaitCold again. kPending: timeout; call WaitCold
   // again, or LookAgain, which uses what was published.
@@ -303,9 +303,9 @@ class Request {
 
   // With Memory::share_in_place. The first call gets the pages of the prompt's segments and `own_pages` pages for all
   // other tokens. Further calls raise the number of own pages to `own_pages`; a smaller number changes nothing. Call it
-  // before WaitLayer. kNoPages: too few are free; `lacks` (may be null) has the numbers, and nothing has changed.
+  // before WaitLayer. kNoPages: too few are free; `shortage` (may be null) has the numbers, and nothing has changed.
   // kFailedPrecondition: requests from before a reconnect still run; end them. kUnavailable: no answer, or it is busy.
-  Status Admit(uint32_t own_pages, PageShortage* lacks) noexcept;
+  Status Admit(uint32_t own_pages, PageShortage* shortage) noexcept;
   const AdmittedPages& admitted() const noexcept;  // empty before Admit
 
   // Waits until the cached keys and values of this layer are in their pages and its tuples can be read. kRestart: they
@@ -327,7 +327,7 @@ class Request {
   Status Move(const int32_t* page_table, uint64_t page_count) noexcept;
   Status Move(const PageTable* page_tables, uint32_t count) noexcept;
   // Drops segments that another rank has missed. Call it after Finish. Returns kRestart.
-  Status Lose(const uint32_t* segments, uint32_t count) noexcept;
+  Status DropSegments(const uint32_t* segments, uint32_t count) noexcept;
 
   // True: the request's former pages belong to the cache, after kOtherPages.
   bool pages_kept() const noexcept;
@@ -403,7 +403,7 @@ class Cache {
   Status StartServePrefill(uint32_t wait_ms, Request* work, Job* job) noexcept;
 
   // Sizes of the segments that this engine has published.
-  void Stored(StoredSegments* out) const noexcept;
+  void StoredSegments(engine::StoredSegments* out) const noexcept;
 
   // Gives quiesced pages that the cache kept back to the engine: writes at most `capacity` page numbers to `pages` and
   // returns how many. Waits up to timeout_ms for the first; 0 does not wait. `group`: the group of the page numbers, if

@@ -468,9 +468,9 @@ class Cache:
     async def serve_prefill_async(self, wait_ms: int = 1000) -> Request | None:
         return await asyncio.to_thread(self.serve_prefill, wait_ms)
 
-    def stored(self) -> dict[str, int]:
+    def stored_segments(self) -> dict[str, int]:
         """The sizes of the segments that this engine has published."""
-        return self._handle.stored()
+        return self._handle.stored_segments()
 
     def take_quiesced_pages(self, most: int, timeout_ms: int = 0, group: int = 0) -> list[int]:
         """Returns at most `most` pages that the cache kept and to which no transfer writes any longer. `group`: the

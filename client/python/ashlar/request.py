@@ -200,8 +200,8 @@ class Request(_ashlar.Request):
         Returns None, or the shortage; in that case nothing has changed. The pages return to the daemon when the request
         ends. ConnectionError: the daemon did not answer or is busy.
         """
-        lacks: Any = self.raw_admit(own_pages)
-        return None if lacks is None else PageShortage(*lacks)
+        shortage: Any = self.raw_admit(own_pages)
+        return None if shortage is None else PageShortage(*shortage)
 
     @property
     def shared_segments(self) -> list[SharedSegment]:

@@ -446,9 +446,9 @@ void ComputeAlone(PyCache& self, nb::handle of, nb::handle missing_run, nb::hand
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) { return cache.ComputeAlone(alone); }));
 }
 
-nb::dict Stored(const PyCache& self) {
+nb::dict StoredSegments(const PyCache& self) {
   engine::StoredSegments stored;
-  self.cache->Stored(&stored);
+  self.cache->StoredSegments(&stored);
   nb::dict out;
   out["segments"] = stored.segments;
   out["bytes"] = stored.bytes;
@@ -492,7 +492,7 @@ void BindCache(nb::module_& module) {
       .def("serve_prefill", &ServePrefill, nb::arg("type"), Any("wait_ms"))
       .def("start_serve_prefill", &StartServePrefill, nb::arg("type"), Any("wait_ms"))
       .def("take_quiesced_pages", &TakeQuiescedPages, Any("most"), Any("timeout_ms"), Any("group"))
-      .def("stored", &Stored)
+      .def("stored_segments", &StoredSegments)
       .def("close", &Close);
   module.def("open", &Open);
   module.def("start_open", &StartOpen);

@@ -391,20 +391,20 @@ void MarkPublished(PyRequest& self, nb::handle missing) {
   Checked(self.request.WithoutGil([number](engine::Request& request) { return request.MarkPublished(number); }));
 }
 
-Verdict Lose(PyRequest& self, nb::handle segments) {
+Verdict DropSegments(PyRequest& self, nb::handle segments) {
   const std::vector<uint32_t> numbers = WholeNumbers<uint32_t>("segments", segments);
   self.plan.reset();
-  return VerdictOf(self.request->Lose(numbers.data(), static_cast<uint32_t>(numbers.size())));
+  return VerdictOf(self.request->DropSegments(numbers.data(), static_cast<uint32_t>(numbers.size())));
 }
 
 // None, or the fields of ashlar.PageShortage, in order.
 nb::object Admit(PyRequest& self, nb::handle own_pages) {
   const auto number = Whole<uint32_t>("own_pages", own_pages);
-  engine::PageShortage lacks;
+  engine::PageShortage shortage;
   const engine::Status status =
-      self.request.WithoutGil([&](engine::Request& request) { return request.Admit(number, &lacks); });
+      self.request.WithoutGil([&](engine::Request& request) { return request.Admit(number, &shortage); });
   if (Checked(status) != Code::kNoPages) return nb::none();
-  return nb::make_tuple(lacks.needed, lacks.free, lacks.reclaimable, lacks.held);
+  return nb::make_tuple(shortage.needed, shortage.free, shortage.reclaimable, shortage.held);
 }
 
 // The fields of ashlar.SharedSegment, in order.
@@ -431,12 +431,13 @@ void BindSegments(nb::class_<PyRequest>& request) {
       .def("raw_publish", &Publish, Any("missing"), Any("linear"), Any("page_table"), Any("first_position"))
       .def("raw_publish_many", &PublishMany, Any("runs"))
       .def_prop_ro(
-          "elsewhere", [](const PyRequest& self) { return self.request->elsewhere(); },
+          "segments_computed_elsewhere",
+          [](const PyRequest& self) { return self.request->segments_computed_elsewhere(); },
           "The number of segments that other engines compute for this prompt, of a request begun with "
           "`cold_parallel`.")
       .def("wait_cold", &WaitingFor<kTimeout, &Request::WaitCold>, Any("timeout_ms"),
            nb::sig("def wait_cold(self, timeout_ms: int) -> Verdict"),
-           "Waits for segments that other engines compute; needed where `elsewhere` is not 0.\n\n"
+           "Waits for segments that other engines compute; needed where `segments_computed_elsewhere` is not 0.\n\n"
            "RESTART: `missing` lists more at its end, whose engines have failed; compute them, and call it again. "
            "PENDING: not all have come in time. OK: nothing is left to wait for. Then call `look_again`, which takes "
            "what is there.")
@@ -452,8 +453,8 @@ void BindSegments(nb::class_<PyRequest>& request) {
       .def("raw_shared_segments", &SharedSegments)
       .def_prop_ro("own_pages", &OwnPages, nb::sig("def own_pages(self) -> list[int]"),
                    "The request's own pages, in the order in which `admit` has added them; empty before it.")
-      .def("lose", &Lose, Any("segments"),
-           nb::sig("def lose(self, segments: collections.abc.Sequence[int]) -> Verdict"),
+      .def("drop_segments", &DropSegments, Any("segments"),
+           nb::sig("def drop_segments(self, segments: collections.abc.Sequence[int]) -> Verdict"),
            "Abandons segments that another rank has missed.");
 }
 

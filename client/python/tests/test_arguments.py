@@ -214,7 +214,7 @@ def request_table(request):
     yield from (("layer", COUNTS, [9, *COUNTS_OUT_OF_RANGE], one(name)) for name in ("wait_layer", "poll_layer"))
     yield from (
         ("missing", COUNTS, COUNTS_OUT_OF_RANGE, one("abandon")),
-        ("segments", [*LISTS, [1.5]], [[-1], [2**40]], one("lose")),
+        ("segments", [*LISTS, [1.5]], [[-1], [2**40]], one("drop_segments")),
     )
     yield from (("page_table", PAGES, [[0, 999]], one(name)) for name in ("look_again",))
     tail = lambda value, name: request.conv_tail(**{"step": 0, "layer": 0, name: value})
@@ -305,7 +305,7 @@ def test_every_call_names_the_argument_that_it_refuses(world):
 
 def test_an_argument_that_is_left_out_is_named(world):
     for call, name in [("wait_cold", "timeout_ms"), ("wait_layer", "layer"), ("poll_layer", "layer"), ("abandon", "missing"),
-                       ("lose", "segments"), ("conv_tail", "layer")]:  # fmt: skip
+                       ("drop_segments", "segments"), ("conv_tail", "layer")]:  # fmt: skip
         assert refused(lambda value, name, call=call: getattr(world.request, call)(), None, name, TypeError) is None
 
 

@@ -167,7 +167,7 @@ def test_tuples_of_16_bits_are_computed_and_read_back(daemon, random):
                     with pytest.raises(ValueError, match="^transition: "):
                         request.read_tuple(number, 0, read[0], wrong)
                 assert request.finish() == ashlar.Verdict.OK
-            found.append((*read, cache.stored()["bytes"]))
+            found.append((*read, cache.stored_segments()["bytes"]))
     (state, transition, size), (half, rounded, half_size) = found
     assert np.abs(state - half).max() <= 2**-11 * np.abs(state).max()
     assert np.abs(transition - rounded).max() <= 2**-11

@@ -39,7 +39,7 @@ def test_segments_come_from_the_cache_in_any_order_with_the_same_answer(daemon):
     other, cached_too = shortest.Engine(daemon.rpc_socket, daemon.session_socket).serve([RULES, STONE, ARCH], "Why?", 8)
     assert cached_too == cached, "another engine finds the same segments in another order"
     assert len(other) == 8
-    assert engine.cache.stored()["segments"] == 2, "the first one is a prefix, and kept whole"
+    assert engine.cache.stored_segments()["segments"] == 2, "the first one is a prefix, and kept whole"
 
 
 def test_the_plan_says_what_was_missed_and_why(daemon):
@@ -210,7 +210,11 @@ def expect_all_lands(engine, request, tokens, segments):
     after = request.plan
     assert all(segment.used for segment in after.segments) and not any(segment.used for segment in before.segments)
     assert request.finish() == ashlar.Verdict.OK and request.plan is after
-    assert request.lose([0]) == ashlar.Verdict.RESTART and not request.plan.segments[0].used and after.segments[0].used
+    assert (
+        request.drop_segments([0]) == ashlar.Verdict.RESTART
+        and not request.plan.segments[0].used
+        and after.segments[0].used
+    )
     starts = np.cumsum([0, *segments])[:-1] + shortest.MODEL.head
     rows = engine.values.reshape(-1, shortest.HEADS * shortest.DIM)
     np.testing.assert_array_equal(rows[starts, 0], tokens[starts])
@@ -268,7 +272,7 @@ def test_another_engine_computes_a_part_of_a_cold_prompt(daemon):
         for first in first_tokens_of_new_texts(1):
             tokens = np.repeat(np.arange(first, first + 13, dtype=np.int32), 24)[: 12 * 24 + 1]
             with engine.cache.begin(tokens, segments, engine.table[:32], fill=True, cold_parallel=True) as request:
-                elsewhere, done, verdict = request.elsewhere, 0, ashlar.Verdict.RESTART
+                elsewhere, done, verdict = request.segments_computed_elsewhere, 0, ashlar.Verdict.RESTART
                 assert len(request.missing) + elsewhere == 12
                 while verdict == ashlar.Verdict.RESTART:
                     own = compute_all(engine, request)[done:]
@@ -327,7 +331,7 @@ def test_processes_without_pages_serve_and_ask_for_those_that_publish(daemon):
             for first in range(10_001, 2**30, 13):  # until a plan has found the other engine waiting
                 tokens = np.repeat(np.arange(first, first + 13, dtype=np.int32), 24)[: 12 * 24 + 1]
                 with scheduler.begin(tokens, segments, fill=True, cold_parallel=True) as request:
-                    elsewhere = request.elsewhere
+                    elsewhere = request.segments_computed_elsewhere
                     if elsewhere == 0 and time.monotonic() < deadline:
                         assert not request.missing
                         continue
@@ -368,9 +372,9 @@ def test_calls_that_wait_can_be_started_and_polled(daemon):
     for first in first_tokens_of_new_texts(1_000_001):
         tokens = np.repeat(np.arange(first, first + 13, dtype=np.int32), 24)[: 12 * 24 + 1]
         request = engine.cache.begin(tokens, segments, engine.table[:32], fill=True, cold_parallel=True)
-        if request.elsewhere > 0:
+        if request.segments_computed_elsewhere > 0:
             break
-    assert request.elsewhere > 0
+    assert request.segments_computed_elsewhere > 0
     request.publish_many(compute_all(engine, request))
     waiting = request.start_wait_cold(30_000)
     while not waiting.poll():
@@ -393,10 +397,10 @@ def test_the_end_of_a_request_ends_the_wait_that_it_has_started(daemon):
     for first in first_tokens_of_new_texts(2_000_001):
         tokens = np.repeat(np.arange(first, first + 13, dtype=np.int32), 24)[: 12 * 24 + 1]
         request = engine.cache.begin(tokens, [24] * 12, engine.table[:32], fill=True, cold_parallel=True)
-        if request.elsewhere > 0:
+        if request.segments_computed_elsewhere > 0:
             break
     request.publish_many(compute_all(engine, request))
-    assert request.elsewhere > 0 and serving.result() is not None
+    assert request.segments_computed_elsewhere > 0 and serving.result() is not None
     waiting = request.start_wait_cold(60_000)
     request.end()
     ended = time.monotonic()

@@ -84,10 +84,10 @@ def test_requests_read_one_copy_of_each_segment(daemon):
 
 def test_a_shortage_reports_page_counts(daemon):
     with opened(daemon, share_in_place=True) as cache, cache.begin(TOKENS, LENGTHS) as request:
-        lacks = request.admit(PAGES)
-        assert isinstance(lacks, ashlar.PageShortage)
-        assert lacks.free + lacks.reclaimable + lacks.held == PAGES
-        assert lacks.needed > lacks.free
+        shortage = request.admit(PAGES)
+        assert isinstance(shortage, ashlar.PageShortage)
+        assert shortage.free + shortage.reclaimable + shortage.held == PAGES
+        assert shortage.needed > shortage.free
         assert request.own_pages == []
         assert request.shared_segments == []
         assert request.admit(2) is None

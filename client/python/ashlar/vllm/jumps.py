@@ -209,8 +209,8 @@ class Jumps:
                 self._late(prompt, pool)
             return False
         plan = lookup.plan
-        if verdict == ashlar.Verdict.OK and prompt.asked_others and lookup.elsewhere > 0:
-            self._stats.add(lookup.elsewhere, "shared_segments")
+        if verdict == ashlar.Verdict.OK and prompt.asked_others and lookup.segments_computed_elsewhere > 0:
+            self._stats.add(lookup.segments_computed_elsewhere, "shared_segments")
             seconds = min(options.land_ms / 1000, self._computing_seconds(prompt))
             prompt.sharing = Sharing(lookup, time.monotonic() + seconds)
             return True

@@ -42,7 +42,7 @@ def composed_by_the_library(daemon, layer, state, dtype, generator, sizes, make=
             stored, exponents = scaled_half(update) if dtype is torch.float16 else (update.to(dtype), None)
             tensors = ashlar.LinearTensors(0, stored, transition=transition, exponents=exponents, decay=decay)
             assert request.publish(number, [tensors], source) == "published"
-            sizes.append(cache.stored()["bytes"])
+            sizes.append(cache.stored_segments()["bytes"])
         with cache.begin(tokens, [TEXT, TEXT], target) as request:
             (step,) = [step for step in request.plan.steps if step.kind is ashlar.StepKind.INTERIOR]
             assert request.wait_layer(1) == ashlar.Verdict.OK

@@ -21,7 +21,7 @@ HEAD = TAIL = 8
 # Bytes of all segments that an engine has published.
 STORED = (
     "__import__('vllm.distributed.kv_transfer', fromlist=['']).get_kv_transfer_group()"
-    "._worker._composer._opening.cache.stored()['bytes']"
+    "._worker._composer._opening.cache.stored_segments()['bytes']"
 )
 
 

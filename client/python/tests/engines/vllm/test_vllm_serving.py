@@ -178,7 +178,7 @@ class Lookup:
     """A lookup of two segments, both missing; another engine computes the second one."""
 
     def __init__(self, elsewhere):
-        self.elsewhere, self.ended = elsewhere, False
+        self.segments_computed_elsewhere, self.ended = elsewhere, False
         self.missing = [types.SimpleNamespace(segment=0)]
         self.jobs = []
         segments = [types.SimpleNamespace(miss="never_seen") for _ in range(2)]
