@@ -79,7 +79,7 @@ void Peers::Flush() {
   if (!stopped_) probes_.Tick();
   lookup_.Tick();
   objects_.Flush();
-  cache_->offers().SettleTaken();
+  cache_->offers().ReportArrivals();
   taker_->Tick();
   drain_transfer_->Tick();
   handoff_->Tick();
@@ -122,7 +122,7 @@ void Peers::DropStrangers() {
 bool Peers::Stop() {
   stopped_ = true;
   EndOffers();
-  cache_->offers().SettleTaken();
+  cache_->offers().ReportArrivals();
   objects_.Stop();
   holder_->CloseAll();
   opener_.Flush();

@@ -200,7 +200,7 @@ void Router::Retry() {
   }
   for (const auto& task : abandoned) {
     figures_.given_back += task->plans.empty() ? 0 : 1;
-    Settle(task, PlannedSegmentState::kLeftToAsker);
+    Settle(task, PlannedSegmentState::kFallback);
   }
   if (waiting.empty()) return;
   const auto [id, tasks] = *waiting.begin();  // one plan per turn: the next one sees what this one has taken
@@ -224,7 +224,7 @@ void Router::Retry() {
           if (const auto asked = plans_.find(id); asked != plans_.end()) {
             asked->second.asker_free_at = clock_.Now() + chosen.ends[i];
           }
-          Settle(tasks[i], PlannedSegmentState::kLeftToAsker);
+          Settle(tasks[i], PlannedSegmentState::kFallback);
         }
       });
 }
@@ -248,13 +248,13 @@ bool Router::Report(OpenPlan& plan, bool over) {
   bool pending = false, news = false;
   States states;
   for (size_t i = 0; i < plan.tasks.size(); ++i) {
-    states.push_back(plan.tasks[i] == nullptr ? PlannedSegmentState::kLeftToAsker : plan.tasks[i]->state);
+    states.push_back(plan.tasks[i] == nullptr ? PlannedSegmentState::kFallback : plan.tasks[i]->state);
     pending |= states.back() == PlannedSegmentState::kPending;
-    news |= states.back() == PlannedSegmentState::kLeftToAsker && !plan.reported[i];
+    news |= states.back() == PlannedSegmentState::kFallback && !plan.reported[i];
   }
   if (pending && !news && !over) return false;
   for (size_t i = 0; i < states.size(); ++i)
-    plan.reported[i] = plan.reported[i] || states[i] == PlannedSegmentState::kLeftToAsker;
+    plan.reported[i] = plan.reported[i] || states[i] == PlannedSegmentState::kFallback;
   plan.asked_at = clock_.Now();
   std::exchange(plan.waiting, nullptr)(std::move(states));
   return true;
@@ -287,7 +287,7 @@ void Router::End(storage::SessionId session, uint64_t id) {
       holds_.ReleaseSpace(task->cold.work.tenant, task->space);
       task->attempt = next_attempt_++;  // results that come later are late
       tasks_.erase({task->cold.work.tenant, task->cold.work.key});
-      task->state = PlannedSegmentState::kLeftToAsker;
+      task->state = PlannedSegmentState::kFallback;
     }
     holds_.EndLease(task->cold.work.tenant, task->lease);
   }

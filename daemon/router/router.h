@@ -39,9 +39,9 @@ namespace ashlar::daemon {
 
 // The state of one segment of a plan. The numbers are sent on the wire (cache.proto).
 enum class PlannedSegmentState : uint8_t {
-  kPending = 1,      // another engine computes it
-  kPresent = 2,      // a lookup finds it
-  kLeftToAsker = 3,  // the requesting engine computes it; in a warm-up, no engine does
+  kPending = 1,   // another engine computes it
+  kPresent = 2,   // a lookup finds it
+  kFallback = 3,  // the requesting engine computes it; in a warm-up, no engine does
 };
 
 // The metadata thread only.

@@ -154,7 +154,7 @@ TEST_F(RouterTest, RemoteResultIsLoadedAndKept) {
   EXPECT_FALSE(waits->has_value()) << "its bytes are on their way";
   other_.Settle(rig_);
   ASSERT_TRUE(waits->has_value());
-  EXPECT_THAT(***waits, ElementsAre(kLeftToAsker, kPresent));
+  EXPECT_THAT(***waits, ElementsAre(kFallback, kPresent));
   EXPECT_TRUE(Has(2));
   EXPECT_EQ(rig_.cache->stats().leases, 1u);
   router_.End(kAsker, planned.plan);
@@ -174,7 +174,7 @@ TEST_F(RouterTest, AnEngineOfThisNodeComputesAsWell) {
   ASSERT_TRUE(rig_.Publish(kHelper, TestPlan(2, 64), 2));
   const PrefillWorkers::Result result{given[0], true};
   router_.workers().Serve(engine, {&result, 1}, 10 * kSecond, answer);
-  EXPECT_THAT(Now(planned.plan), ElementsAre(kLeftToAsker, kPresent));
+  EXPECT_THAT(Now(planned.plan), ElementsAre(kFallback, kPresent));
   // An engine is not its own worker.
   EXPECT_EQ(Plan({Cold(3), Cold(4)}, true, kHelper).plan, 0u);
   router_.End(kAsker, planned.plan);
@@ -193,7 +193,7 @@ TEST_F(RouterTest, ALostWorkersSegmentGoesToAnotherThenToTheRequester) {
   std::exchange(elsewhere_.asked[1].done, nullptr)(absl::AbortedError("it does not want to"));
   router_.Tick();
   ASSERT_TRUE(waits->has_value());
-  EXPECT_THAT(***waits, ElementsAre(kLeftToAsker));
+  EXPECT_THAT(***waits, ElementsAre(kFallback));
   EXPECT_EQ(router_.figures().given_back, 1u);
   router_.End(kAsker, planned.plan);
 }
@@ -205,7 +205,7 @@ TEST_F(RouterTest, AStalledWorkersResultIsFenced) {
   rig_.clock.Advance(elsewhere_.asked[0].patience);
   router_.Tick();
   ASSERT_TRUE(waits->has_value());
-  EXPECT_THAT(***waits, ElementsAre(kLeftToAsker));
+  EXPECT_THAT(***waits, ElementsAre(kFallback));
   Complete(0, 1);
   other_.Settle(rig_);
   EXPECT_EQ(router_.figures().late, 1u);
@@ -222,7 +222,7 @@ TEST_F(RouterTest, AHolderThatDiesDuringTheFetchIsALostWorker) {
   while (other_.pending() > 0) other_.End(0, absl::UnavailableError("gone"));
   other_.Settle(rig_);
   router_.Tick();
-  EXPECT_THAT(Now(planned.plan), ElementsAre(kLeftToAsker));
+  EXPECT_THAT(Now(planned.plan), ElementsAre(kFallback));
   router_.End(kAsker, planned.plan);
 }
 
@@ -279,7 +279,7 @@ TEST_F(RouterTest, AWarmUpWithoutWorkersIsNotComputed) {
   other_.Settle(rig_);
   std::exchange(elsewhere_.asked[1].done, nullptr)(absl::AbortedError("no"));
   router_.Tick();
-  EXPECT_THAT(Now(planned.plan), ElementsAre(kPresent, kLeftToAsker));
+  EXPECT_THAT(Now(planned.plan), ElementsAre(kPresent, kFallback));
   router_.End(kAsker, planned.plan);
 }
 
@@ -302,7 +302,7 @@ TEST_F(RouterTest, AnOperatorsWarmUpEndsWithItsSegments) {
   EXPECT_EQ(router_.figures().plans, 0u);
   EXPECT_EQ(rig_.cache->stats().leases, 0u);
   elsewhere_.workers.clear();
-  EXPECT_THAT(warm(), ElementsAre(kPresent, kLeftToAsker));
+  EXPECT_THAT(warm(), ElementsAre(kPresent, kFallback));
 }
 
 TEST_F(RouterTest, ANodeGetsItsShareForAnyNumberOfWorkers) {
@@ -364,7 +364,7 @@ TEST_F(RouterTest, SpaceIsYieldedToALocalPublisher) {
   EXPECT_TRUE(rig_.Publish(kHelper, TestPlan(2, 64), 2));
   const PrefillWorkers::Result result{given, true};
   router_.workers().Serve(engine, {&result, 1}, 10 * kSecond, answer);
-  EXPECT_THAT(Now(planned.plan), ElementsAre(kLeftToAsker, kPresent));
+  EXPECT_THAT(Now(planned.plan), ElementsAre(kFallback, kPresent));
   router_.End(kAsker, planned.plan);
 }
 

@@ -27,7 +27,7 @@ void Router::Warm(storage::TenantId tenant, std::vector<ColdSegment> cold,
        [this, states, places, done](const absl::StatusOr<Planned>& planned) {
          if (!planned.ok()) return done(planned.status());
          for (size_t i = 0; i < places->size(); ++i) {
-           if (!planned->elsewhere[i]) (*states)[(*places)[i]] = PlannedSegmentState::kLeftToAsker;
+           if (!planned->elsewhere[i]) (*states)[(*places)[i]] = PlannedSegmentState::kFallback;
          }
          EndWarmUp(planned->plan);
          done(*states);

@@ -49,7 +49,7 @@ void ObjectOffers::EndDrain() {
   }
 }
 
-std::optional<Offering> ObjectOffers::NextToHand() {
+std::optional<Offering> ObjectOffers::NextForTransfer() {
   if (!draining_) return std::nullopt;
   if (to_transfer_.empty()) {
     for (const Entry* entry : Unsaved()) {
@@ -71,7 +71,7 @@ std::optional<Offering> ObjectOffers::NextToHand() {
   return std::nullopt;
 }
 
-void ObjectOffers::Handed(TenantId tenant, const Key& key, bool accepted) {
+void ObjectOffers::TransferEnded(TenantId tenant, const Key& key, bool accepted) {
   for (Entry* shard : table_.index().keys().All(tenant, key)) {
     if (shard->transfer != Entry::Transfer::kOffered) continue;
     shard->transfer = accepted ? Entry::Transfer::kAccepted : Entry::Transfer::kDeclined;
@@ -161,7 +161,7 @@ void ObjectOffers::Promote(const Offering& offered, std::function<void(bool)> do
   table_.placement().scheduler().Pump();
 }
 
-void ObjectOffers::SettleTaken() {
+void ObjectOffers::ReportArrivals() {
   for (auto at = coming_.begin(); at != coming_.end();) {
     const auto gone = [](const ObjectReference& shard) { return shard->gone != MissReason::kNone; };
     const auto whole = [](const ObjectReference& shard) { return shard->resides != TierKind::kNone; };

@@ -22,13 +22,13 @@ class ObjectOffers final : public Offers {
   void StartDrain() override;
   void EndDrain() override;
   bool draining() const override { return draining_; }
-  std::optional<Offering> NextToHand() override;
-  void Handed(TenantId tenant, const Key& key, bool accepted) override;
+  std::optional<Offering> NextForTransfer() override;
+  void TransferEnded(TenantId tenant, const Key& key, bool accepted) override;
   void SetGroup(TenantId tenant, const Key& key, uint64_t group) override;
   std::optional<Offering> Describe(TenantId tenant, const Key& key) const override;
   TakeOutcome Judge(const Offering& offered, bool evicting) override;
   void Promote(const Offering& offered, std::function<void(bool whole)> done) override;
-  void SettleTaken() override;
+  void ReportArrivals() override;
 
  private:
   std::vector<Entry*> Unsaved() const;  // in the order of a drain

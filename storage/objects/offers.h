@@ -41,11 +41,11 @@ class Offers {
   virtual void EndDrain() = 0;
   virtual bool draining() const = 0;
 
-  // During a drain, other nodes may take objects whose write to the disk has not begun. NextToHand returns an object
-  // that is only in memory: pinned ones first, then by value; nothing if none is left now. The disk does not write it
-  // until Handed reports whether another node has accepted it; it then counts as saved.
-  virtual std::optional<Offering> NextToHand() = 0;
-  virtual void Handed(TenantId tenant, const Key& key, bool accepted) = 0;
+  // During a drain, other nodes may take objects whose write to the disk has not begun. NextForTransfer returns an
+  // object that is only in memory: pinned ones first, then by value; nothing if none is left now. The disk does not
+  // write it until TransferEnded reports whether another node has accepted it; it then counts as saved.
+  virtual std::optional<Offering> NextForTransfer() = 0;
+  virtual void TransferEnded(TenantId tenant, const Key& key, bool accepted) = 0;
 
   // Sets the group of all shards of an object.
   virtual void SetGroup(TenantId tenant, const Key& key, uint64_t group) = 0;
@@ -53,11 +53,11 @@ class Offers {
   virtual std::optional<Offering> Describe(TenantId tenant, const Key& key) const = 0;
   // Judges another node's offer: kAccepted if this node accepts it. `evicting`: also in place of less valuable objects.
   virtual TakeOutcome Judge(const Offering& offered, bool evicting) = 0;
-  // Promotes an offered object with adopted shards (Adoption::AdoptRemote). SettleTaken calls `done`; Promote calls it
-  // itself if the object cannot come.
+  // Promotes an offered object with adopted shards (Adoption::AdoptRemote). ReportArrivals calls `done`; Promote calls
+  // it itself if the object cannot come.
   virtual void Promote(const Offering& offered, std::function<void(bool whole)> done) = 0;
   // Reports arrived and failed objects. Call it many times a second.
-  virtual void SettleTaken() = 0;
+  virtual void ReportArrivals() = 0;
 };
 
 }  // namespace ashlar::storage

@@ -179,23 +179,23 @@ TEST_F(DrainTest, OtherNodesTakeObjectsThatTheDiskHasNotStarted) {
   Make({.ssd = 3, .admission = AdmissionMode::kSecondUse});  // space for one object
   Publish({1, 2, 3});
   Offers& offers = rig_->cache->offers();
-  EXPECT_FALSE(offers.NextToHand().has_value()) << "only in a drain";
+  EXPECT_FALSE(offers.NextForTransfer().has_value()) << "only in a drain";
   rig_->cache->offers().StartDrain();
-  const std::optional<Offering> taken = offers.NextToHand(), declined = offers.NextToHand();
-  ASSERT_TRUE(taken.has_value() && declined.has_value());
-  EXPECT_NE(taken->key, declined->key);
-  EXPECT_EQ(taken->bytes, Plan(1).bytes);
-  EXPECT_FALSE(offers.NextToHand().has_value()) << "the disk has begun with the last one";
-  offers.Handed(1, taken->key, true);
+  const std::optional<Offering> accepted = offers.NextForTransfer(), declined = offers.NextForTransfer();
+  ASSERT_TRUE(accepted.has_value() && declined.has_value());
+  EXPECT_NE(accepted->key, declined->key);
+  EXPECT_EQ(accepted->bytes, Plan(1).bytes);
+  EXPECT_FALSE(offers.NextForTransfer().has_value()) << "the disk has begun with the last one";
+  offers.TransferEnded(1, accepted->key, true);
   EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u);
-  offers.Handed(1, declined->key, false);
-  EXPECT_FALSE(offers.NextToHand().has_value()) << "it was offered once";
+  offers.TransferEnded(1, declined->key, false);
+  EXPECT_FALSE(offers.NextForTransfer().has_value()) << "it was offered once";
   rig_->Settle();
   EXPECT_EQ(rig_->cache->stats().unsaved.objects, 1u);
   // The drain is cancelled, and objects that other nodes took are again only in memory.
   rig_->cache->offers().EndDrain();
   EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u);
-  EXPECT_THAT(rig_->cache->upkeep().inventory().Where(1, taken->key), testing::Not(IsEmpty()));
+  EXPECT_THAT(rig_->cache->upkeep().inventory().Where(1, accepted->key), testing::Not(IsEmpty()));
 }
 
 }  // namespace

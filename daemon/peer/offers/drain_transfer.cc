@@ -46,7 +46,7 @@ std::optional<DrainTransfer::Transferred> DrainTransfer::Next() {
     return next;
   }
   if (row_ended_ && clock_.Now() - row_ended_at_ < options_.row_again) return std::nullopt;
-  std::optional<storage::Offering> offering = cache_.offers().NextToHand();
+  std::optional<storage::Offering> offering = cache_.offers().NextForTransfer();
   row_ended_ = !offering.has_value();
   if (row_ended_) {
     row_ended_at_ = clock_.Now();
@@ -95,7 +95,7 @@ void DrainTransfer::Tick() {
   if (clock_.Now() - looked_at_ >= options_.row_again) LookAround();
   if (members_.empty()) {  // all of it falls back to the disk
     for (const Transferred& object : std::exchange(again_, {})) {
-      cache_.offers().Handed(object.offering.pool.tenant, object.offering.key, false);
+      cache_.offers().TransferEnded(object.offering.pool.tenant, object.offering.key, false);
     }
     row_ended_ = true;
     row_ended_at_ = clock_.Now();
@@ -106,7 +106,7 @@ void DrainTransfer::Tick() {
     if (!next.has_value()) return;
     const bool any = std::ranges::any_of(members_, [&](const auto& member) { return MayTake(*member, *next); });
     if (!any) {
-      cache_.offers().Handed(next->offering.pool.tenant, next->offering.key, false);
+      cache_.offers().TransferEnded(next->offering.pool.tenant, next->offering.key, false);
       continue;
     }
     const std::shared_ptr<const Member> to = NodeFor(*next);
@@ -164,7 +164,7 @@ void DrainTransfer::Answered(uint64_t round, const std::shared_ptr<const Member>
     const TakeOutcome outcome = reply.ok() ? (*reply)[i] : TakeOutcome::kFailed;
     if (outcome == TakeOutcome::kAccepted || outcome == TakeOutcome::kAlreadyPresent) {
       took = true;
-      cache_.offers().Handed(offering.pool.tenant, offering.key, true);
+      cache_.offers().TransferEnded(offering.pool.tenant, offering.key, true);
       continue;
     }
     // After a timeout the object is still being transferred: the same node is asked again and joins the transfer. The
