@@ -89,7 +89,8 @@ void RemoteObjects::CountAt(Piece& piece, std::optional<uint64_t> holder) {
 void RemoteObjects::Fetch(storage::RemoteCopyId id, Copy& copy, Piece piece) {
   CountAt(piece, copy.object.member->incarnation);
   const uint64_t first = piece.first;
-  const auto race = std::make_shared<Race>(Race{.piece = std::move(piece), .holder = copy.holder});
+  const auto race =
+      std::make_shared<Race>(Race{.piece = std::move(piece), .holder_generation = copy.holder_generation});
   copy.races[first] = race;
   Start(id, copy, race, 0);
 }
@@ -109,7 +110,7 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
   request = {.from = object.member,
              .began = clock_.Now(),
              .bytes = bytes,
-             .came = std::make_shared<std::atomic<uint64_t>>(0),
+             .received_bytes = std::make_shared<std::atomic<uint64_t>>(0),
              .running = true};
   rates_.Begins(object.member->node, bytes, request.began);
   const bool has_second = copy.second.has_value() || copy.asking || !copy.others.empty();
@@ -123,8 +124,9 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
   const absl::StatusOr<HostPort> address = ParseHostPort(object.member->transport_address);
   if (!address.ok()) return ended(address.status());
   if (bytes == 0) return ended(absl::OkStatus());
-  request.number = transport_.Fetch(*address, object.grant, piece.first * limits::kExtentBytes + skipped,
-                                    std::move(spans), patience, std::move(ended), object.memory, request.came);
+  request.number =
+      transport_.Fetch(*address, object.grant, piece.first * limits::kExtentBytes + skipped, std::move(spans), patience,
+                       std::move(ended), object.memory, request.received_bytes);
 }
 
 void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>& race, size_t which,
@@ -145,7 +147,7 @@ void RemoteObjects::Ended(storage::RemoteCopyId id, const std::shared_ptr<Race>&
   }
   copy.races.erase(race->piece.first);
   if (race->won >= 0) return Came(copy, race);
-  const bool first_error = race->holder == copy.holder && !copy.moving;
+  const bool first_error = race->holder_generation == copy.holder_generation && !copy.moving;
   copy.waiting.push_back(std::move(race->piece));
   if (first_error) return Move(id, copy, race->failed);
   if (copy.moving) return;
@@ -183,9 +185,9 @@ void RemoteObjects::SetRecompute(storage::RemoteCopyId id, storage::Nanos recomp
 }
 
 void RemoteObjects::Count(Request& request) {
-  const uint64_t came = request.came->load();
-  rates_.Moved(request.from->node, came - request.counted, clock_.Now());
-  request.counted = came;
+  const uint64_t received_bytes = request.received_bytes->load();
+  rates_.Moved(request.from->node, received_bytes - request.counted, clock_.Now());
+  request.counted = received_bytes;
 }
 
 // Switches to another holder if there is one, which may be faster (Hedge).
@@ -264,7 +266,7 @@ void RemoteObjects::SecondOpened(storage::RemoteCopyId id, Opener::Opened opened
 void RemoteObjects::TakeSecond(Copy& copy) {
   opener_.Close(copy.object.member, copy.object.lease);
   copy.object = *std::exchange(copy.second, std::nullopt);
-  ++copy.holder;
+  ++copy.holder_generation;
   ++stats_.moved;
 }
 
@@ -318,7 +320,7 @@ void RemoteObjects::Moved(storage::RemoteCopyId id, Opener::Opened opened) {
   if (!object.ok()) return Move(id, copy, object.status());
   opener_.Close(copy.object.member, copy.object.lease);
   copy.object = *std::move(object);
-  ++copy.holder;
+  ++copy.holder_generation;
   ++stats_.moved;
   GoOn(id, copy);
 }

@@ -94,15 +94,15 @@ class RemoteObjects final : public storage::RemoteSource {
     uint64_t number = 0;                 // number of the transport request
     storage::Nanos began = 0;
     uint64_t bytes = 0;
-    std::shared_ptr<std::atomic<uint64_t>> came;  // bytes received
-    uint64_t counted = 0;                         // bytes reported to PeerRates::Moved
+    std::shared_ptr<std::atomic<uint64_t>> received_bytes;  // bytes received
+    uint64_t counted = 0;                                   // bytes reported to PeerRates::Moved
     bool running = false;
   };
   // A piece in flight from its holder, and from a second one if that is slow. Both write the same bytes to the same
   // extents on the transport's one thread. The piece is done when neither writes any more.
   struct Race {
     Piece piece;
-    uint64_t holder = 0;  // the copy's holder counter when the race began
+    uint64_t holder_generation = 0;  // of the copy, when the race began
     std::array<Request, 2> requests;
     int won = -1;  // index of the winner; −1 without one
     absl::Status failed;
@@ -114,7 +114,7 @@ class RemoteObjects final : public storage::RemoteSource {
     DamagedCopies::Members senders;           // senders of the received pieces
     std::optional<OpenedObject> second;       // the object at a second holder, for late pieces
     bool asking = false;                      // a second holder is being asked
-    uint64_t holder = 0;                      // counter of holders; errors of an earlier holder are ignored
+    uint64_t holder_generation = 0;           // counter of holders; errors of an earlier holder are ignored
     bool moving = false;                      // another holder is being asked after a failure
     bool lost = false;                        // no holder is left
     bool slow = false;                        // abandoned, because computing is faster

@@ -49,7 +49,7 @@ void Exchange::Begin(Request request) {
   transfer->offset = request.offset;
   transfer->targets = SpanList<std::byte>(std::move(request.targets));
   transfer->length = transfer->targets.bytes();
-  transfer->came = std::move(request.came);
+  transfer->received_bytes = std::move(request.received_bytes);
   if (request.memory != nullptr) transfer->places = RemotePlaces(std::move(request.memory));
   transfer->deadline = request.deadline;
   transfer->done = std::move(request.done);
@@ -296,7 +296,7 @@ void Exchange::TakeData(PeerConnection& connection, const Message& message, std:
     from += piece.size();
     return true;
   });
-  if (transfer->came != nullptr) transfer->came->fetch_add(payload.size());
+  if (transfer->received_bytes != nullptr) transfer->received_bytes->fetch_add(payload.size());
   if (transfer->received.bytes() == transfer->length) transfers_.End(message.to.number, absl::OkStatus());
 }
 

@@ -34,9 +34,9 @@ struct Request {
   Grant grant;
   uint64_t offset = 0;
   Spans targets;
-  std::shared_ptr<const RemoteMemory> memory;   // describes the peer's granted bytes; may be null
-  std::shared_ptr<std::atomic<uint64_t>> came;  // bytes received so far; may be null
-  int64_t deadline = 0;                         // by the clock of the exchange
+  std::shared_ptr<const RemoteMemory> memory;             // describes the peer's granted bytes; may be null
+  std::shared_ptr<std::atomic<uint64_t>> received_bytes;  // bytes received so far; may be null
+  int64_t deadline = 0;                                   // by the clock of the exchange
   Transport::Done done;
 };
 

@@ -96,7 +96,7 @@ void Transfers::Moved(uint64_t link, uint64_t number, uint64_t bytes, const absl
   if (PeerConnection* const connection = connections_.Find(link)) connection->bytes_queued -= bytes;
   Transfer& transfer = *transfers_.at(number);  // exists while a send reads its sources
   --transfer.sends;
-  if (status.ok() && transfer.came != nullptr) transfer.came->fetch_add(bytes);
+  if (status.ok() && transfer.received_bytes != nullptr) transfer.received_bytes->fetch_add(bytes);
   if (transfer.ended) {
     if (transfer.sends == 0) Finish(number);
   } else if (!status.ok()) {

@@ -37,10 +37,10 @@ struct Transfer {
   SpanList<std::byte> targets;
   SpanList<const std::byte> sources;
   Received received;
-  std::shared_ptr<std::atomic<uint64_t>> came;   // for a fetch; may be null
-  RemotePlaces places;                           // for a fetch by RDMA reads
-  std::vector<std::unique_ptr<RemoteKey>> keys;  // keys of the arenas
-  bool lent = false;                             // a loan that was not returned; the holder counts it in `sends`
+  std::shared_ptr<std::atomic<uint64_t>> received_bytes;  // for a fetch; may be null
+  RemotePlaces places;                                    // for a fetch by RDMA reads
+  std::vector<std::unique_ptr<RemoteKey>> keys;           // keys of the arenas
+  bool lent = false;  // a loan that was not returned; the holder counts it in `sends`
   int64_t ended_at = 0;
   uint64_t sent = 0;  // bytes given to UCX, or requested by RDMA
   int sends = 0;      // sends that read sources, and reads that write targets

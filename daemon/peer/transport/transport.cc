@@ -272,13 +272,13 @@ void Transport::Revoke(uint64_t number, std::function<void()> quiet) {
 
 uint64_t Transport::Fetch(const HostPort& peer, const Grant& grant, uint64_t offset, Spans targets, int64_t deadline,
                           Done done, std::shared_ptr<const RemoteMemory> memory,
-                          std::shared_ptr<std::atomic<uint64_t>> came) {
+                          std::shared_ptr<std::atomic<uint64_t>> received_bytes) {
   return thread_->Begin({.peer = peer,
                          .grant = grant,
                          .offset = offset,
                          .targets = std::move(targets),
                          .memory = std::move(memory),
-                         .came = std::move(came),
+                         .received_bytes = std::move(received_bytes),
                          .done = std::move(done)},
                         deadline);
 }

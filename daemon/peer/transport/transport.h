@@ -165,17 +165,17 @@ class Transport {
 
   // Called by the other side. Copies the granted bytes from `offset` into `targets`. `deadline` is in nanoseconds from
   // now (0: the default). `memory` is the owner's description of the bytes, if any; it is used if the connection
-  // supports RDMA reads. `came` is increased by the received bytes, message by message; may be null. Targets must be in
-  // memory of one type. `done` is called once, on the transport's thread, and must not block; targets are not accessed
-  // afterwards. RDMA reads in flight cannot be cancelled: `done` waits for them, at most `silence` longer than the
-  // deadline.
+  // supports RDMA reads. `received_bytes` is increased by the received bytes, message by message; may be null. Targets
+  // must be in memory of one type. `done` is called once, on the transport's thread, and must not block; targets are
+  // not accessed afterwards. RDMA reads in flight cannot be cancelled: `done` waits for them, at most `silence` longer
+  // than the deadline.
   //
   // Errors: RESOURCE_EXHAUSTED (too many queued requests), UNAVAILABLE (no connection, or it was lost),
   // DEADLINE_EXCEEDED, CANCELLED, PERMISSION_DENIED (unknown grant), and the owner's error. After an error any byte of
   // the targets may have changed. Returns a number for Cancel.
   uint64_t Fetch(const HostPort& peer, const Grant& grant, uint64_t offset, Spans targets, int64_t deadline, Done done,
                  std::shared_ptr<const RemoteMemory> memory = nullptr,
-                 std::shared_ptr<std::atomic<uint64_t>> came = nullptr);
+                 std::shared_ptr<std::atomic<uint64_t>> received_bytes = nullptr);
   // Ends a request soon, with CANCELLED unless it ended before. `done` is called as usual.
   void Cancel(uint64_t request);
   // Drops the state of all other peers, and closes connections that this side made to them, except peers with queued or
