@@ -27,7 +27,7 @@ constexpr size_t kConnections = 16;  // connections of each of the two users
 constexpr int kSubscribers = 8;
 constexpr int kThreads = 8 + kSubscribers;
 constexpr size_t kMemory = size_t{256} << 20;  // for messages in flight
-constexpr std::chrono::seconds kGoodbye{2};
+constexpr std::chrono::seconds kFinalReplyTimeout{2};
 
 grpc::Status ToGrpc(const absl::Status& status) {
   // The codes are the same numbers by design.
@@ -243,7 +243,7 @@ AdminServer::AdminServer(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 AdminServer::~AdminServer() {
   impl_->events.Stop();
   impl_->listener = nullptr;
-  impl_->server->Shutdown(std::chrono::system_clock::now() + kGoodbye);
+  impl_->server->Shutdown(std::chrono::system_clock::now() + kFinalReplyTimeout);
 }
 
 }  // namespace ashlar::daemon

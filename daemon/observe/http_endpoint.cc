@@ -15,33 +15,33 @@ namespace ashlar::daemon {
 namespace {
 
 // Adds a listener. An error names its configuration field.
-absl::Status AddListener(absl::string_view field, HttpServer::Door door, absl::StatusOr<Listener> listener,
+absl::Status AddListener(absl::string_view field, HttpServer::ListenerKind kind, absl::StatusOr<Listener> listener,
                          HttpServer::Options& options) {
   if (!listener.ok()) {
     return absl::Status(listener.status().code(), absl::StrCat(field, ": ", listener.status().message()));
   }
-  options.listeners.emplace_back(door, *std::move(listener));
+  options.listeners.emplace_back(kind, *std::move(listener));
   return absl::OkStatus();
 }
 
 // `named`: the TCP address also shows tenants' names.
 HttpServer::Routes RoutesOf(const Metrics& metrics, const Probes& probes, bool named) {
   return {{"/",
-           [&metrics](HttpServer::Door) {
+           [&metrics](HttpServer::ListenerKind) {
              return HttpReply{.body = metrics.board().Page(), .type = "text/html; charset=utf-8"};
            }},
           {"/healthz",
-           [alive = probes.alive](HttpServer::Door) {
+           [alive = probes.alive](HttpServer::ListenerKind) {
              if (alive()) return HttpReply{.body = "alive\n"};
              return HttpReply{.status = 503, .body = "the metadata thread does not respond\n"};
            }},
           {"/readyz",
-           [unready = probes.unready](HttpServer::Door) {
+           [unready = probes.unready](HttpServer::ListenerKind) {
              const std::string why = unready();
              return why.empty() ? HttpReply{.body = "ready\n"} : HttpReply{.status = 503, .body = why + "\n"};
            }},
-          {"/metrics", [&metrics, named](HttpServer::Door door) {
-             const bool names = named || door == HttpServer::Door::kUnix;
+          {"/metrics", [&metrics, named](HttpServer::ListenerKind kind) {
+             const bool names = named || kind == HttpServer::ListenerKind::kUnix;
              return HttpReply{.body = metrics.Text(names ? TenantLabel::kNamed : TenantLabel::kSummed),
                               .type = kMetricsType};
            }}};
@@ -56,14 +56,14 @@ absl::StatusOr<std::unique_ptr<HttpEndpoint>> HttpEndpoint::Start(const v1::Conf
   uint16_t port = 0;
   absl::Status status;
   if (!listen.metrics_address().empty()) {
-    status = AddListener("listen.metrics_address", HttpServer::Door::kTcp,
+    status = AddListener("listen.metrics_address", HttpServer::ListenerKind::kTcp,
                          ListenTcp(*ParseHostPort(listen.metrics_address()), kPortPatience), options);
     if (!status.ok()) return status;
     port = PortOf(options.listeners.back().second.fd.get());
   }
   if (!listen.metrics_socket().empty()) {
     const mode_t mode = listen.metrics_socket_access() == "group" ? 0660 : 0600;
-    status = AddListener("listen.metrics_socket", HttpServer::Door::kUnix,
+    status = AddListener("listen.metrics_socket", HttpServer::ListenerKind::kUnix,
                          Listen(listen.metrics_socket(), SOCK_STREAM, mode), options);
     if (!status.ok()) return status;
   }

@@ -24,8 +24,8 @@ using SteadyClock = std::chrono::steady_clock;
 
 // Returns the peer of a connection, among whom capacity is shared; for a local connection, the user if the kernel
 // reports it.
-std::string PeerName(HttpServer::Door door, int socket) {
-  if (door == HttpServer::Door::kTcp) return PeerAddress(socket);
+std::string PeerName(HttpServer::ListenerKind kind, int socket) {
+  if (kind == HttpServer::ListenerKind::kTcp) return PeerAddress(socket);
   const std::optional<ucred> peer = PeerOf(socket);
   return peer.has_value() ? absl::StrCat(peer->uid) : "";
 }
@@ -52,7 +52,7 @@ MHD_Response* MakeResponse(HttpReply reply) {
 // Only the server's thread uses this, except for `stopping`.
 struct HttpServer::Impl {
   struct Connection {
-    Door door;
+    ListenerKind kind;
     int socket;  // owned by libmicrohttpd, open as long as it is listed
     std::string peer;
     SteadyClock::time_point deadline;
@@ -92,8 +92,8 @@ struct HttpServer::Impl {
       const int count = epoll_wait(epoll.get(), events, std::size(events), WaitMillis());
       for (int i = 0; i < count; ++i) {
         if (events[i].data.u64 == kOther) continue;
-        auto& [door, listener] = options.listeners.at(events[i].data.u64);
-        AcceptSome(listener, [this, door = door](UniqueFd socket) { Admit(door, std::move(socket)); });
+        auto& [kind, listener] = options.listeners.at(events[i].data.u64);
+        AcceptSome(listener, [this, kind = kind](UniqueFd socket) { Admit(kind, std::move(socket)); });
       }
       MHD_run(http);
       for (Connection& connection : connections) {  // oldest first; all have the same timeout
@@ -112,12 +112,12 @@ struct HttpServer::Impl {
     return static_cast<int>(std::clamp<int64_t>(left.count(), 0, options.patience.count()));
   }
 
-  void Admit(Door door, UniqueFd socket) {
-    std::string peer = PeerName(door, socket.get());
+  void Admit(ListenerKind kind, UniqueFd socket) {
+    std::string peer = PeerName(kind, socket.get());
     if (std::ranges::count(connections, false, &Connection::cut) >= static_cast<ptrdiff_t>(kMaxConnections)) {
       CutOldestOfBusiestPeer();
     }
-    arriving = {door, socket.get(), std::move(peer), SteadyClock::now() + options.patience};
+    arriving = {kind, socket.get(), std::move(peer), SteadyClock::now() + options.patience};
     // Only the address family is used, to skip options that a Unix socket does not have.
     sockaddr_storage address{};
     socklen_t size = sizeof address;
@@ -154,7 +154,7 @@ struct HttpServer::Impl {
     auto& server = *static_cast<Impl*>(self);
     const MHD_ConnectionInfo* const info = MHD_get_connection_info(request, MHD_CONNECTION_INFO_SOCKET_CONTEXT);
     auto& connection = *static_cast<Connection*>(info->socket_context);
-    HttpReply reply = server.Answer(connection.door, path, method);
+    HttpReply reply = server.Answer(connection.kind, path, method);
     server.Charge(connection, reply.body.size());
     const auto status = static_cast<unsigned>(reply.status);
     MHD_Response* const response = MakeResponse(std::move(reply));
@@ -164,13 +164,13 @@ struct HttpServer::Impl {
     return queued;
   }
 
-  HttpReply Answer(Door door, absl::string_view path, absl::string_view method) const {
+  HttpReply Answer(ListenerKind kind, absl::string_view path, absl::string_view method) const {
     const auto route = routes.find(path);
     if (route == routes.end()) return {.status = MHD_HTTP_NOT_FOUND, .body = "no such path\n"};
     if (method != MHD_HTTP_METHOD_GET && method != MHD_HTTP_METHOD_HEAD) {
       return {.status = MHD_HTTP_METHOD_NOT_ALLOWED, .body = "GET and HEAD only\n"};
     }
-    return route->second(door);
+    return route->second(kind);
   }
 
   // Charges replies that wait in memory for slow readers.

@@ -29,9 +29,9 @@ class HttpServer {
  public:
   // The listener of a request. Anyone who reaches the TCP address may ask, for example every user of this machine. Mode
   // and directory of the Unix socket decide who may ask there.
-  enum class Door : uint8_t { kTcp, kUnix };
+  enum class ListenerKind : uint8_t { kTcp, kUnix };
   // Runs on the server's thread and blocks all other requests.
-  using Handler = std::function<HttpReply(Door)>;
+  using Handler = std::function<HttpReply(ListenerKind)>;
   // Handlers by path, for GET and HEAD. Other paths get 404, other methods 405.
   using Routes = std::map<std::string, Handler, std::less<>>;
 
@@ -42,7 +42,7 @@ class HttpServer {
   static constexpr size_t kMaxReplyBytes = 64 << 20;
 
   struct Options {
-    std::vector<std::pair<Door, Listener>> listeners;
+    std::vector<std::pair<ListenerKind, Listener>> listeners;
     // Longest lifetime of a connection, including its one reply.
     std::chrono::milliseconds patience{10'000};
   };

@@ -46,14 +46,17 @@ class HttpServerTest : public ::testing::Test {
   void Start(milliseconds patience = kForEver) {
     HttpServer::Options options;
     options.patience = patience;
-    options.listeners.emplace_back(HttpServer::Door::kTcp, *ListenTcp({"127.0.0.1", 0}));
-    options.listeners.emplace_back(HttpServer::Door::kUnix, *Listen(path(), SOCK_STREAM, 0666));
+    options.listeners.emplace_back(HttpServer::ListenerKind::kTcp, *ListenTcp({"127.0.0.1", 0}));
+    options.listeners.emplace_back(HttpServer::ListenerKind::kUnix, *Listen(path(), SOCK_STREAM, 0666));
     port_ = PortOf(options.listeners.front().second.fd.get());
     HttpServer::Routes routes = {
         {"/door",
-         [](HttpServer::Door door) { return HttpReply{.body = door == HttpServer::Door::kTcp ? "tcp\n" : "unix\n"}; }},
-        {"/broken", [](HttpServer::Door) { return HttpReply{.status = 503, .body = "no\n", .type = "text/x-why"}; }},
-        {"/large", [](HttpServer::Door) { return HttpReply{.body = std::string(kLarge, 'x')}; }},
+         [](HttpServer::ListenerKind kind) {
+           return HttpReply{.body = kind == HttpServer::ListenerKind::kTcp ? "tcp\n" : "unix\n"};
+         }},
+        {"/broken",
+         [](HttpServer::ListenerKind) { return HttpReply{.status = 503, .body = "no\n", .type = "text/x-why"}; }},
+        {"/large", [](HttpServer::ListenerKind) { return HttpReply{.body = std::string(kLarge, 'x')}; }},
     };
     auto server = HttpServer::Start(std::move(options), std::move(routes));
     Require(server.ok(), "HttpServer::Start");

@@ -66,7 +66,7 @@ struct RpcListener::Impl {
     UniqueFd given(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
     const ConnectionId id = next_id++;
     if (!given.valid() || !Watch(socket.get(), id, 0)) return;  // a hang-up is always reported
-    if (stranger && strangers.size() == kOfStrangers) {
+    if (stranger && strangers.size() == kMaxUnknownUserConnections) {
       shutdown(connections.at(*strangers.begin()).socket.get(), SHUT_RDWR);
       Erase(*strangers.begin());
     }

@@ -29,7 +29,7 @@ class RpcListener {
   static constexpr size_t kDescriptors = 2;
   static constexpr size_t kOfAStranger = 8;  // connections of one user without a tenant
   // connections of all users without a tenant; beyond that, the oldest is closed
-  static constexpr size_t kOfStrangers = 64;
+  static constexpr size_t kMaxUnknownUserConnections = 64;
 
   struct Options {
     std::map<uid_t, storage::TenantId> tenant_of_uid;

@@ -143,11 +143,11 @@ TEST_F(RpcListenerTest, TheNewestUnknownUserReplacesTheOldest) {
   Listen({{geteuid(), kTenant}}, 100);
   const UniqueFd engine = Connect(path_);
   std::vector<UniqueFd> held;
-  for (size_t i = 0; i < RpcListener::kOfStrangers; ++i) held.push_back(ConnectAs(1000 + i / 4, path_));
-  ASSERT_TRUE(Admits(1 + RpcListener::kOfStrangers));
+  for (size_t i = 0; i < RpcListener::kMaxUnknownUserConnections; ++i) held.push_back(ConnectAs(1000 + i / 4, path_));
+  ASSERT_TRUE(Admits(1 + RpcListener::kMaxUnknownUserConnections));
   EXPECT_FALSE(Closed(held[0]));
   const UniqueFd probe = ConnectAs(5000, path_);
-  ASSERT_TRUE(Admits(2 + RpcListener::kOfStrangers));
+  ASSERT_TRUE(Admits(2 + RpcListener::kMaxUnknownUserConnections));
   EXPECT_TRUE(Eventually([&] { return Closed(held[0]); })) << "the oldest gives way";
   EXPECT_FALSE(Closed(held[1]));
   EXPECT_FALSE(Closed(probe));

@@ -29,11 +29,12 @@ struct Bounds {
   size_t request_bytes;
   int calls_of_a_connection;  // concurrent calls; further ones wait in the client's gRPC
 };
-constexpr Bounds kOfATenant = {size_t{512} << 20, limits::kMaxRequestBytes, 1024};
-constexpr Bounds kOfStrangers = {size_t{16} << 20, 4096, 8};
-static_assert(kOfATenant.memory >= 8 * kOfATenant.request_bytes, "a tenant's engines do not wait for one another");
+constexpr Bounds kTenantLimits = {size_t{512} << 20, limits::kMaxRequestBytes, 1024};
+constexpr Bounds kUnknownUserLimits = {size_t{16} << 20, 4096, 8};
+static_assert(kTenantLimits.memory >= 8 * kTenantLimits.request_bytes,
+              "a tenant's engines do not wait for one another");
 // Time for the last replies. It is bounded, because the client of an unused connection does not read.
-constexpr storage::Nanos kGoodbye = 100'000'000;
+constexpr storage::Nanos kFinalReplyTimeout = 100'000'000;
 
 std::unique_ptr<grpc::Server> MakeServer(grpc::Service& service, const Bounds& bounds,
                                          const grpc::ResourceQuota& quota) {
@@ -49,14 +50,14 @@ std::unique_ptr<grpc::Server> MakeServer(grpc::Service& service, const Bounds& b
 }
 
 // State shared by the servers of one tenant's users.
-struct TenantFront {
-  TenantFront() { quota.Resize(kOfATenant.memory); }
+struct TenantResources {
+  TenantResources() { quota.Resize(kTenantLimits.memory); }
   TenantCalls calls;
   grpc::ResourceQuota quota{"rpc"};
 };
 
 // gRPC for the connections of one user, or of all unknown users. It does not listen: connections are passed to it.
-struct Front {
+struct UserServer {
   const Bounds* bounds = nullptr;
   const grpc::ResourceQuota* quota = nullptr;
   std::unique_ptr<grpc::Service> service;
@@ -68,30 +69,31 @@ struct Front {
 struct RpcServer::Impl {
   // Services are created before any of gRPC's threads, which might not see a service that is passed to them later.
   Impl(const std::map<uid_t, storage::TenantId>& tenant_of_uid, EngineService& service, Metrics& metrics) {
-    strangers_quota.Resize(kOfStrangers.memory);
+    strangers_quota.Resize(kUnknownUserLimits.memory);
     // Unknown users get only the health service.
-    strangers = {&kOfStrangers, &strangers_quota, std::make_unique<v1::Cache::CallbackService>()};
+    strangers = {&kUnknownUserLimits, &strangers_quota, std::make_unique<v1::Cache::CallbackService>()};
     for (const auto& [user, tenant] : tenant_of_uid) {
-      TenantFront& shared = tenants[tenant];
-      fronts[user] = {&kOfATenant, &shared.quota, MakeCacheService(service, metrics, calls, shared.calls, user)};
+      TenantResources& shared = tenants[tenant];
+      user_servers[user] = {&kTenantLimits, &shared.quota,
+                            MakeCacheService(service, metrics, calls, shared.calls, user)};
     }
   }
 
   void Admit(UniqueFd socket, uid_t user) {
     MutexLock lock(mutex);
-    const auto found = fronts.find(user);
-    Front& front = found == fronts.end() ? strangers : found->second;
-    if (!Open(front)) return;
-    grpc::AddInsecureChannelFromFd(front.server.get(), socket.Release());
+    const auto found = user_servers.find(user);
+    UserServer& user_server = found == user_servers.end() ? strangers : found->second;
+    if (!Open(user_server)) return;
+    grpc::AddInsecureChannelFromFd(user_server.server.get(), socket.Release());
   }
 
   // Returns false if gRPC cannot create a server.
-  bool Open(Front& front) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
-    if (front.server != nullptr) return true;
-    front.server = MakeServer(*front.service, *front.bounds, *front.quota);
-    if (front.server == nullptr) return false;
-    SetHealth(*front.server);
-    if (stopping) front.server->GetHealthCheckService()->Shutdown();
+  bool Open(UserServer& user_server) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
+    if (user_server.server != nullptr) return true;
+    user_server.server = MakeServer(*user_server.service, *user_server.bounds, *user_server.quota);
+    if (user_server.server == nullptr) return false;
+    SetHealth(*user_server.server);
+    if (stopping) user_server.server->GetHealthCheckService()->Shutdown();
     return true;
   }
 
@@ -106,22 +108,22 @@ struct RpcServer::Impl {
   std::vector<grpc::Server*> Servers() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::vector<grpc::Server*> servers;
     if (strangers.server != nullptr) servers.push_back(strangers.server.get());
-    for (const auto& [user, front] : fronts) {
-      if (front.server != nullptr) servers.push_back(front.server.get());
+    for (const auto& [user, user_server] : user_servers) {
+      if (user_server.server != nullptr) servers.push_back(user_server.server.get());
     }
     return servers;
   }
 
   CallsUnderWay calls;
-  std::map<storage::TenantId, TenantFront> tenants;  // a node-based map, because services refer to its elements
+  std::map<storage::TenantId, TenantResources> tenants;  // a node-based map, because services refer to its elements
   grpc::ResourceQuota strangers_quota{"rpc"};
 
   Mutex mutex;
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool serving ABSL_GUARDED_BY(mutex) = true;
   std::map<std::string, bool> services ABSL_GUARDED_BY(mutex);  // besides the daemon's own
-  Front strangers ABSL_GUARDED_BY(mutex);
-  std::map<uid_t, Front> fronts ABSL_GUARDED_BY(mutex);  // fronts of tenants' users
+  UserServer strangers ABSL_GUARDED_BY(mutex);
+  std::map<uid_t, UserServer> user_servers ABSL_GUARDED_BY(mutex);  // of tenants' users
 
   std::unique_ptr<RpcListener> listener;
 };
@@ -184,10 +186,10 @@ void RpcServer::Stop(storage::Nanos grace) {
     MutexLock lock(impl_->mutex);
     servers = impl_->Servers();
   }
-  const auto goodbye = std::chrono::system_clock::now() + std::chrono::nanoseconds(kGoodbye);
+  const auto goodbye = std::chrono::system_clock::now() + std::chrono::nanoseconds(kFinalReplyTimeout);
   for (grpc::Server* server : servers) server->Shutdown(goodbye);
   MutexLock lock(impl_->mutex);  // the loop may be updating their health
-  impl_->fronts.clear();
+  impl_->user_servers.clear();
   impl_->strangers.server = nullptr;  // ended before the service that it calls
   impl_->strangers = {};
 }

@@ -21,8 +21,8 @@ struct Slot {
 };
 
 // The state after the first `tokens` slots after `start`.
-Matrix StateBehind(const LinearShape& shape, const StateView& start, const TokenBuffer& buffer, int32_t tokens,
-                   int32_t h) {
+Matrix StateAfter(const LinearShape& shape, const StateView& start, const TokenBuffer& buffer, int32_t tokens,
+                  int32_t h) {
   Matrix state = start.heads == nullptr ? Matrix(shape.d_k, shape.d_v) : ReadState(shape, start, h);
   std::vector<double> write(static_cast<size_t>(shape.d_v));
   for (int32_t t = 0; t < tokens; ++t) {
@@ -54,7 +54,7 @@ void Decode(const LinearShape& shape, const BufferedRequest& request, const Toke
             int32_t tokens, float* out, int64_t out_stride) {
   std::vector<double> writes(static_cast<size_t>(shape.d_v));
   for (int32_t h = 0; h < shape.heads; ++h) {
-    Matrix state = StateBehind(shape, StartOf(request), request.buffer, request.buffer.filled, h);
+    Matrix state = StateAfter(shape, StartOf(request), request.buffer, request.buffer.filled, h);
     for (int32_t t = 0; t < tokens; ++t) {
       const Token token(shape, inputs, first + t, h);
       Advance(shape, token, h, token.v, state, writes.data());
@@ -84,7 +84,7 @@ void VerifyDrafts(const VerifyDraftsArgs& args) {
 
 void RebuildState(const RebuildStateArgs& args) {
   for (int32_t h = 0; h < args.shape.heads; ++h) {
-    const Matrix state = StateBehind(args.shape, args.request.state, args.request.buffer, args.tokens, h);
+    const Matrix state = StateAfter(args.shape, args.request.state, args.request.buffer, args.tokens, h);
     WriteState(args.shape, state, h, args.target);
   }
 }

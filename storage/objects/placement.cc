@@ -31,7 +31,7 @@ bool Placement::Reserve(Entry& entry, size_t level, uint64_t extents) {
 void Placement::Written(Entry& entry, size_t level) {
   const uint64_t extents = entry.header.Extents();
   Copy& copy = entry.copies[level];
-  if (Slot spare = copy.slot.CutBehind(extents); !spare.runs.empty()) {
+  if (Slot spare = copy.slot.SplitAfter(extents); !spare.runs.empty()) {
     levels_[level].Free(entry.pool, std::move(spare));
   }
   copy.source = static_cast<uint8_t>(level);

@@ -51,7 +51,7 @@ uint64_t Slot::Extents() const {
   return extents;
 }
 
-Slot Slot::CutBehind(uint64_t extents) {
+Slot Slot::SplitAfter(uint64_t extents) {
   Slot rest{.tenant = tenant};
   std::vector<ExtentRun> kept;
   for (const ExtentRun& run : runs) {

@@ -316,13 +316,13 @@ TEST(Slot, CanBeCutAfterAnyExtent) {
   const Slot whole{.tenant = 3, .runs = {{0, 4, 2}, {1, 0, 1}, {0, 9, 3}}};
   for (uint64_t extents = 0; extents <= 8; ++extents) {
     Slot kept = whole;
-    const Slot rest = kept.CutBehind(extents);
+    const Slot rest = kept.SplitAfter(extents);
     EXPECT_EQ(rest.tenant, 3u);
     EXPECT_EQ(kept.Extents(), std::min<uint64_t>(extents, 6));
     EXPECT_EQ(kept.Extents() + rest.Extents(), 6u);
   }
   Slot kept = whole;
-  EXPECT_EQ(kept.CutBehind(4).runs, (std::vector<ExtentRun>{{0, 10, 2}}));
+  EXPECT_EQ(kept.SplitAfter(4).runs, (std::vector<ExtentRun>{{0, 10, 2}}));
   EXPECT_EQ(kept.runs, (std::vector<ExtentRun>{{0, 4, 2}, {1, 0, 1}, {0, 9, 1}}));
 }
 

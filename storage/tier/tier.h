@@ -28,7 +28,7 @@ struct Slot {
   std::vector<ExtentRun> runs;
   uint64_t Extents() const;
   // Keeps the first `extents`, and returns the rest as another slot.
-  Slot CutBehind(uint64_t extents);
+  Slot SplitAfter(uint64_t extents);
 };
 
 struct TierUsage {

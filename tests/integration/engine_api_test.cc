@@ -415,7 +415,7 @@ TEST(EngineApiOnPrefixes, ATextIsCommittedAndResumed) {
   EXPECT_TRUE(request.plan().exact);
   std::vector<float> state(4 * 32 * 24, -1);
   ASSERT_GOOD(request.Advance({.layer = 0, .begin = 0, .end = 603, .state = {.data = state.data()}}));
-  const std::string expected = test.StateBehind(text, 0);
+  const std::string expected = test.StateAfter(text, 0);
   EXPECT_EQ(std::memcmp(state.data(), expected.data(), expected.size()), 0);
   ASSERT_GOOD(request.Finish());
   test.ExpectResumed(*engine::Access::Of(request)->match().get(), asked.tokens, kPoison);

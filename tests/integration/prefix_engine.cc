@@ -127,7 +127,7 @@ void PrefixEngine::ExpectStates(const Match& match, const Tokens& prompt) const 
   }
 }
 
-std::string PrefixEngine::StateBehind(const Tokens& text, uint32_t layer) const {
+std::string PrefixEngine::StateAfter(const Tokens& text, uint32_t layer) const {
   std::vector<float> state(kDk * kDv);
   ContentOf(text, layer, PartForm::kState, shape().shard.rank).Write(state.data(), 0, state.size());
   return std::string(reinterpret_cast<const char*>(state.data()), state.size() * sizeof(float));

@@ -50,7 +50,7 @@ class PrefixEngine : public TestEngine {
 
   // The bytes of a token's row of values, and of the first head's state after a text, to search for in memory.
   std::string ValuesAt(const Tokens& text, uint64_t token, uint32_t layer) const;
-  std::string StateBehind(const Tokens& text, uint32_t layer) const;
+  std::string StateAfter(const Tokens& text, uint32_t layer) const;
 
  private:
   // Calls `row(target, form, floats, content)` for keys and values of each of the first `count` tokens.

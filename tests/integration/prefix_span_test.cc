@@ -198,7 +198,7 @@ TEST_F(PrefixSpan, TheDaemonRebuildsWithTheSameBits) {
   ASSERT_EQ(rebuilt.reason(), MissReason::kNone);
   const std::vector<float> expected = engine.Rebuilt(match, 2);
   EXPECT_EQ(std::memcmp(state, expected.data(), expected.size() * sizeof(float)), 0);
-  const std::string before = engine.StateBehind(First(text_, 600), 2);
+  const std::string before = engine.StateAfter(First(text_, 600), 2);
   EXPECT_NE(std::memcmp(state, before.data(), before.size()), 0) << "the tokens count";
 }
 

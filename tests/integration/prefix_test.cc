@@ -156,7 +156,7 @@ TEST_F(Prefix, TheDaemonComposesFromItsStates) {
     return engine.model().Advance(&match, {.layer = 2, .steps = steps, .region = engine.region(), .state = {state}});
   };
   ASSERT_EQ(advance({{.segment = prefix}}).reason(), MissReason::kNone);
-  const std::string expected = engine.StateBehind(first_, 2);
+  const std::string expected = engine.StateAfter(first_, 2);
   EXPECT_EQ(std::memcmp(engine.StatePlace(), expected.data(), expected.size()), 0);
   const Composition both = advance({{.segment = prefix}, {.segment = segment}});
   EXPECT_EQ(both.reason(), MissReason::kNone);
@@ -241,7 +241,7 @@ TEST_F(Prefix, ACorruptStateIsMissedAndDropped) {
   Keep(engine, first_, {200});
   const Tokens more = Join(first_, MakeRun(5, 40));
   const Match match = engine.Lookup(more);
-  ASSERT_EQ(FlipInArenas(daemon_.pid(), engine.StateBehind(first_, 2)), 1);
+  ASSERT_EQ(FlipInArenas(daemon_.pid(), engine.StateAfter(first_, 2)), 1);
   EXPECT_THAT(engine.LandPrefix(match).Wait(kPatience), ElementsAre(MissReason::kChecksumFailed));
   engine.ExpectResumes(engine.Lookup(more), more, 200);
 }

@@ -63,7 +63,7 @@ void Driver::Composed(LandingId number, const storage::CompositionVerdict& verdi
   Trace(static_cast<uint64_t>(verdict.outcome));
   if (verdict.outcome == MissReason::kNone) {
     Reach(Event::kComposed);
-    if (!IsAlmost(*composing.state, StateBehind(composing.layer, composing.texts))) {
+    if (!IsAlmost(*composing.state, StateAfter(composing.layer, composing.texts))) {
       Fail("a state is not what its interiors make of it");
     }
     return;

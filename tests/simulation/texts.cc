@@ -28,7 +28,7 @@ const std::byte* TensorOf(const Text& text, uint32_t layer, PartForm form) {
   std::abort();
 }
 
-std::vector<float> ComputeStateBehind(uint32_t layer, const std::vector<Text>& texts) {
+std::vector<float> ComputeStateAfter(uint32_t layer, const std::vector<Text>& texts) {
   const kernels::LinearShape shape = storage::TestShape();
   const auto heads = static_cast<size_t>(shape.heads);
   const auto transition = static_cast<size_t>(shape.d_k) * shape.d_k,
@@ -89,7 +89,7 @@ std::vector<float> StateBefore() {
   return std::vector<float>(static_cast<size_t>(shape.heads) * shape.d_k * shape.d_v, 0.5f);
 }
 
-const std::vector<float>& StateBehind(uint32_t layer, const std::vector<Text>& texts) {
+const std::vector<float>& StateAfter(uint32_t layer, const std::vector<Text>& texts) {
   using Name = std::pair<uint32_t, std::vector<Text>>;
   struct Known {
     Mutex mutex;
@@ -101,7 +101,7 @@ const std::vector<float>& StateBehind(uint32_t layer, const std::vector<Text>& t
     if (const auto found = known.states.find({layer, texts}); found != known.states.end()) return found->second;
   }
   std::vector<float> behind =
-      ComputeStateBehind(layer, texts);  // declared outside, because other threads may need others
+      ComputeStateAfter(layer, texts);  // declared outside, because other threads may need others
   MutexLock lock(known.mutex);
   return known.states.emplace(Name(layer, texts), std::move(behind)).first->second;
 }

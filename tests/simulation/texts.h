@@ -39,6 +39,6 @@ storage::PublishSource SourceOf(const Text& text, uint64_t publish);
 // All heads' states of a linear layer before a composition; and the expected states after composing the texts'
 // interiors in order, computed by the reference from what was published.
 std::vector<float> StateBefore();
-const std::vector<float>& StateBehind(uint32_t layer, const std::vector<Text>& texts);
+const std::vector<float>& StateAfter(uint32_t layer, const std::vector<Text>& texts);
 
 }  // namespace ashlar::simulation

@@ -17,7 +17,7 @@ absl::StatusOr<Slot> FaultyTier::Allocate(TenantId tenant, uint64_t extents) {
   if (bug_ == Bug::kSharesExtents && last_ && last_->tenant == tenant && last_->Extents() >= extents &&
       random_() % 4 == 0) {
     Slot again = *last_;
-    (void)again.CutBehind(extents);
+    (void)again.SplitAfter(extents);
     for (const ExtentRun& run : again.runs) {
       for (uint32_t i = 0; i < run.count; ++i) ++shared_[{run.arena, run.first + i}];
     }

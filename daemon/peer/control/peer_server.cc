@@ -26,7 +26,7 @@ using Context = grpc::CallbackServerContext;
 using Reactor = grpc::ServerUnaryReactor;
 
 constexpr int kHandshakeMillis = 10'000;
-constexpr size_t kMemory = size_t{256} << 20;  // for messages in flight of all peers
+constexpr size_t kMaxInFlightMessageBytes = size_t{256} << 20;  // for messages in flight of all peers
 
 grpc::Status ToGrpc(const absl::Status& status) {
   // The codes are the same numbers by design.
@@ -412,7 +412,7 @@ bool PeerServer::Impl::MakeServer() {
   builder.AddChannelArgument(GRPC_ARG_MAX_CONCURRENT_STREAMS, kCallsOfAPeer + 1);  // one is its greeting
   // The limit on messages applies to compressed bytes, and expansion may enlarge them a thousand times.
   builder.AddChannelArgument(GRPC_ARG_ENABLE_PER_MESSAGE_DECOMPRESSION, 0);
-  builder.SetResourceQuota(grpc::ResourceQuota("peers").Resize(kMemory));
+  builder.SetResourceQuota(grpc::ResourceQuota("peers").Resize(kMaxInFlightMessageBytes));
   acceptor = builder.experimental().AddExternalConnectionAcceptor(
       grpc::ServerBuilder::experimental_type::ExternalConnectionType::FROM_FD,
       tls != nullptr ? tls->OfServer() : grpc::InsecureServerCredentials());

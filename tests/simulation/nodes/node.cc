@@ -26,7 +26,7 @@ absl::StatusOr<Slot> LentTier::Allocate(TenantId tenant, uint64_t extents) {
   if (bug_ == Bug::kSharesExtents && last_ && last_->tenant == tenant && last_->Extents() >= extents &&
       schedule_.Chance(25)) {
     Slot again = *last_;
-    (void)again.CutBehind(extents);
+    (void)again.SplitAfter(extents);
     for (const storage::ExtentRun& run : again.runs) {
       for (uint32_t i = 0; i < run.count; ++i) ++shared_[{run.arena, run.first + i}];
     }
