@@ -87,9 +87,11 @@ absl::Status CacheState::CheckStaging() {
   if (region.memory() != kernels::MemoryKind::kDevice) return absl::OkStatus();
   const absl::StatusOr<Staging::Held> held = staging.Hold(1);
   if (held.ok()) return absl::OkStatus();
-  return absl::Status(
-      held.status().code(),
-      absl::StrCat("memory.gpu: states are handed over in the processor's memory: ", held.status().message()));
+  const char* const refused = absl::IsFailedPrecondition(held.status())
+                                  ? ", which this GPU's hbm tier excludes; remove the hbm tier or use host memory: "
+                                  : ", which the daemon could not provide: ";
+  return absl::Status(held.status().code(),
+                      absl::StrCat("memory.gpu: states are staged in host memory", refused, held.status().message()));
 }
 
 absl::Status CacheState::CheckSharing(const Memory& memory) const {

@@ -29,7 +29,8 @@ void CutRun(uint64_t begin, uint64_t end, std::span<const StateCopy>& copies, st
 
 Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const LayerAdvance& advance,
                 std::vector<ChainPiece>& pieces) {
-  if (advance.end < advance.begin) return Invalid("advance.end: less than advance.begin");
+  if (advance.end < advance.begin)
+    return Invalid("advance.end: ", advance.end, "; expected at least advance.begin, ", advance.begin);
   std::span<const StateCopy> copies(advance.copies, advance.copy_count);
   for (size_t i = 0; i < copies.size(); ++i) {
     const uint64_t before = i == 0 ? advance.begin : copies[i - 1].position;
@@ -53,7 +54,11 @@ Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const Layer
     if (begin != step.begin || end != step.end) {
       return Invalid("advance: [", advance.begin, ", ", advance.end, ") cuts steps[", i, "], which is cached");
     }
-    if (!copies.empty() && copies.front().position < end) return Invalid("advance.copies: inside steps[", i, "]");
+    if (!copies.empty() && copies.front().position < end) {
+      return Invalid("advance.copies[", &copies.front() - advance.copies, "].position: ", copies.front().position,
+                     " is inside cached steps[", i, "] [", begin, ", ", end,
+                     "); expected a position outside cached steps");
+    }
     const bool copied = !copies.empty() && copies.front().position == end;
     pieces.push_back({.cached = &step, .step = i, .copy = copied ? &copies.front().state : nullptr});
     if (copied) copies = copies.subspan(1);
@@ -72,8 +77,8 @@ Status CutChain(std::span<const Step> steps, uint64_t prompt_tokens, const Layer
 
 Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool outputs, const std::string& field) {
   if (!(rows.norm_epsilon >= 0) || std::isinf(rows.norm_epsilon))
-    return Invalid(field, ".norm_epsilon: expected a finite number, 0 or more");
-  if (!std::isfinite(rows.q_scale)) return Invalid(field, ".q_scale: not finite");
+    return Invalid(field, ".norm_epsilon: ", rows.norm_epsilon, "; expected a finite number, 0 or more");
+  if (!std::isfinite(rows.q_scale)) return Invalid(field, ".q_scale: ", rows.q_scale, "; expected a finite number");
   if (rows.tokens == 0) return {};
   if (rows.k == nullptr) return Invalid(field, ".k: null");
   if (rows.v == nullptr) return Invalid(field, ".v: null");
@@ -132,8 +137,8 @@ Status CheckAlone(const LinearLayer& layer, const AloneLayer& alone) {
     return Invalid("alone.inputs.tokens: ", alone.inputs.tokens, "; the run has ", run.token_count);
   }
   if (run.capture_begin > run.capture_end || run.capture_end > run.token_count) {
-    return Invalid("alone.run.capture_end: [", run.capture_begin, ", ", run.capture_end, ") of ", run.token_count,
-                   " tokens");
+    return Invalid("alone.run.capture_end: [", run.capture_begin, ", ", run.capture_end,
+                   "); expected capture_begin <= capture_end <= ", run.token_count);
   }
   if (alone.decay != nullptr && layer.transition != TransitionForm::kDense) {
     return Invalid("alone.decay: expected null; this family's transitions are decays already");

@@ -37,7 +37,7 @@ Status RequestPages::Claim() {
     case Quarantine::Claimed::kUnresolved:
       return Pending();
     case Quarantine::Claimed::kTaken:
-      return MakeStatus(Code::kFailedPrecondition, "the pages have come back as quiet pages");
+      return MakeStatus(Code::kFailedPrecondition, "TakeQuiescedPages has already returned the pages");
     case Quarantine::Claimed::kQuiesced:
       break;
   }

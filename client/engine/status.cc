@@ -26,6 +26,8 @@ Status ToStatus(const absl::Status& status) {
       return MakeStatus(static_cast<Code>(status.code()), status.message());
     case absl::StatusCode::kDeadlineExceeded:
       return MakeStatus(Code::kUnavailable, status.message());
+    case absl::StatusCode::kInternal:
+      return MakeStatus(Code::kInternal, status.message());
     default:
       return MakeStatus(Code::kInternal, status.ToString());
   }

@@ -38,9 +38,9 @@ absl::StatusOr<v1::CommitRequest> DescribeText(const CommitParts& text, const La
   v1::CommitRequest request;
   request.set_model(binding.model->id());
   request.set_tokens(PackTokens(text.tokens));
-  if (!internal::FitsProtocol(text.media, text.salt, binding.connection->protocol())) {
-    return absl::UnavailableError(
-        "media, salt: too many media, or not supported by this daemon's protocol version; upgrade the daemon");
+  if (const absl::Status fits = internal::CheckProtocol("text", text.media, text.salt, binding.connection->protocol());
+      !fits.ok()) {
+    return absl::UnavailableError(fits.message());  // the sources are valid: kUnavailable, not kBadSource
   }
   request.set_media(PackMedia(text.media));
   request.set_salt(PackSalt(text.salt));

@@ -19,7 +19,7 @@ constexpr std::chrono::seconds kOtherNodesAnswer{6};
 
 HandoffOutcome Model::Handoff(const CommitParts& text, const std::string& node, std::chrono::milliseconds wait) {
   const absl::StatusOr<internal::ModelBinding> binding = Bind();
-  if (!binding.ok() || !internal::FitsProtocol(text.media, text.salt, binding->connection->protocol())) {
+  if (!binding.ok() || !internal::CheckProtocol("text", text.media, text.salt, binding->connection->protocol()).ok()) {
     return HandoffOutcome::kUnavailable;
   }
   v1::HandOffRequest request;

@@ -21,7 +21,8 @@ std::optional<MatchAndLanding> Model::TryLookupAndLand(const Prompt& prompt, std
                                                        std::span<const uint32_t> group_pages) {
   const internal::Deadline deadline = reconnector_->CallDeadline();
   const absl::StatusOr<internal::ModelBinding> binding = Bind();
-  if (!binding.ok() || binding->pages == nullptr || !internal::FitsMessage(prompt, binding->connection->protocol()))
+  if (!binding.ok() || binding->pages == nullptr ||
+      !internal::CheckMessage(prompt, binding->connection->protocol()).ok())
     return std::nullopt;
   internal::Connection& connection = *binding->connection;
   if (!connection.looks_up_and_lands()) return std::nullopt;

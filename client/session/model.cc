@@ -34,11 +34,7 @@ absl::StatusOr<v1::MatchReply> AskMatch(const ModelBinding& binding, bool uses_p
   request.set_session(binding.connection->session());
   request.set_model(binding.model->id());
   for (const Prompt& prompt : prompts) {
-    if (!internal::FitsMessage(prompt, binding.connection->protocol())) {
-      return absl::InvalidArgumentError(
-          "prompt: too large, or its media or salt are not supported by this daemon's protocol version; upgrade the "
-          "daemon");
-    }
+    if (absl::Status fits = internal::CheckMessage(prompt, binding.connection->protocol()); !fits.ok()) return fits;
     v1::Prompt& asked = *request.add_prompts();
     internal::Describe(prompt, uses_prefixes, asked);
     asked.set_needed_in_ns(prompt.needed_in.count());
@@ -63,11 +59,8 @@ absl::StatusOr<std::vector<Reservation>> AskReserve(const ModelBinding& binding,
   request.set_session(binding.connection->session());
   request.set_model(binding.model->id());
   for (const ObjectRun& run : runs) {
-    if (!internal::FitsProtocol(run.media, run.salt, binding.connection->protocol())) {
-      return absl::InvalidArgumentError(
-          "runs: too many media, or media or salt are not supported by this daemon's protocol version; upgrade the "
-          "daemon");
-    }
+    absl::Status fits = internal::CheckProtocol("run", run.media, run.salt, binding.connection->protocol());
+    if (!fits.ok()) return fits;
     v1::ObjectName* name = request.add_objects();
     name->set_kind(static_cast<uint32_t>(run.kind));
     name->set_tokens(PackTokens(run.tokens));

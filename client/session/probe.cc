@@ -12,9 +12,7 @@ absl::StatusOr<std::vector<NodeProbe>> Client::Probe(const ProbedModel& model, c
   if (absl::Status status = reconnector_->CheckProcess(); !status.ok()) return status;
   const absl::StatusOr<std::shared_ptr<internal::Connection>> connection = reconnector_->connection();
   if (!connection.ok()) return connection.status();
-  if (!internal::FitsMessage(prompt, (*connection)->protocol())) {
-    return absl::InvalidArgumentError("prompt: too long, or the daemon is too old for its media or salt");
-  }
+  if (absl::Status fits = internal::CheckMessage(prompt, (*connection)->protocol()); !fits.ok()) return fits;
   v1::ProbeRequest request;
   request.set_session((*connection)->session());
   request.set_ns(model.ns);

@@ -4,19 +4,33 @@
 #include <sys/random.h>
 
 #include "ashlar/v1/cache.pb.h"
+#include "proto/invalid.h"
 #include "proto/limits.h"
 #include "proto/tokens.h"
 
 namespace ashlar::internal {
 
-bool FitsMessage(const Prompt& prompt, uint32_t protocol) {
-  return prompt.tokens.size() <= limits::kMaxPromptTokens && prompt.segment_lengths.size() <= limits::kMaxSegments &&
-         FitsProtocol(prompt.media, prompt.salt, protocol);
+absl::Status CheckProtocol(absl::string_view name, std::span<const MediaHash> media, const Salt& salt,
+                           uint32_t protocol) {
+  const auto upgrade = [&](const char* field, uint32_t needed) {
+    return Invalid(name, ".", field, ": needs protocol ", needed, ", the daemon has ", protocol,
+                   "; upgrade the daemon");
+  };
+  if (media.size() > limits::kMaxMedia)
+    return Invalid(name, ".media: ", media.size(), " entries; expected at most ", limits::kMaxMedia);
+  if (!media.empty() && protocol < limits::kProtocolWithMedia) return upgrade("media", limits::kProtocolWithMedia);
+  if (salt != Salt{} && protocol < limits::kProtocolWithSalt) return upgrade("salt", limits::kProtocolWithSalt);
+  return absl::OkStatus();
 }
 
-bool FitsProtocol(std::span<const MediaHash> media, const Salt& salt, uint32_t protocol) {
-  return media.size() <= limits::kMaxMedia && (media.empty() || protocol >= limits::kProtocolWithMedia) &&
-         (salt == Salt{} || protocol >= limits::kProtocolWithSalt);
+absl::Status CheckMessage(const Prompt& prompt, uint32_t protocol) {
+  if (prompt.tokens.size() > limits::kMaxPromptTokens)
+    return Invalid("prompt.tokens: ", prompt.tokens.size(), " tokens; expected at most ", limits::kMaxPromptTokens);
+  if (prompt.segment_lengths.size() > limits::kMaxSegments) {
+    return Invalid("prompt.segment_lengths: ", prompt.segment_lengths.size(), " segments; expected at most ",
+                   limits::kMaxSegments);
+  }
+  return CheckProtocol("prompt", prompt.media, prompt.salt, protocol);
 }
 
 void Describe(const Prompt& prompt, bool uses_prefixes, v1::Prompt& message) {

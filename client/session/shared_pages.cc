@@ -82,7 +82,7 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
   const Deadline deadline = reconnector_->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = Bind();
   if (!binding.ok() || binding->pages_missing) return {};
-  if (binding->pages == nullptr || !internal::FitsMessage(prompt, binding->connection->protocol()))
+  if (binding->pages == nullptr || !internal::CheckMessage(prompt, binding->connection->protocol()).ok())
     return {.outcome = AdmitOutcome::kInvalid};
   std::shared_ptr<const void> counted = opened_->CountRequest(binding->connection->generation());
   if (counted == nullptr) return {.outcome = AdmitOutcome::kOldRequests};

@@ -189,10 +189,12 @@ absl::Status CheckMemory(absl::string_view field, const Memory& memory) {
   if (memory.capacity_bytes() > kMaxMemoryBytes)
     return Invalid(field, ".capacity_bytes: out of range; expected at most ", kMaxMemoryBytes);
   if (memory.arena_bytes() % limits::kExtentBytes != 0) {
-    return Invalid(field, ".arena_bytes: must be a multiple of the extent, ", limits::kExtentBytes, " bytes");
+    return Invalid(field, ".arena_bytes: ", memory.arena_bytes(), "; expected a multiple of the extent, ",
+                   limits::kExtentBytes, " bytes");
   }
   if (memory.arena_bytes() > memory.capacity_bytes()) {
-    return Invalid(field, ".arena_bytes: larger than ", field, ".capacity_bytes");
+    return Invalid(field, ".arena_bytes: ", memory.arena_bytes(), "; expected at most ", field, ".capacity_bytes, ",
+                   memory.capacity_bytes());
   }
   return absl::OkStatus();
 }
@@ -224,7 +226,8 @@ absl::Status CheckTiers(const v1::Config& config) {
   if (ssd.folder().find('\0') != std::string::npos) return Invalid("ssd.folder: contains a zero byte");
   if (ssd.folder().empty() && ssd.capacity_bytes() > 0) return Invalid("ssd.folder: required with ssd.capacity_bytes");
   if (!ssd.folder().empty() && ssd.capacity_bytes() < limits::kExtentBytes) {
-    return Invalid("ssd.capacity_bytes: must be at least one extent, ", limits::kExtentBytes, " bytes");
+    return Invalid("ssd.capacity_bytes: ", ssd.capacity_bytes(), "; expected at least one extent, ",
+                   limits::kExtentBytes, " bytes");
   }
   if (ssd.capacity_bytes() > kMaxMemoryBytes)
     return Invalid("ssd.capacity_bytes: out of range; expected at most ", kMaxMemoryBytes);
@@ -353,8 +356,8 @@ absl::Status CheckBounds(const v1::Config& config) {
     if (config.tenants(i).max_landings() > kMaxQueueDepth)
       return Invalid("tenants[", i, "].max_landings: out of range; expected at most ", kMaxQueueDepth);
     if (config.tenants(i).landing_bytes() < kLeastLandingBytes) {
-      return Invalid("tenants[", i, "].landing_bytes: too small; expected at least ", kLeastLandingBytes,
-                     " bytes, which is one landing");
+      return Invalid("tenants[", i, "].landing_bytes: ", config.tenants(i).landing_bytes(), "; expected at least ",
+                     kLeastLandingBytes, " bytes, which is one landing");
     }
     if (config.tenants(i).landing_bytes() > kMaxMemoryBytes)
       return Invalid("tenants[", i, "].landing_bytes: out of range; expected at most ", kMaxMemoryBytes);

@@ -64,7 +64,7 @@ TEST(GpuConfig, ErrorsNameTheField) {
       {"gpu: [{device: 0}, {device: 1}]\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 1GiB, device: 0}]\n",
        "hbm[1].device: GPU 0 already has an hbm tier; expected one entry per GPU"},
       {"gpu: [{device: 0}, {device: 1}]\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 1MiB, arena_bytes: 2MiB}]\n",
-       "hbm[1].arena_bytes: larger than hbm[1].capacity_bytes"},
+       "hbm[1].arena_bytes: 2097152; expected at most hbm[1].capacity_bytes, 1048576"},
       {"gpu: [{device: 0}, {device: 1}]\nhbm: [{capacity_bytes: 1GiB}, {capacity_bytes: 2GiB}]\n"
        "tenants: [{name: a, uids: [1], dram_bytes: 1GiB, hbm_bytes: 2GiB}]\n",
        "tenants[0].hbm_bytes: the tenants' budgets together exceed hbm[0].capacity_bytes"},

@@ -62,7 +62,7 @@ TEST_F(AnnouncerTest, AnnouncesGpuOfCopy) {
 
 TEST_F(AnnouncerTest, AnnouncesNoGpuWithoutConfiguredGpu) {
   EXPECT_EQ(Resides({.nearest = TierKind::kHbm, .level = 1}), TierKind::kHbm);
-  EXPECT_EQ(TheGpu(), std::nullopt) << "a tier that lies in the processor's memory";
+  EXPECT_EQ(TheGpu(), std::nullopt) << "a tier that lies in host memory";
   EXPECT_EQ(Resides({.nearest = TierKind::kDram, .level = 0}), TierKind::kDram);
   EXPECT_EQ(TheGpu(), std::nullopt);
 }

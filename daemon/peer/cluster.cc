@@ -87,8 +87,8 @@ absl::StatusOr<std::unique_ptr<Transport>> StartTransport(const v1::Cluster& clu
   options.allow = {cluster.transport_allow().begin(), cluster.transport_allow().end()};
   if (gpu != nullptr) options.enter_gpu = [gpu] { gpu->Enter(); };
   options.log = [](const std::string& event, const std::string& peer, const std::string& detail) {
-    Log(event == "suspect" ? LogLevel::kWarning : LogLevel::kInfo, "transport",
-        {{"event", event}, {"peer", peer}, {"detail", detail}});
+    Log(event == kProtocolViolation ? LogLevel::kWarning : LogLevel::kInfo, event,
+        {{"peer", peer}, {"detail", detail}});
   };
   return Transport::Start(std::move(options));
 }

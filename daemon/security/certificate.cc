@@ -137,8 +137,10 @@ absl::StatusOr<std::shared_ptr<const Trust>> Trust::Parse(absl::string_view pem)
   if (authorities->empty()) return Invalid("the file has no certificate");
   Store store(X509_STORE_new());
   if (store == nullptr) return absl::ResourceExhaustedError("no memory for certificates");
-  for (const Certificate& authority : *authorities) {
-    if (X509_STORE_add_cert(store.get(), authority.get()) != 1) return Invalid("a certificate cannot be trusted");
+  for (size_t i = 0; i < authorities->size(); ++i) {
+    if (X509_STORE_add_cert(store.get(), (*authorities)[i].get()) == 1) continue;
+    const char* const reason = ERR_reason_error_string(ERR_get_error());
+    return Invalid("certificate ", i, ": OpenSSL rejects it as an authority: ", reason == nullptr ? "unknown" : reason);
   }
   return std::shared_ptr<const Trust>(new Trust(store.release()));
 }

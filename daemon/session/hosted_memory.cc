@@ -50,7 +50,7 @@ uint64_t HostedMemory::AbandonedBlocks(storage::TenantId tenant) {
 }
 
 absl::StatusOr<HostedMemory::Made> HostedMemory::Make(const Owner& owner, uint64_t bytes) {
-  if (bytes == 0) return absl::InvalidArgumentError("zero");
+  if (bytes == 0) return absl::InvalidArgumentError("0; expected at least 1");
   if (bytes > kMaxFileBytes)
     return absl::InvalidArgumentError(absl::StrCat("out of range; expected at most ", kMaxFileBytes));
   if (BlocksOf(owner.tenant) >= owner.max_blocks) {

@@ -133,7 +133,7 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Import(const kernels::Gpu& gpu, 
 }
 
 absl::StatusOr<Region::OnGpu> Region::Make(const kernels::Gpu& gpu, uint64_t bytes) {
-  if (bytes == 0) return absl::InvalidArgumentError("zero");
+  if (bytes == 0) return absl::InvalidArgumentError("0; expected at least 1");
   kernels::ArenaError error;
   std::unique_ptr<kernels::ArenaMemory> arena = gpu.MakeArena(bytes, &error);
   if (arena == nullptr) return absl::ResourceExhaustedError(error.message);

@@ -42,7 +42,8 @@ absl::StatusOr<uint64_t> Session::AddModel(std::shared_ptr<const Model> model) {
   MutexLock lock(mutex_);
   if (cleared_) return Ended();
   if (models_.size() >= kMaxModels) {
-    return absl::ResourceExhaustedError(absl::StrCat("model: a session may have at most ", kMaxModels));
+    return absl::ResourceExhaustedError(
+        absl::StrCat("model: a session may have at most ", kMaxModels, " open models; close one"));
   }
   models_.emplace(next_handle_, OpenModel{std::move(model)});
   return next_handle_++;

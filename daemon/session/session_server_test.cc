@@ -240,7 +240,7 @@ TEST_F(SessionServerTest, HostedRegionIsSealedAndShared) {
   ASSERT_NE(mapped, MAP_FAILED);
   static_cast<char*>(mapped)[12345] = 7;
   munmap(mapped, 1 << 20);
-  EXPECT_THAT(StatusOf(session.Ask(HostRequest(0))).ToString(), HasSubstr("host_region.bytes: zero"));
+  EXPECT_THAT(StatusOf(session.Ask(HostRequest(0))).ToString(), HasSubstr("host_region.bytes: 0; expected at least 1"));
   EXPECT_THAT(StatusOf(session.Ask(HostRequest(~uint64_t{0}))).ToString(), HasSubstr("host_region.bytes"));
 }
 

@@ -44,7 +44,7 @@ absl::Status Open(const v1::Config& config, storage::Executor& io, SsdDisk* disk
   if (!file.ok()) return file.status();
   disk->file = *std::move(file);
   auto records = storage::OpenRecordStore(RecordsFolder(folder), [](bool error, std::string_view line) {
-    Log(error ? LogLevel::kError : LogLevel::kWarning, "records", {{"rocksdb", std::string(line)}});
+    Log(error ? LogLevel::kError : LogLevel::kWarning, "message from RocksDB", {{"text", std::string(line)}});
   });
   if (!records.ok()) return records.status();
   disk->records = *std::move(records);

@@ -70,29 +70,29 @@ class CudaGpu final : public Gpu {
 std::unique_ptr<Gpu> Open(int number, std::string* why) {
   const Driver* driver = SystemDriver();
   if (driver == nullptr) {
-    *why = "there is no CUDA driver, or one without virtual memory management";
+    *why = "no CUDA driver with virtual memory management; install a newer driver";
     return nullptr;
   }
   int count = 0;
   if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
   if (number < 0 || number >= count) {
-    *why = "CUDA shows " + std::to_string(count) + " GPUs";
+    *why = "out of range; CUDA shows " + std::to_string(count) + " GPUs";
     return nullptr;
   }
   if (cudaSetDevice(number) != cudaSuccess || CudaOrNull() == nullptr || !HasKernels()) {
-    *why = "this build has no kernels for it";
+    *why = "this build has no kernels for this GPU; rebuild with its compute capability";
     return nullptr;
   }
   int same = 0;
   if (cudaDeviceGetAttribute(&same, cudaDevAttrCanUseHostPointerForRegisteredMem, number) != cudaSuccess || same == 0) {
-    *why = "it cannot use the processor's addresses";
+    *why = "the GPU cannot access registered host memory by its CPU address; use another GPU";
     return nullptr;
   }
   CUdevice device = 0;
   CUuuid uuid = {};
   if (driver->init(0) != CUDA_SUCCESS || driver->device_get(&device, number) != CUDA_SUCCESS ||
       driver->device_get_uuid(&uuid, device) != CUDA_SUCCESS) {
-    *why = "its driver does not name it";
+    *why = "the driver returns no UUID for this GPU";
     return nullptr;
   }
   GpuId id;

@@ -16,7 +16,7 @@ namespace ashlar::storage {
 namespace {
 
 absl::Status Refused(const char* call, int error) {
-  return absl::ResourceExhaustedError(absl::StrCat("arena: ", call, ": ", absl::ErrnoToStatus(error, "").ToString()));
+  return absl::ResourceExhaustedError(absl::StrCat("arena: ", absl::ErrnoToStatus(error, call).message()));
 }
 
 // Allocates all pages of a new memfd, with the nodes, page sizes and speed of the options.

@@ -60,7 +60,7 @@ absl::Status TakePages(int memfd, uint64_t offset, uint64_t bytes, void* advised
   if (advised != nullptr) madvise(static_cast<std::byte*>(advised) + offset, bytes, MADV_POPULATE_WRITE);
   while (fallocate(memfd, 0, static_cast<off_t>(offset), static_cast<off_t>(bytes)) != 0) {
     if (errno == EINTR) continue;
-    return absl::ResourceExhaustedError(absl::ErrnoToStatus(errno, "fallocate").ToString());
+    return absl::ResourceExhaustedError(absl::ErrnoToStatus(errno, "fallocate").message());
   }
   return absl::OkStatus();
 }
@@ -85,7 +85,7 @@ absl::Status ReservePages(int memfd, uint64_t bytes, const ReserveOptions& optio
   if (available < keep_free || before > available - keep_free || wanted > available - keep_free - before) {
     return absl::ResourceExhaustedError(absl::StrCat(wanted, " bytes of memory requested; ", available,
                                                      " bytes available, ", before, " reserved, ", keep_free,
-                                                     " kept free"));
+                                                     " kept free; free memory or lower dram.capacity_bytes"));
   }
   // Taken piece by piece, so that memory is not counted both as taken and as promised.
   constexpr uint64_t kPiece = uint64_t{64} << 20;

@@ -109,7 +109,7 @@ absl::Status SetNumaPolicy(void* mapping, uint64_t bytes, const NumaPolicy& poli
   for (const uint32_t node : policy.nodes) mask[node / kBits] |= 1UL << node % kBits;
   // The kernel reads one bit less than the given number.
   if (syscall(SYS_mbind, mapping, bytes, KernelsMode(policy.mode), mask.data(), NumaPolicy::kMaxNodes + 1, 0) != 0) {
-    return absl::FailedPreconditionError(absl::ErrnoToStatus(errno, "mbind").ToString());
+    return absl::FailedPreconditionError(absl::ErrnoToStatus(errno, "mbind").message());
   }
   return absl::OkStatus();
 }

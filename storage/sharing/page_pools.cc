@@ -3,6 +3,8 @@
 
 #include <utility>
 
+#include "absl/strings/str_cat.h"
+
 namespace ashlar::storage {
 
 absl::StatusOr<std::shared_ptr<PagePool>> PagePools::Open(TenantId tenant, uint64_t region, uint32_t pages,
@@ -26,6 +28,11 @@ bool PagePools::HasCapacity(SessionId session) const {
   return found == sessions_.end() || found->second.size() < leases_per_session_;
 }
 
+absl::Status PagePools::TooManyRequests() const {
+  return absl::ResourceExhaustedError(absl::StrCat("session: ", leases_per_session_,
+                                                   " requests hold pages, the limit of a session; release one first"));
+}
+
 uint64_t PagePools::References(TenantId tenant) const {
   uint64_t sum = 0;
   for (const auto& [region, place] : places_) {
@@ -42,10 +49,11 @@ absl::StatusOr<PagePool::Answer> PagePools::Admit(SessionId session, TenantId te
   if (pool->closed())
     return absl::FailedPreconditionError("pages_id: superseded by a later declaration of the region's pages");
   if (leases_.contains(lease)) return absl::AlreadyExistsError("lease: already held");
-  if (!HasCapacity(session))
-    return absl::ResourceExhaustedError("the session has reached its limit of requests with pages");
+  if (!HasCapacity(session)) return TooManyRequests();
   if (References(tenant) + segments.size() + 1 > limits::kMaxPageReferences) {
-    return absl::ResourceExhaustedError("the tenant has reached its limit of shared segments");
+    return absl::ResourceExhaustedError(absl::StrCat("tenant: requests hold ", References(tenant),
+                                                     " shared segments; at most ", limits::kMaxPageReferences,
+                                                     " may be held; release requests first"));
   }
   const PagePool::Answer answer = pool->Admit(segments, own_pages, own_now);
   if (answer.admission == 0) return answer;
@@ -63,8 +71,7 @@ absl::StatusOr<const PagePools::Request*> PagePools::Attach(SessionId session, T
   const auto found = leases_.find(lease);
   if (found == leases_.end() || found->second.tenant != tenant) return absl::NotFoundError("lease: unknown or expired");
   if (!found->second.holders.contains(session)) {
-    if (!HasCapacity(session))
-      return absl::ResourceExhaustedError("the session has reached its limit of requests with pages");
+    if (!HasCapacity(session)) return TooManyRequests();
     found->second.holders.insert(session);
     sessions_[session].insert(lease);
   }

@@ -70,6 +70,7 @@ class PagePools {
     std::weak_ptr<PagePool> pool;
   };
   bool HasCapacity(SessionId session) const;
+  absl::Status TooManyRequests() const;
   // Sum over all pools of the tenant.
   uint64_t References(TenantId tenant) const;
 

@@ -66,20 +66,24 @@ Slot Slot::SplitAfter(uint64_t extents) {
 
 absl::StatusOr<std::unique_ptr<MemoryTier>> MemoryTier::Make(const MemoryTierOptions& options) {
   if (options.capacity_bytes < kExtentBytes) {
-    return absl::InvalidArgumentError(absl::StrCat(
-        Name(options.kind), ".capacity_bytes: too small; expected at least one extent, ", kExtentBytes, " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".capacity_bytes: ", options.capacity_bytes,
+                                                   "; expected at least one extent, ", kExtentBytes, " bytes"));
   }
   if (options.arena_bytes == 0 || options.arena_bytes % kExtentBytes != 0) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(Name(options.kind), ".arena_bytes: must be a multiple of ", kExtentBytes));
+    return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".arena_bytes: ", options.arena_bytes,
+                                                   "; expected a multiple of ", kExtentBytes));
   }
   if (options.arena_bytes / kExtentBytes > UINT32_MAX) {
-    return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".arena_bytes: too large"));
+    return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".arena_bytes: ", options.arena_bytes,
+                                                   "; expected at most ", UINT32_MAX * kExtentBytes));
   }
   // All arenas of a tenant have the full size, except the last one.
   const uint64_t max_arenas = options.capacity_bytes / options.arena_bytes + kMaxTenants;
   if (max_arenas > kMaxArenas) {
-    return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".arena_bytes: too small for this capacity"));
+    const uint64_t least = options.capacity_bytes / (kMaxArenas - kMaxTenants + 1) / kExtentBytes * kExtentBytes;
+    return absl::InvalidArgumentError(absl::StrCat(Name(options.kind), ".arena_bytes: ", options.arena_bytes,
+                                                   "; expected at least ", least + kExtentBytes, ", for at most ",
+                                                   kMaxArenas, " arenas"));
   }
   if (absl::Status able = CheckMachine(options); !able.ok()) return able;
   return std::unique_ptr<MemoryTier>(new MemoryTier(options, max_arenas));
@@ -94,8 +98,8 @@ absl::Status MemoryTier::AddTenant(TenantId tenant, uint64_t budget_bytes) {
   if (tenants_.size() == kMaxTenants)
     return absl::InvalidArgumentError(absl::StrCat("tenants: too many; expected at most ", kMaxTenants));
   if (budget_bytes < kExtentBytes) {
-    return absl::InvalidArgumentError(
-        absl::StrCat(Name(options_.kind), "_bytes: too small; expected at least one extent, ", kExtentBytes, " bytes"));
+    return absl::InvalidArgumentError(absl::StrCat(Name(options_.kind), "_bytes: ", budget_bytes,
+                                                   "; expected at least one extent, ", kExtentBytes, " bytes"));
   }
   if (budget_bytes > options_.capacity_bytes - budgets_bytes_) {
     return absl::InvalidArgumentError(
@@ -114,11 +118,12 @@ absl::Status MemoryTier::CheckBudget(TenantId tenant, uint64_t budget_bytes) con
   if (found == tenants_.end()) return absl::NotFoundError(absl::StrCat("tenant ", tenant, ": has no budget"));
   if (budget_bytes < kExtentBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("too small; expected at least one extent, ", kExtentBytes, " bytes"));
+        absl::StrCat(budget_bytes, "; expected at least one extent, ", kExtentBytes, " bytes"));
   }
   if (budget_bytes / kExtentBytes * kExtentBytes < found->second.held_bytes) {
     return absl::FailedPreconditionError(
-        absl::StrCat("below the ", found->second.held_bytes, " bytes that its arenas hold; arenas are never freed"));
+        absl::StrCat(budget_bytes, "; expected at least ", found->second.held_bytes,
+                     " bytes, the size of the tenant's arenas, which are freed only when the daemon restarts"));
   }
   return absl::OkStatus();
 }
@@ -175,10 +180,15 @@ uint64_t MemoryTier::NextArenaBytes(const Tenant& tenant) const {
   return std::min(options_.arena_bytes, tenant.budget_bytes - tenant.held_bytes);
 }
 
+absl::Status MemoryTier::AllArenasInUse() const {
+  return absl::ResourceExhaustedError(absl::StrCat(Name(options_.kind), ": all ", max_arenas_,
+                                                   " arenas are in use; increase ", Name(options_.kind),
+                                                   ".arena_bytes"));
+}
+
 absl::Status MemoryTier::Grow(TenantId id, Tenant& tenant) {
   if (tenant.coming != nullptr) return TakeComing(id, tenant);
-  if (arenas_.size() == max_arenas_)
-    return absl::ResourceExhaustedError("arena: the tier has reached its limit of arenas");
+  if (arenas_.size() == max_arenas_) return AllArenasInUse();
   const uint64_t bytes = NextArenaBytes(tenant);
   auto arena = MakeArena(bytes, options_);
   if (!arena.ok()) return arena.status();
@@ -219,7 +229,7 @@ absl::Status MemoryTier::Prepared(TenantId tenant, const std::shared_ptr<ComingA
 absl::Status MemoryTier::TakeComing(TenantId id, Tenant& tenant) {
   ComingArena::Made arena = std::exchange(tenant.coming, nullptr)->Take();
   if (arena.ok() && arenas_.size() == max_arenas_) {
-    arena = absl::ResourceExhaustedError("arena: the tier has reached its limit of arenas");
+    arena = AllArenasInUse();
   }
   if (!arena.ok()) {
     tenant.held_bytes -= tenant.coming_bytes;

@@ -98,6 +98,7 @@ class MemoryTier final : public Tier {
   };
 
   MemoryTier(const MemoryTierOptions& options, size_t max_arenas);
+  absl::Status AllArenasInUse() const;
   absl::Status Grow(TenantId id, Tenant& tenant);
   absl::Status TakeComing(TenantId id, Tenant& tenant);
   uint64_t NextArenaBytes(const Tenant& tenant) const;

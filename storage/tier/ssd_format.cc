@@ -85,8 +85,14 @@ absl::StatusOr<SlabId> DecodeId(absl::string_view what, std::string_view magic, 
     // If everything else is of this version, only the version number was damaged.
     std::string ours(bytes);
     std::memcpy(ours.data() + magic.size(), &kSsdFormatVersion, sizeof kSsdFormatVersion);
-    if (version == 0 || version > kMostVersion || !Checked(ours).empty())
-      return absl::DataLossError(absl::StrCat(what, ": a damaged format version"));
+    if (!Checked(ours).empty()) {
+      return absl::DataLossError(absl::StrCat(what, ": format version ", version,
+                                              " is damaged: the checksum matches version ", kSsdFormatVersion));
+    }
+    if (version == 0 || version > kMostVersion) {
+      return absl::DataLossError(
+          absl::StrCat(what, ": format version ", version, " is damaged; expected 1 to ", kMostVersion));
+    }
     return absl::FailedPreconditionError(absl::StrCat(what, ": format version ", version, "; expected ",
                                                       kSsdFormatVersion,
                                                       "; use the release that wrote it, or remove the tier's files"));

@@ -143,10 +143,14 @@ absl::StatusOr<std::unique_ptr<SsdTier>> SsdTier::WithoutDisk(const SsdTierOptio
                                                               Executor& io, absl::Status why) {
   const uint64_t extents = SlabBytes(capacity_bytes) / kExtentBytes;
   if (extents <= kHeaderExtents) {
-    return absl::InvalidArgumentError(absl::StrCat("ssd.capacity_bytes: must be at least one extent, ", kExtentBytes));
+    return absl::InvalidArgumentError(absl::StrCat("ssd.capacity_bytes: ", capacity_bytes,
+                                                   "; expected at least one extent, ", kExtentBytes, " bytes"));
   }
-  if (extents > UINT32_MAX) return absl::InvalidArgumentError("ssd.capacity_bytes: too large");
-  if (options.pieces_in_flight == 0) return absl::InvalidArgumentError("ssd.pieces_in_flight: must be positive");
+  if (extents > UINT32_MAX) {
+    return absl::InvalidArgumentError(absl::StrCat("ssd.capacity_bytes: ", capacity_bytes, "; expected at most ",
+                                                   (UINT32_MAX - kHeaderExtents) * kExtentBytes));
+  }
+  if (options.pieces_in_flight == 0) return absl::InvalidArgumentError("ssd.pieces_in_flight: 0; expected at least 1");
   auto tier = std::unique_ptr<SsdTier>(new SsdTier(options, extents, io));
   if (!why.ok()) tier->health_.NotOpened(std::move(why));
   return tier;
@@ -194,13 +198,14 @@ absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budg
     return absl::AlreadyExistsError(absl::StrCat("tenant ", tenant, ": already has a budget"));
   const auto same_name = [&](const auto& other) { return other.second.name == name; };
   if (name.empty() || name.size() > limits::kMaxStringBytes)
-    return absl::InvalidArgumentError("name: expected 1 to the largest length of a name");
+    return absl::InvalidArgumentError(
+        absl::StrCat("name: ", name.size(), " bytes; expected 1 to ", limits::kMaxStringBytes));
   if (std::any_of(tenants_.begin(), tenants_.end(), same_name)) {
     return absl::InvalidArgumentError(absl::StrCat("name: ", name, " belongs to another tenant"));
   }
   if (budget_bytes < kExtentBytes) {
     return absl::InvalidArgumentError(
-        absl::StrCat("ssd_bytes: too small; expected at least one extent, ", kExtentBytes, " bytes"));
+        absl::StrCat("ssd_bytes: ", budget_bytes, "; expected at least one extent, ", kExtentBytes, " bytes"));
   }
   const uint64_t left = Usage().capacity_bytes - budgets_bytes_;
   budget_bytes = budget_bytes / kExtentBytes * kExtentBytes;
@@ -215,15 +220,20 @@ absl::Status SsdTier::AddTenant(TenantId tenant, std::string name, uint64_t budg
 }
 
 absl::Status SsdTier::CheckBudget(TenantId tenant, uint64_t budget_bytes) const {
-  if (!has_disk()) return absl::FailedPreconditionError("the disk is not open and may hold more");
+  if (!has_disk()) {
+    return absl::FailedPreconditionError(
+        "the disk is not open, so the bytes in use are unknown; reload again when ashlarctl status no longer reports "
+        "the ssd tier as degraded");
+  }
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return absl::NotFoundError(absl::StrCat("tenant ", tenant, ": has no budget"));
   if (budget_bytes < kExtentBytes) {
-    return absl::InvalidArgumentError(absl::StrCat("must be at least one extent, ", kExtentBytes));
+    return absl::InvalidArgumentError(
+        absl::StrCat(budget_bytes, "; expected at least one extent, ", kExtentBytes, " bytes"));
   }
   if (budget_bytes / kExtentBytes * kExtentBytes < found->second.used_bytes) {
-    return absl::FailedPreconditionError(
-        absl::StrCat("below the ", found->second.used_bytes, " bytes that its objects take"));
+    return absl::FailedPreconditionError(absl::StrCat(found->second.used_bytes, " bytes are in use; expected at least ",
+                                                      found->second.used_bytes, ", or erase objects first"));
   }
   return absl::OkStatus();
 }

@@ -245,7 +245,7 @@ TEST_P(ComposeFromDram, ACorruptTupleIsAMissAndChangesNothing) {
   EXPECT_EQ(There(), near_);
 }
 
-// Two regions: states in one, inputs in another, in the processor's memory or on the GPU.
+// Two regions: states in one, inputs in another, in host memory or on the GPU.
 TEST_P(ComposeFromDram, AllPlacesAreInOneMemory) {
   const auto elsewhere = engine_->client().HostRegion(places_.end);
   ASSERT_TRUE(elsewhere.ok()) << elsewhere.status();

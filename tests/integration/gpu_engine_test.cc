@@ -311,7 +311,8 @@ TEST_F(GpuEngineOpens, RefusesByNameWhatItCannotServe) {
   EXPECT_THAT(Open(near), StartsWith("9 memory: register_region.on_gpu: the daemon has no GPU"));
   const DaemonProcess tier(With("gpu: {device: 0}\nhbm: {capacity_bytes: 4MiB, arena_bytes: 2MiB}\n"));
   const std::string refused = Open(tier);
-  EXPECT_THAT(refused, StartsWith("9 memory.gpu: states are handed over in the processor's memory: "));
+  EXPECT_THAT(refused,
+              StartsWith("9 memory.gpu: states are staged in host memory, which this GPU's hbm tier excludes; "));
   EXPECT_THAT(refused, HasSubstr("a session with a region on a GPU must have all regions on that GPU"));
 }
 

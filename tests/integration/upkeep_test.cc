@@ -342,9 +342,9 @@ TEST_F(Reloaded, RefusesFieldsThatNeedARestartByName) {
   refused(Tenant("512KiB"), "dram_bytes", 2);
   refused(Tenant("12MiB") + "log: {audit_file: /nowhere/audit}\n", "log.audit_file", 2);
   for (uint64_t prompt = 2; prompt < 30; ++prompt) engine.PublishPrompt(MakePrompt(prompt, 3, 60));
-  refused(Tenant("1MiB"), "tenants[0].dram_bytes: below the", 1);
+  refused(Tenant("1MiB"), "tenants[0].dram_bytes: 1048576; expected at least ", 1);
   daemon_.Signal(SIGHUP);
-  EXPECT_TRUE(Eventually([&] { return daemon_.log().find("that its arenas hold") != std::string::npos; }));
+  EXPECT_TRUE(Eventually([&] { return daemon_.log().find("the size of the tenant's arenas") != std::string::npos; }));
   daemon_.Configure(Options(Tenant("8MiB")));
   EXPECT_EQ(Run("reload").code, 0);
   EXPECT_EQ(daemon_.Metric("ashlar_config_last_reload_successful"), 1);

@@ -148,8 +148,8 @@ struct Found {
 // Makes the holders announce, and waits until all daemons know all of it.
 absl::Status Announce(tools::LocalNodes& nodes, std::vector<std::unique_ptr<tools::ChildProcess>>& holders,
                       uint64_t entries, Found& found) {
-  const double etcd_before = ProcessorSeconds(nodes.etcd().pid());
-  const double node_before = ProcessorSeconds(nodes.daemon(0).pid());
+  const double etcd_before = CpuSeconds(nodes.etcd().pid());
+  const double node_before = CpuSeconds(nodes.daemon(0).pid());
   found.node_before = ResidentBytes(nodes.daemon(0).pid());
   const Watch::time_point begin = Watch::now();
   for (auto& holder : holders) {
@@ -159,8 +159,8 @@ absl::Status Announce(tools::LocalNodes& nodes, std::vector<std::unique_ptr<tool
     if (!Until([&] { return EntriesOf(nodes.daemon(node)) >= entries; }, 900)) return Late("announcing");
   }
   found.announce_s = Since(begin);
-  found.etcd_announcing_s = ProcessorSeconds(nodes.etcd().pid()) - etcd_before;
-  found.node_cpu_s = ProcessorSeconds(nodes.daemon(0).pid()) - node_before;
+  found.etcd_announcing_s = CpuSeconds(nodes.etcd().pid()) - etcd_before;
+  found.node_cpu_s = CpuSeconds(nodes.daemon(0).pid()) - node_before;
   found.node_after = ResidentBytes(nodes.daemon(0).pid());
   found.mirror_bytes =
       static_cast<uint64_t>(std::max(0.0, MetricOf(nodes.daemon(0).metrics_port(), "ashlar_directory_bytes")));
@@ -172,13 +172,13 @@ absl::Status Announce(tools::LocalNodes& nodes, std::vector<std::unique_ptr<tool
 absl::Status FromScratch(tools::LocalNodes& nodes, uint64_t entries, Found& found) {
   const size_t last = nodes.size() - 1;
   if (absl::Status status = nodes.Restart(last); !status.ok()) return status;
-  const double etcd_before = ProcessorSeconds(nodes.etcd().pid());
+  const double etcd_before = CpuSeconds(nodes.etcd().pid());
   Asker again;
   const Watch::time_point begin = Watch::now();
   if (absl::Status status = again.Open(nodes.daemon(last).sockets()); !status.ok()) return status;
   if (!Until([&] { return EntriesOf(nodes.daemon(last)) >= entries; }, 600)) return Late("mirroring from scratch");
   found.scratch_s = Since(begin);
-  found.etcd_reading_s = ProcessorSeconds(nodes.etcd().pid()) - etcd_before;
+  found.etcd_reading_s = CpuSeconds(nodes.etcd().pid()) - etcd_before;
   return absl::OkStatus();
 }
 
@@ -192,7 +192,7 @@ void Report(uint64_t entries, size_t daemons, const Found& found, const std::vec
   std::printf("resident memory of a daemon: %.1f MiB before, %.1f MiB with the mirror (its own count: %.1f MiB)\n",
               static_cast<double>(found.node_before) / (1 << 20), static_cast<double>(found.node_after) / (1 << 20),
               static_cast<double>(found.mirror_bytes) / (1 << 20));
-  std::printf("etcd: %.1f s of processors while announcing, %.1f s while one reads all, %.0f MiB resident\n",
+  std::printf("etcd: %.1f s of CPU time while announcing, %.1f s while one reads all, %.0f MiB resident\n",
               found.etcd_announcing_s, found.etcd_reading_s, static_cast<double>(found.etcd_bytes) / (1 << 20));
   std::printf(
       "a lookup of %zu tokens: median %.2f ms without, %.2f ms with a full mirror (%.3f times); p99 %.2f, %.2f\n",

@@ -31,7 +31,7 @@ inline uint64_t ResidentBytes(pid_t pid) {
   return 0;
 }
 
-inline double ProcessorSeconds(pid_t pid) {
+inline double CpuSeconds(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   const std::string text((std::istreambuf_iterator<char>(file)), {});
   if (text.rfind(')') == std::string::npos) return 0;

@@ -46,13 +46,15 @@ int32_t Report(const engine::Status& status);
 template <typename T>
 T Read(const std::string& name, const T* given) {
   if (given == nullptr) throw Refused(name + ": null");
-  if (given->size < sizeof given->size) throw Refused(name + ".size: not set");
+  if (given->size < sizeof given->size) throw Refused(name + ".size: not set; set it to sizeof the struct");
   T own;
   std::memset(&own, 0, sizeof own);
   std::memcpy(&own, given, std::min(given->size, sizeof own));
   const auto* const bytes = reinterpret_cast<const char*>(given);
   for (size_t i = sizeof own; i < given->size; ++i) {
-    if (bytes[i] != 0) throw Refused(name + ".size: of a newer library, with fields that this one does not know");
+    if (bytes[i] == 0) continue;
+    throw Refused(
+        name + ".size: the struct is from a newer header and sets fields unknown to this library; upgrade libashlar");
   }
   return own;
 }
@@ -65,7 +67,10 @@ std::vector<T> ReadAll(const std::string& name, const T* given, uint64_t count) 
   for (uint64_t i = 0; i < count; ++i) {
     const std::string element = name + "[" + std::to_string(i) + "]";
     const auto* const at = reinterpret_cast<const T*>(reinterpret_cast<const char*>(given) + i * given->size);
-    if (at->size != given->size) throw Refused(element + ".size: not that of the first");
+    if (at->size != given->size) {
+      throw Refused(element + ".size: " + std::to_string(at->size) + "; expected " + std::to_string(given->size) +
+                    ", the size of element 0");
+    }
     all.push_back(Read(element, at));
   }
   return all;
@@ -76,7 +81,7 @@ template <typename T>
 int32_t Write(const T& own, T* out) {
   if (out == nullptr) return Fail(ASHLAR_INVALID_ARGUMENT, "out: null");
   const size_t size = out->size;
-  if (size < sizeof out->size) return Fail(ASHLAR_INVALID_ARGUMENT, "out.size: not set");
+  if (size < sizeof out->size) return Fail(ASHLAR_INVALID_ARGUMENT, "out.size: not set; set it to sizeof the struct");
   std::memset(out, 0, size);
   std::memcpy(out, &own, std::min(size, sizeof own));
   out->size = size;
@@ -116,7 +121,7 @@ int32_t Guarded(Call call) {
   } catch (const Refused& refused) {
     return Fail(ASHLAR_INVALID_ARGUMENT, refused.what());
   } catch (const std::bad_alloc&) {
-    return Fail(ASHLAR_RESOURCE_EXHAUSTED, "memory has run out");
+    return Fail(ASHLAR_RESOURCE_EXHAUSTED, "out of memory");
   } catch (const std::exception& error) {
     return Fail(ASHLAR_INTERNAL, error.what());
   }

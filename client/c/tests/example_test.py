@@ -130,7 +130,7 @@ class Example(unittest.TestCase):
         for options, message in (
             (None, b"options: null"),
             (b"\0" * 256, b"options.size: not set"),
-            ((256).to_bytes(8, "little") + b"\1" * 248, b"options.size: of a newer library"),
+            ((256).to_bytes(8, "little") + b"\1" * 248, b"options.size: the struct is from a newer header"),
         ):
             self.assertEqual(library.ashlar_open(options, ctypes.byref(out)), 3)
             self.assertTrue(library.ashlar_error_message().startswith(message), library.ashlar_error_message())

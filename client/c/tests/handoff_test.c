@@ -31,7 +31,7 @@ void handoff(char** sockets, const char* node, const char* expected) {
   REQUIRE(strncmp(ashlar_error_message(), "node: ", 6) == 0);
   text.size = 0;
   REQUIRE(ashlar_start_handoff(self.cache, &text, node, 0, &handed, &job) == ASHLAR_INVALID_ARGUMENT);
-  REQUIRE(strcmp(ashlar_error_message(), "text.size: not set") == 0);
+  REQUIRE(strcmp(ashlar_error_message(), "text.size: not set; set it to sizeof the struct") == 0);
   ashlar_close(self.cache);
 }
 

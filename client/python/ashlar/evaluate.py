@@ -103,7 +103,7 @@ def read_prompts(path: pathlib.Path, tokenizer: Any, chat: bool, limit: int | No
         query = tokenizer(given["question"] + after, add_special_tokens=False)["input_ids"]
         questions.append(Question(rows, query, given.get("answers") or []))
     if not questions:
-        raise ValueError(f"{path}: no prompts; expected one JSON object a line")
+        raise ValueError(f"{path}: no prompts; expected one JSON object per line")
     return questions
 
 

@@ -102,7 +102,7 @@ bool IsDense(const Strided& tensor) {
 Strided ArrayOf(std::string_view name, nb::handle given) {
   Strided array;
   if (nb::try_cast(given, array, /*convert=*/false)) return array;
-  throw WrongType(name, given, "an array in the processor's memory that can be written");
+  throw WrongType(name, given, "an array in CPU memory that can be written");
 }
 
 DType TypeOf(const std::string& name, const Strided& tensor) {

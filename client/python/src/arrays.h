@@ -108,13 +108,13 @@ std::optional<Array> OptionalArray(std::string_view name, nb::handle given, std:
   throw WrongType(name, given, expected);
 }
 inline std::optional<Floats> OptionalFloats(std::string_view name, nb::handle given) {
-  return OptionalArray<Floats>(name, given, "an array of float32 in the processor's memory");
+  return OptionalArray<Floats>(name, given, "an array of float32 in CPU memory");
 }
 inline std::optional<MutableFloats> OptionalOutput(std::string_view name, nb::handle given) {
-  return OptionalArray<MutableFloats>(name, given, "an array of float32 in the processor's memory that can be written");
+  return OptionalArray<MutableFloats>(name, given, "an array of float32 in CPU memory that can be written");
 }
 inline std::optional<Exponents> OptionalExponents(std::string_view name, nb::handle given) {
-  return OptionalArray<Exponents>(name, given, "a dense array of int32 in the processor's memory");
+  return OptionalArray<Exponents>(name, given, "a dense array of int32 in CPU memory");
 }
 // The element type of a tensor. Throws for a type that states cannot have.
 DType TypeOf(const std::string& name, const Strided& tensor);

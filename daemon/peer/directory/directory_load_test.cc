@@ -31,7 +31,7 @@ uint64_t Status(pid_t pid, const std::string& field) {
 }
 
 // CPU time of a process in seconds.
-double ProcessorSeconds(pid_t pid) {
+double CpuSeconds(pid_t pid) {
   std::ifstream file(absl::StrCat("/proc/", pid, "/stat"));
   std::string text((std::istreambuf_iterator<char>(file)), {});
   std::istringstream fields(text.substr(text.rfind(')') + 2));
@@ -60,7 +60,7 @@ TEST(DirectoryLoad, EightNodesMirrorEachOthersObjects) {
   }
 
   auto begin = std::chrono::steady_clock::now();
-  double etcd_seconds = ProcessorSeconds(etcd.pid());
+  double etcd_seconds = CpuSeconds(etcd.pid());
   for (uint64_t key = 0; key < entries; ++key) {
     nodes[key % kNodes]->directory.Announce(NamespaceOf(1), DigestOf(key), {.bytes = 1 << 22}, 1);
   }
@@ -69,13 +69,13 @@ TEST(DirectoryLoad, EightNodesMirrorEachOthersObjects) {
     ASSERT_TRUE(Until([&] { return mirrored(*node); }, std::chrono::seconds(500)));
   }
   const double announced = Since(begin);
-  const double etcd_announcing = ProcessorSeconds(etcd.pid()) - etcd_seconds;
+  const double etcd_announcing = CpuSeconds(etcd.pid()) - etcd_seconds;
   const DirectoryStats stats = nodes[0]->directory.Stats();
   EXPECT_EQ(stats.entries_refused, 0u);
   EXPECT_LE(stats.bytes, 100 * stats.entries + 64 * 1024) << "bytes of a mirror";
 
   // One more node, without prior state.
-  etcd_seconds = ProcessorSeconds(etcd.pid());
+  etcd_seconds = CpuSeconds(etcd.pid());
   begin = std::chrono::steady_clock::now();
   Node late("late", options);
   late.directory.Follow(NamespaceOf(1));
@@ -83,7 +83,7 @@ TEST(DirectoryLoad, EightNodesMirrorEachOthersObjects) {
   ASSERT_TRUE(Until([&] { return late.directory.Stats().entries == entries; }, std::chrono::seconds(200)));
   const double scratch = Since(begin);
   const uint64_t grown = Status(::getpid(), "VmRSS:") - std::min(Status(::getpid(), "VmRSS:"), resident);
-  const double etcd_reading = ProcessorSeconds(etcd.pid()) - etcd_seconds;
+  const double etcd_reading = CpuSeconds(etcd.pid()) - etcd_seconds;
 
   // Lookups of 1,000 keys, half of which are stored.
   ASSERT_TRUE(Until([&] { return late.members() == kNodes + 1; }));

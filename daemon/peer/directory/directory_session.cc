@@ -116,7 +116,7 @@ void DirectorySession::Connect() {
   request.set_name(connection_.options.user);
   request.set_password(password->substr(0, password->find_first_of("\r\n")));
   client_.Authenticate(request, [this](const absl::Status& status, const auto& response) {
-    if (!status.ok()) return connection_.Fail("authenticating", status);
+    if (!status.ok()) return connection_.Fail("cannot authenticate", status);
     client_.set_token(response.token());
     Authenticated();
   });
@@ -207,11 +207,11 @@ void DirectorySession::Register(bool again) {
   client_.Txn(request, [=, this](const absl::Status& status, const etcdserverpb::TxnResponse& response) {
     if (status.ok() && !response.succeeded()) return connection_.LeaseExpired();
     if (status.ok() && (response.responses_size() != 2 || response.responses(1).response_range().kvs().empty())) {
-      return Close(absl::InternalError("cannot register: unexpected reply"));
+      return Close(absl::InternalError("cannot register this node: unexpected reply"));
     }
     if (!status.ok()) {
       if (!again || absl::IsNotFound(status)) membership_.lease = 0;
-      return connection_.Fail("registering", status);
+      return connection_.Fail("cannot register this node", status);
     }
     const mvccpb::KeyValue& member = response.responses(1).response_range().kvs(0);
     membership_.registered = member.create_revision();
@@ -240,7 +240,7 @@ void DirectorySession::Joined() {
   }
   PublishMembers();
   client_.OpenWatch([this](const auto& response) { GotWatch(response); },
-                    [this](const absl::Status& status) { connection_.Fail("watching", status); });
+                    [this](const absl::Status& status) { connection_.Fail("cannot watch", status); });
   client_.OpenKeepAlive(
       [this](const etcdserverpb::LeaseKeepAliveResponse& response) {
         // Of several in flight, the earliest is measured.

@@ -100,7 +100,7 @@ void DirectoryWriter::WrittenQueued(const absl::Status& status, const etcdserver
     MutexLock lock(connection_.shared.mutex);
     return connection_.shared.queue.Return(std::exchange(in_flight_, {}));
   }
-  if (!status.ok()) return connection_.Fail("writing", status);
+  if (!status.ok()) return connection_.Fail("cannot write", status);
   connection_.LeaseExpired();
 }
 
@@ -122,7 +122,7 @@ void DirectoryWriter::ReadDoomed() {
   request.set_limit(connection_.page_entries);
   request.set_keys_only(true);
   connection_.client->Range(request, [=, this](const absl::Status& status, const auto& response) {
-    if (!status.ok()) return connection_.Fail("sweeping", status);
+    if (!status.ok()) return connection_.Fail("cannot delete stale keys", status);
     sweep_reading_ = false;
     std::optional<DirectoryKeys::Entry> entry;
     for (const mvccpb::KeyValue& pair : response.kvs()) {
@@ -171,7 +171,7 @@ void DirectoryWriter::DeleteDoomed(size_t most) {
       doomed_.insert(doomed_.end(), taken.begin(), taken.end());
       return;
     }
-    if (!status.ok()) return connection_.Fail("sweeping", status);
+    if (!status.ok()) return connection_.Fail("cannot delete stale keys", status);
     EndSweepPage();
     MutexLock lock(connection_.shared.mutex);
     if (response.succeeded()) connection_.shared.counted.swept += taken.size();

@@ -222,7 +222,8 @@ TEST_F(EtcdFaultsTest, UsersNeedTheirPassword) {
   options.password_file = wrong;
   Node stranger("stranger", options);
   EXPECT_TRUE(Until([&] {
-    return absl::StrContains(stranger.directory.Health().reason, "authenticating: etcdserver: authentication failed");
+    return absl::StrContains(stranger.directory.Health().reason,
+                             "cannot authenticate: etcdserver: authentication failed");
   })) << stranger.directory.Health().reason;
   options.password_file = folder + "none";
   Node forgetful("forgetful", options);

@@ -54,23 +54,24 @@ void Connections::Remove(PeerState& peer) {
 }
 
 LinkEvents Connections::Events() {
-  return {.admit =
-              [this](const std::string& peer) {
-                if (accepted_ < options_.accepted_connections) return true;
-                Log("refused", peer, "too many connections");
-                return false;
-              },
-          .accepted =
-              [this](Link& link) {
-                ++accepted_;
-                const int64_t now = surroundings_.now();
-                connections_[link.id] = {.link = &link, .heard = now, .moved = now};
-              },
-          .received = [this](Link* link, std::span<const std::byte> header,
-                             std::span<const std::byte> payload) { OnMessage(link, header, payload); },
-          .lost = [this](Link& link, const absl::Status& why) { Lost(link, why); },
-          .silent = [this](size_t count) { Log("suspect", "", absl::StrCat(count, " connections sent nothing")); },
-          .closed = [this](Link& link) { Closed(link); }};
+  return {
+      .admit =
+          [this](const std::string& peer) {
+            if (accepted_ < options_.accepted_connections) return true;
+            Log("transport connection: refused", peer, "too many connections");
+            return false;
+          },
+      .accepted =
+          [this](Link& link) {
+            ++accepted_;
+            const int64_t now = surroundings_.now();
+            connections_[link.id] = {.link = &link, .heard = now, .moved = now};
+          },
+      .received = [this](Link* link, std::span<const std::byte> header,
+                         std::span<const std::byte> payload) { OnMessage(link, header, payload); },
+      .lost = [this](Link& link, const absl::Status& why) { Lost(link, why); },
+      .silent = [this](size_t count) { Log(kProtocolViolation, "", absl::StrCat(count, " connections sent nothing")); },
+      .closed = [this](Link& link) { Closed(link); }};
 }
 
 void Connections::OnMessage(Link* link, std::span<const std::byte> header, std::span<const std::byte> payload) {
@@ -97,7 +98,7 @@ void Connections::Heard(PeerConnection& connection) {
   if (connection.lanes.empty()) connection.lanes = "unknown";
   connection.reads = ucx_->ReadsOver(connection.lanes);
   const std::string path = connection.reads ? "rma" : "am";
-  Log("connected", connection.link->peer, absl::StrCat(connection.lanes, ", path ", path));
+  Log("transport connection: opened", connection.link->peer, absl::StrCat(connection.lanes, ", path ", path));
   connection.slow = options_.expect_rdma && !absl::StrContains(connection.lanes, "rc_") &&
                     !absl::StrContains(connection.lanes, "dc_");
   if (connection.peer == nullptr) return;
@@ -110,7 +111,7 @@ void Connections::Heard(PeerConnection& connection) {
 
 void Connections::Suspect(PeerConnection& connection, absl::string_view why) {
   if (std::exchange(connection.suspected, true)) return;
-  Log("suspect", connection.link->peer, std::string(why));
+  Log(kProtocolViolation, connection.link->peer, std::string(why));
 }
 
 void Connections::Drop(PeerConnection& connection, absl::string_view why) {
@@ -127,7 +128,7 @@ void Connections::Lost(Link& link, const absl::Status& why) {
   PeerConnection* const connection = Of(link);
   if (connection == nullptr || connection->lost) return;
   connection->lost = true;
-  Log("lost", link.peer, std::string(why.message()));
+  Log("transport connection: lost", link.peer, std::string(why.message()));
   if (connection->peer != nullptr && connection->peer->link == &link) {
     peers_.Lost(*connection->peer, surroundings_.now());
   }

@@ -86,7 +86,8 @@ void Exchange::Revoke(uint64_t number, std::function<void()> quiet) {
 void Exchange::Register(std::byte* data, uint64_t bytes, MemoryType type, Transport::CopyIn copy_in) {
   const absl::Status status = areas_.Register(connections_.ucx(), data, bytes, type, std::move(copy_in));
   if (!status.ok() && options_.log) {
-    options_.log("not registered", absl::StrCat(bytes, " bytes"), std::string(status.message()));
+    options_.log("transport memory: not registered for RDMA", absl::StrCat(bytes, " bytes"),
+                 std::string(status.message()));
   }
 }
 

@@ -315,7 +315,7 @@ TEST(LoanlessTest, GpuMemoryThatUcxCannotReachIsLeftOut) {
   std::vector<std::byte> memory(kArea);
   transport->Register(memory.data(), memory.size(), MemoryType::kCuda);
   EXPECT_EQ(transport->stats().registered_bytes, 0u);
-  EXPECT_EQ(logged, "not registered: UCX cannot access this type of memory");
+  EXPECT_EQ(logged, "transport memory: not registered for RDMA: UCX cannot access this type of memory");
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ absl::Status Fetch(Transport& asker, const HostPort& peer, const Grant& grant, u
 TEST(TransportRefusalTest, RequestsWithoutAGrantOrOutsideOfIt) {
   std::vector<std::string> suspects;  // the holder's thread writes it before it answers
   auto holder = StartOne({.log = [&](const std::string& event, const std::string& peer, const std::string& why) {
-    if (event == "suspect") suspects.push_back(absl::StrCat(peer.substr(0, peer.rfind(':')), " ", why));
+    if (event == kProtocolViolation) suspects.push_back(absl::StrCat(peer.substr(0, peer.rfind(':')), " ", why));
   }});
   auto asker = StartOne();
   std::vector<std::byte> there(1000, std::byte{1}), here(1000, std::byte{2});

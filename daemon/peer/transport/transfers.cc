@@ -88,7 +88,7 @@ void Transfers::Finish(uint64_t number) {
 
 void Transfers::Expire(int64_t now) {
   while (!deadlines_.empty() && deadlines_.begin()->first <= now) {
-    End(deadlines_.begin()->second, absl::DeadlineExceededError("deadline"));
+    End(deadlines_.begin()->second, absl::DeadlineExceededError("the transfer exceeded its deadline"));
   }
 }
 

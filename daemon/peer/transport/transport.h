@@ -42,6 +42,9 @@ enum class RemoteReads : uint8_t {
 // GPU memory is known by its registration (Transport::Register); all other memory is host memory.
 enum class MemoryType : uint8_t { kHost, kCuda };
 
+// TransportOptions::log's event for the first fault of a connection.
+inline constexpr const char* kProtocolViolation = "transport connection: protocol violation";
+
 struct TransportOptions {
   // An IPv4 or IPv6 address of this node, and a port (0: any). UCX opens further ports for data.
   HostPort listen{"127.0.0.1", 0};
@@ -66,8 +69,8 @@ struct TransportOptions {
   // nanoseconds; a connection in use without any message for this long is closed, and a peer must return loans within
   // it
   int64_t silence = 5'000'000'000;
-  // Log events of connections, on the transport's thread. `event` is "connected", "lost" or "refused"; "suspect", once
-  // per connection that violates the protocol; or "not registered" for memory without RDMA.
+  // Writes a log line, on the transport's thread. `event` is its message: "transport connection: opened", "lost" or
+  // "refused"; kProtocolViolation, once per connection; or "transport memory: not registered for RDMA".
   std::function<void(const std::string& event, const std::string& peer, const std::string& detail)> log;
 };
 

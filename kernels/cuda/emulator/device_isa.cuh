@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The interface of gpu/device_isa.cuh for a processor: that header says what each instruction does, this one emulates
+// The interface of gpu/device_isa.cuh for a CPU: that header says what each instruction does, this one emulates
 // it.
 #pragma once
 

@@ -19,7 +19,7 @@ namespace {
 class TilesTest : public ::testing::TestWithParam<std::tuple<Family, StateOrder>> {
  protected:
   void SetUp() override {
-    if (!host::HasTiles()) GTEST_SKIP() << "this processor has no matrix unit (AMX), or its kernel keeps it back";
+    if (!host::HasTiles()) GTEST_SKIP() << "this CPU has no matrix unit (AMX), or the kernel does not permit it";
   }
   void TearDown() override { host::AllowTiles(true); }
 
@@ -207,7 +207,7 @@ INSTANTIATE_TEST_SUITE_P(Every, TilesTest,
 
 // Enough queries that tiles pay, with full and half panels.
 TEST(AttentionOnTiles, AgreesWithTheReference) {
-  if (!host::HasTiles()) GTEST_SKIP() << "this processor has no matrix unit (AMX), or its kernel keeps it back";
+  if (!host::HasTiles()) GTEST_SKIP() << "this CPU has no matrix unit (AMX), or the kernel does not permit it";
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
   Random random(seed);
@@ -231,7 +231,7 @@ TEST(AttentionOnTiles, AgreesWithTheReference) {
 }
 
 TEST(AttentionOnTiles, SeesEveryNan) {
-  if (!host::HasTiles()) GTEST_SKIP() << "this processor has no matrix unit (AMX), or its kernel keeps it back";
+  if (!host::HasTiles()) GTEST_SKIP() << "this CPU has no matrix unit (AMX), or the kernel does not permit it";
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
   Random random(seed);
@@ -263,7 +263,7 @@ TEST(AttentionOnTiles, SeesEveryNan) {
 }
 
 TEST(AttentionOnTiles, IsUsedForSixteenRows) {
-  if (!host::HasTiles()) GTEST_SKIP() << "this processor has no matrix unit (AMX), or its kernel keeps it back";
+  if (!host::HasTiles()) GTEST_SKIP() << "this CPU has no matrix unit (AMX), or the kernel does not permit it";
   const uint64_t seed = FreshSeed();
   SCOPED_TRACE("ASHLAR_SEED=" + std::to_string(seed));
   Random random(seed);

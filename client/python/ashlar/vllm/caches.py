@@ -15,7 +15,7 @@ from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.memory import Allocator, BlockWindow, Keys, States, Window, pages, places
 from ashlar.vllm.messages import Load, Save
 from ashlar.vllm.model import Described
-from ashlar.vllm.order import Copies, Order, ProcessorOrder
+from ashlar.vllm.order import Copies, CpuOrder, Order
 from ashlar.vllm.rows import RowOrder, measure
 from ashlar.vllm.staging import Staging
 
@@ -41,7 +41,7 @@ class EngineCaches:
 
     def __init__(self, described: Described) -> None:
         self._described = described
-        self.order: Order = ProcessorOrder()
+        self.order: Order = CpuOrder()
         self.staging: Staging | None = None
         self.region: dict[str, Any] = {}
         self.states: list[States] = []

@@ -47,7 +47,7 @@ def _or(fallback: Callable[[], Any]) -> Callable[[Call], Call]:
             try:
                 return call(self, *args, **kwargs)
             except Exception:
-                logger.exception("Ashlar: %s failed; the engine continues as without the cache", call.__name__)
+                logger.exception("Ashlar: %s failed; the engine continues without the cache", call.__name__)
                 return fallback()
 
         return guarded  # type: ignore[return-value]

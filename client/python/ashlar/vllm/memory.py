@@ -23,7 +23,7 @@ import ashlar
 from ashlar.vllm.cuda import CudaMemory
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.model import Described, LinearPlace, WindowPlace
-from ashlar.vllm.order import Order, ProcessorOrder
+from ashlar.vllm.order import CpuOrder, Order
 from ashlar.vllm.rows import RowOrder
 
 _LEAST = 1 << 16  # bytes; smaller tensors are not caches
@@ -44,7 +44,7 @@ class SharedMemory:
     """A memfd that cannot shrink, with all pages allocated, and a tensor over its bytes."""
 
     on_gpu = False
-    order: Order = ProcessorOrder()
+    order: Order = CpuOrder()
 
     def __init__(self, size: int, device: torch.device = _CPU) -> None:
         self.descriptor = os.memfd_create("vllm-kv-cache", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)

@@ -64,7 +64,7 @@ class Options:
         values["rpc_socket"], values["session_socket"] = default_sockets()
         for name, value in given.items():
             if name in _REMOVED:
-                raise ValueError(f"kv_connector_extra_config.{name}: removed {_REMOVED[name]}; delete it")
+                raise ValueError(f"kv_connector_extra_config.{name}: removed, {_REMOVED[name]}; delete the option")
             if name in _RENAMED:
                 raise ValueError(f"kv_connector_extra_config.{name}: renamed; use {_RENAMED[name]}")
             if name not in known:

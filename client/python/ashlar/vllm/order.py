@@ -63,7 +63,7 @@ class Order(Protocol):
         """
 
 
-class ProcessorTimer:
+class CpuTimer:
     def __init__(self) -> None:
         self._began = time.monotonic()
         self._seconds: float | None = None
@@ -75,9 +75,9 @@ class ProcessorTimer:
         return self._seconds
 
 
-class ProcessorOrder:
+class CpuOrder:
     def timer(self) -> Timer:
-        return ProcessorTimer()
+        return CpuTimer()
 
     def mark(self) -> Mark | None:
         return None

@@ -23,7 +23,7 @@ import ashlar
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.memory import SharedMemory, index_of, kernel_blocks, raw, unsupported_shape
 from ashlar.vllm.model import Described
-from ashlar.vllm.order import DeviceOrder, Order, ProcessorOrder
+from ashlar.vllm.order import CpuOrder, DeviceOrder, Order
 
 logger = init_logger("vllm.ashlar")
 
@@ -70,7 +70,7 @@ class Staging:
 
     def __init__(self, described: Described, caches: Mapping[str, torch.Tensor], device: torch.device) -> None:
         """Raises Unsupported."""
-        self.order: Order = ProcessorOrder() if device.type == "cpu" else DeviceOrder(device)
+        self.order: Order = CpuOrder() if device.type == "cpu" else DeviceOrder(device)
         self.places: list[ashlar.PagePlace] = []
         self._device, self._block = device, described.block
         self._groups: list[list[tuple[torch.Tensor, torch.Tensor]]] = []  # blocks and pages of each group's layers

@@ -74,7 +74,7 @@ def _memcpy(sources, targets, sizes):
         ctypes.memmove(target, source, size)
 
 
-def run_on_processors():
+def run_on_cpu():
     mamba_utils.postprocess_mamba_fused_kernel = Kernel(_postprocess)
     mamba_utils.precopy_mamba_align_fused_kernel = Kernel(_precopy)
     mamba_utils.batch_memcpy = _memcpy

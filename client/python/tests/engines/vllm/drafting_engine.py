@@ -58,7 +58,7 @@ LAYOUT = "LBNHC"
 
 def emulate():
     """For the rest of this process: no model and no group of ranks exist, and rows of keys are in order."""
-    draft_states.run_on_processors()
+    draft_states.run_on_cpu()
     vllm.distributed.get_tensor_model_parallel_rank = lambda: 0
     Worker.watch_weights = lambda *_: None
     ashlar.vllm.model.packs = ashlar.vllm.rows.packs = lambda: False

@@ -11,7 +11,7 @@ import types
 
 import torch
 
-from ashlar.vllm.order import Copies, ProcessorTimer
+from ashlar.vllm.order import Copies, CpuTimer
 
 GRAIN = 2 << 20
 ASHLARD = str(pathlib.Path(os.environ.get("ASHLARD", "ashlard")).with_name("ashlard_emulated"))
@@ -156,7 +156,7 @@ class Order:
         self.seen.append((what, *more))
 
     def timer(self):
-        return ProcessorTimer()
+        return CpuTimer()
 
     def mark(self):
         self._marks += 1

@@ -55,6 +55,6 @@ def _store(checkpoint, chunks, x, conv_state, chunk_states, ssm_state, query_sta
             ssm_state[block] = chunk_states[chunks[row]]
 
 
-def run_on_processors():
+def run_on_cpu():
     mixer.mamba_chunk_scan_combined_varlen = _scan_chunks
     mixer.store_prefill_checkpoint = _store

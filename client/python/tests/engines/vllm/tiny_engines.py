@@ -145,8 +145,8 @@ def import_once():
     torch.cpu._init_amx()
     # Otherwise each engine compiles the function that ranks its first token, which takes as long as its start.
     torch._dynamo.config.disable = True
-    mamba2_checkpoints.run_on_processors()
-    draft_states.run_on_processors()
+    mamba2_checkpoints.run_on_cpu()
+    draft_states.run_on_cpu()
     for name in IMPORTED_LATE:
         importlib.import_module(name)
     for config in CONFIGS.values():
