@@ -62,7 +62,9 @@ absl::StatusOr<std::vector<ConfigChange>> Reloader::Reload(bool dry_run) {
 }
 
 absl::StatusOr<std::vector<ConfigChange>> Reloader::TryReload(bool dry_run) {
-  if (file_.empty()) return absl::FailedPreconditionError("the daemon was started without a configuration file");
+  if (file_.empty())
+    return absl::FailedPreconditionError(
+        "the daemon was started without a configuration file; restart it with --config");
   const v1::Config now = Now();
   v1::Config next;
   if (absl::Status read = LoadConfig(file_, &next); !read.ok()) return read;

@@ -128,7 +128,9 @@ absl::StatusOr<Salt> UnpackSalt(absl::string_view field, absl::string_view bytes
   if (bytes.size() != salt.bytes.size())
     return Invalid(field, ": wrong length; expected ", salt.bytes.size(), " bytes, or empty");
   std::ranges::copy(bytes, salt.bytes.begin());
-  if (salt == Salt{}) return Invalid(field, ": zeros");  // zeros mean no salt, which would share everything
+  if (salt == Salt{})
+    return Invalid(
+        field, ": all zero; expected a salt, or empty for none");  // zeros mean no salt, which would share everything
   return salt;
 }
 

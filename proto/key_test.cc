@@ -186,7 +186,8 @@ TEST(Key, SaltsRoundTrip) {
   }
   EXPECT_EQ(UnpackSalt("prompt.salt", "short").status().message(),
             "prompt.salt: wrong length; expected 32 bytes, or empty");
-  EXPECT_EQ(UnpackSalt("prompt.salt", std::string(32, '\0')).status().message(), "prompt.salt: zeros");
+  EXPECT_EQ(UnpackSalt("prompt.salt", std::string(32, '\0')).status().message(),
+            "prompt.salt: all zero; expected a salt, or empty for none");
 }
 
 TEST(Key, DifferentSaltsAreDifferentTexts) {

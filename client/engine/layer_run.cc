@@ -103,9 +103,10 @@ Status CheckRows(const kernels::LinearShape& shape, const TokenRows& rows, bool 
 
 Status CheckRowStride(uint64_t tokens, int64_t stride, int64_t width, const std::string& field) {
   if (stride == 0 || tokens < 2) return {};
-  if (stride < -kMostStride || stride > kMostStride) return Invalid(field, ": ", stride, " floats is out of range");
+  if (stride < -kMostStride || stride > kMostStride)
+    return Invalid(field, ": ", stride, " floats; expected -", kMostStride, " to ", kMostStride);
   if (stride <= -width || stride >= width) return {};
-  return Invalid(field, ": ", stride, " floats; a token's row has ", width);
+  return Invalid(field, ": ", stride, " floats; expected at least ", width, ", the width of a token's row");
 }
 
 Status CheckState(const State& state, const std::string& field) {
@@ -113,7 +114,7 @@ Status CheckState(const State& state, const std::string& field) {
   if (state.dtype != DType::kF32 && state.dtype != DType::kF16 && state.dtype != DType::kBF16) {
     return Invalid(field, ".dtype: ", static_cast<int>(state.dtype), "; expected f32, f16 or bf16");
   }
-  if (state.head_stride < 0) return Invalid(field, ".head_stride: negative; expected 0 or more");
+  if (state.head_stride < 0) return Invalid(field, ".head_stride: ", state.head_stride, "; expected 0 or more");
   const bool scaled = state.dtype == DType::kF16;
   return scaled == (state.exponents != nullptr)
              ? Status()
@@ -165,9 +166,11 @@ uint64_t HeadStride(const State& state, const kernels::LinearShape& shape) {
 }
 
 Status CheckHeadStride(const State& state, const kernels::LinearShape& shape, const std::string& field) {
-  if (state.head_stride > kMostStride) return Invalid(field, ".head_stride: ", state.head_stride, " is out of range");
+  if (state.head_stride > kMostStride)
+    return Invalid(field, ".head_stride: ", state.head_stride, "; expected at most ", kMostStride);
   if (HeadStride(state, shape) >= uint64_t(shape.d_k) * shape.d_v) return {};
-  return Invalid(field, ".head_stride: ", state.head_stride, " elements, and a head has ", shape.d_k * shape.d_v);
+  return Invalid(field, ".head_stride: ", state.head_stride, " elements; expected at least ", shape.d_k * shape.d_v,
+                 ", the size of a head");
 }
 
 std::vector<void*> HeadsOf(const State& state, const kernels::LinearShape& shape) {

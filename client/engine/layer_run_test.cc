@@ -82,11 +82,12 @@ TEST_F(CheckingAlone, RefusesRowsThatOverlap) {
   for (const auto& [stride, name] : strides) {
     for (const int64_t wrong : {3, -3, 1}) {
       *stride = wrong;
-      EXPECT_EQ(Say(), absl::StrCat("alone.", name, ": ", wrong, " floats; a token's row has 4"));
+      EXPECT_EQ(Say(),
+                absl::StrCat("alone.", name, ": ", wrong, " floats; expected at least 4, the width of a token's row"));
     }
     for (const int64_t wrong : {int64_t{1} << 62, INT64_MIN}) {
       *stride = wrong;
-      EXPECT_EQ(Say(), absl::StrCat("alone.", name, ": ", wrong, " floats is out of range"));
+      EXPECT_EQ(Say(), absl::StrCat("alone.", name, ": ", wrong, " floats; expected -1099511627776 to 1099511627776"));
     }
     for (const int64_t right : {4, -4, 9, 0}) {  // rows may be in reverse order, or be parts of wider rows
       *stride = right;
@@ -104,7 +105,7 @@ TEST_F(CheckingAlone, RefusesRowsThatOverlap) {
 TEST_F(CheckingAlone, RefusesHeadsThatOverlapByWraparound) {
   for (const int64_t stride : {int64_t{1} << 62, INT64_MAX}) {
     alone_.state.head_stride = stride;
-    EXPECT_EQ(Say(), absl::StrCat("alone.state.head_stride: ", stride, " is out of range"));
+    EXPECT_EQ(Say(), absl::StrCat("alone.state.head_stride: ", stride, "; expected at most 1099511627776"));
   }
 }
 

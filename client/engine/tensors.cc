@@ -75,14 +75,17 @@ Status CheckTensors(const ashlar::Layout& layout, const Region& region, std::spa
     const TensorBytes bytes(layout.layers[layer]);
     if (tensors.layer != layer) return Invalid(at, ".layer: ", tensors.layer, "; expected ", layer);
     if (tensors.state == nullptr) return Invalid(at, ".state: null");
-    if (tensors.state_head_stride > kMostStride) return Invalid(at, ".state_head_stride: out of range");
-    if (tensors.conv_row_stride > kMostStride) return Invalid(at, ".conv_row_stride: out of range");
+    if (tensors.state_head_stride > kMostStride)
+      return Invalid(at, ".state_head_stride: ", tensors.state_head_stride, "; expected at most ", kMostStride);
+    if (tensors.conv_row_stride > kMostStride)
+      return Invalid(at, ".conv_row_stride: ", tensors.conv_row_stride, "; expected at most ", kMostStride);
     const RowGrid state = StateGrid(layout.layers[layer], tensors), tail = TailGrid(layout.layers[layer], tensors);
     if (std::holds_alternative<OpaqueLayer>(layout.layers[layer]) && tensors.state_head_stride != 0)
       return Invalid(at, ".state_head_stride: ", tensors.state_head_stride, "; expected 0 for an opaque layer");
     if (tensors.state_head_stride < 0 || state.apart < state.row)
-      return Invalid(at, ".state_head_stride: heads overlap");
-    if (tensors.conv_row_stride < 0 || tail.apart < tail.row) return Invalid(at, ".conv_row_stride: rows overlap");
+      return Invalid(at, ".state_head_stride: ", tensors.state_head_stride, "; heads overlap");
+    if (tensors.conv_row_stride < 0 || tail.apart < tail.row)
+      return Invalid(at, ".conv_row_stride: ", tensors.conv_row_stride, "; rows overlap");
     if (bytes.conv_tail > 0 && tensors.conv_tail == nullptr) return Invalid(at, ".conv_tail: null");
     if (bytes.exponents > 0 && tensors.state_exponents == nullptr) return Invalid(at, ".state_exponents: null");
     if (with_transition && tensors.transition == nullptr) return Invalid(at, ".transition: null");

@@ -66,7 +66,9 @@ absl::Status Connect(int fd, const std::string& path, Deadline deadline, const s
     if (errno != EAGAIN) return absl::UnavailableError(absl::StrCat("no daemon at ", path, ": ", std::strerror(errno)));
     if (stop.stop_requested()) return absl::CancelledError("connecting was cancelled");
     if (Passed(deadline))
-      return absl::UnavailableError(absl::StrCat("the daemon at ", path, " does not accept connections"));
+      return absl::UnavailableError(
+          absl::StrCat("the daemon at ", path,
+                       " did not accept the connection before the deadline; its queue of connections is full"));
     std::this_thread::sleep_for(kBacklogFull);
   }
   return absl::OkStatus();

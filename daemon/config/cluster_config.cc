@@ -140,14 +140,14 @@ absl::Status CheckCluster(const v1::Cluster& cluster) {
     return Invalid("cluster.transport_address: same as cluster.control_address");
   }
   if (cluster.expect_transport() != "any" && cluster.expect_transport() != "rdma") {
-    return Invalid("cluster.expect_transport: expected any or rdma");
+    return Invalid("cluster.expect_transport: \"", cluster.expect_transport(), "\"; expected any or rdma");
   }
   if (cluster.rdma_reads() != "auto" && cluster.rdma_reads() != "off") {
-    return Invalid("cluster.rdma_reads: expected auto or off");
+    return Invalid("cluster.rdma_reads: \"", cluster.rdma_reads(), "\"; expected auto or off");
   }
   if (cluster.announce() == "used_twice") return Invalid("cluster.announce: used_twice is renamed; use second_use");
   if (cluster.announce() != "second_use" && cluster.announce() != "all") {
-    return Invalid("cluster.announce: expected second_use or all");
+    return Invalid("cluster.announce: \"", cluster.announce(), "\"; expected second_use or all");
   }
   if (cluster.transport_allow_size() > kMaxAllowed) {
     return Invalid("cluster.transport_allow: too many; expected at most ", kMaxAllowed, " addresses");
@@ -155,10 +155,10 @@ absl::Status CheckCluster(const v1::Cluster& cluster) {
   for (int i = 0; i < cluster.transport_allow_size(); ++i) {
     in_addr parsed{};
     if (inet_pton(AF_INET, cluster.transport_allow(i).c_str(), &parsed) == 1) continue;
-    return Invalid("cluster.transport_allow[", i, "]: expected an IPv4 address");
+    return Invalid("cluster.transport_allow[", i, "]: \"", cluster.transport_allow(i), "\"; expected an IPv4 address");
   }
   if (cluster.replicate() != "hot" && cluster.replicate() != "never") {
-    return Invalid("cluster.replicate: expected hot or never");
+    return Invalid("cluster.replicate: \"", cluster.replicate(), "\"; expected hot or never");
   }
   if (cluster.replica_bytes() > kMaxReplicaBytes) {
     return Invalid("cluster.replica_bytes: out of range; expected at most ", kMaxReplicaBytes);

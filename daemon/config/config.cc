@@ -176,7 +176,7 @@ absl::Status CheckListen(const v1::Listen& listen) {
     if (!fresh) return Invalid(socket.field, ": same as ", other->second);
   }
   if (listen.metrics_socket_access() != "owner" && listen.metrics_socket_access() != "group") {
-    return Invalid("listen.metrics_socket_access: expected owner or group");
+    return Invalid("listen.metrics_socket_access: \"", listen.metrics_socket_access(), "\"; expected owner or group");
   }
   if (listen.metrics_address().empty()) return absl::OkStatus();
   const auto address = ParseHostPort(listen.metrics_address());
@@ -202,13 +202,16 @@ absl::Status CheckMemory(absl::string_view field, const Memory& memory) {
 absl::Status CheckNuma(const v1::Numa& numa) {
   const std::set<std::string> policies = {"bind", "preferred", "interleave"};
   if (numa.policy().empty() && numa.nodes().empty()) return absl::OkStatus();
-  if (!policies.contains(numa.policy())) return Invalid("dram.numa.policy: expected bind, preferred or interleave");
+  if (!policies.contains(numa.policy()))
+    return Invalid("dram.numa.policy: \"", numa.policy(), "\"; expected bind, preferred or interleave");
   if (numa.nodes().empty()) return Invalid("dram.numa.nodes: required with dram.numa.policy");
   if (numa.policy() == "preferred" && numa.nodes_size() > 1)
-    return Invalid("dram.numa.nodes: policy preferred takes one node");
+    return Invalid("dram.numa.nodes: ", numa.nodes_size(), " nodes; expected one with policy preferred");
   std::set<uint32_t> nodes;
   for (int i = 0; i < numa.nodes_size(); ++i) {
-    if (numa.nodes(i) >= storage::NumaPolicy::kMaxNodes) return Invalid("dram.numa.nodes[", i, "]: out of range");
+    if (numa.nodes(i) >= storage::NumaPolicy::kMaxNodes)
+      return Invalid("dram.numa.nodes[", i, "]: ", numa.nodes(i), "; expected less than ",
+                     storage::NumaPolicy::kMaxNodes);
     if (!nodes.insert(numa.nodes(i)).second) return Invalid("dram.numa.nodes[", i, "]: given twice");
   }
   return absl::OkStatus();
@@ -232,12 +235,14 @@ absl::Status CheckTiers(const v1::Config& config) {
   if (ssd.capacity_bytes() > kMaxMemoryBytes)
     return Invalid("ssd.capacity_bytes: out of range; expected at most ", kMaxMemoryBytes);
   const std::set<std::string> admissions = {"all", "second_use", "tinylfu"};
-  if (!admissions.contains(ssd.admission())) return Invalid("ssd.admission: expected all, second_use or tinylfu");
+  if (!admissions.contains(ssd.admission()))
+    return Invalid("ssd.admission: \"", ssd.admission(), "\"; expected all, second_use or tinylfu");
   if (ssd.on_damage() == "set_aside") return Invalid("ssd.on_damage: set_aside is renamed; use quarantine");
   if (ssd.on_damage() != "quarantine" && ssd.on_damage() != "refuse") {
-    return Invalid("ssd.on_damage: expected quarantine or refuse");
+    return Invalid("ssd.on_damage: \"", ssd.on_damage(), "\"; expected quarantine or refuse");
   }
-  if (config.eviction() != "price" && config.eviction() != "lru") return Invalid("eviction: expected price or lru");
+  if (config.eviction() != "price" && config.eviction() != "lru")
+    return Invalid("eviction: \"", config.eviction(), "\"; expected price or lru");
   if (ssd.threads() > kMaxThreads) return Invalid("ssd.threads: out of range; expected at most ", kMaxThreads);
   if (ssd.queue_depth() < kLeastDiskQueue) {
     return Invalid("ssd.queue_depth: ", ssd.queue_depth(), " is too small; expected at least ", kLeastDiskQueue);
@@ -380,21 +385,22 @@ absl::Status CheckBounds(const v1::Config& config) {
     return Invalid("workers.landings_per_session: out of range; expected at most ", kMaxQueueDepth);
   }
   if (config.metrics().tenants() != "summed" && config.metrics().tenants() != "named") {
-    return Invalid("metrics.tenants: expected summed or named");
+    return Invalid("metrics.tenants: \"", config.metrics().tenants(), "\"; expected summed or named");
   }
   const std::set<std::string> levels = {"trace", "debug", "info", "warning", "error"};
   if (!levels.contains(config.log().level())) {
-    return Invalid("log.level: expected trace, debug, info, warning or error");
+    return Invalid("log.level: \"", config.log().level(), "\"; expected trace, debug, info, warning or error");
   }
   if (config.log().format() != "text" && config.log().format() != "json") {
-    return Invalid("log.format: expected text or json");
+    return Invalid("log.format: \"", config.log().format(), "\"; expected text or json");
   }
   if (!config.log().audit_file().empty() && config.log().audit_file().front() != '/') {
     return Invalid("log.audit_file: must be an absolute path");
   }
   if (config.scrub().bytes_per_second() > kMaxMemoryBytes)
     return Invalid("scrub.bytes_per_second: out of range; expected at most ", kMaxMemoryBytes);
-  if (config.sandbox() != "off" && config.sandbox() != "on") return Invalid("sandbox: expected off or on");
+  if (config.sandbox() != "off" && config.sandbox() != "on")
+    return Invalid("sandbox: \"", config.sandbox(), "\"; expected off or on");
   return absl::OkStatus();
 }
 

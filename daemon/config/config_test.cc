@@ -225,13 +225,15 @@ INSTANTIATE_TEST_SUITE_P(
                  "dram.arena_bytes: 67108864; expected at most dram.capacity_bytes, 4194304"},
         BadInput{"dram: {capacity_bytes: 1GiB, lock: 1}", "dram.lock: expected true or false"},
         BadInput{"dram: {capacity_bytes: 1GiB}\ngpu: {device: 1024}", "gpu.device: out of range"},
-        BadInput{"dram: {capacity_bytes: 1GiB, numa: {nodes: [0]}}", "dram.numa.policy: expected bind, preferred or"},
-        BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: local, nodes: [0]}}", "dram.numa.policy: expected bind"},
+        BadInput{"dram: {capacity_bytes: 1GiB, numa: {nodes: [0]}}",
+                 "dram.numa.policy: \"\"; expected bind, preferred or"},
+        BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: local, nodes: [0]}}",
+                 "dram.numa.policy: \"local\"; expected bind"},
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: bind}}", "dram.numa.nodes: required"},
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: preferred, nodes: [0, 1]}}",
-                 "dram.numa.nodes: policy preferred takes one node"},
+                 "dram.numa.nodes: 2 nodes; expected one with policy preferred"},
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: bind, nodes: [0, 1024]}}",
-                 "dram.numa.nodes[1]: out of range"},
+                 "dram.numa.nodes[1]: 1024; expected less than 1024"},
         BadInput{"dram: {capacity_bytes: 1GiB, numa: {policy: interleave, nodes: [1, 0, 1]}}",
                  "dram.numa.nodes[2]: given twice"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nhbm: {capacity_bytes: 2048TiB}", "hbm.capacity_bytes: out of range"},
@@ -241,12 +243,12 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d}",
                  "ssd.capacity_bytes: 0; expected at least one extent"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, admission: some}",
-                 "ssd.admission: expected"},
-        BadInput{"dram: {capacity_bytes: 1GiB}\neviction: fifo", "eviction: expected price or lru"},
+                 "ssd.admission: \"some\"; expected"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\neviction: fifo", "eviction: \"fifo\"; expected price or lru"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, threads: 9999}",
                  "ssd.threads: out of range"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, on_damage: repair}",
-                 "ssd.on_damage: expected"},
+                 "ssd.on_damage: \"repair\"; expected"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, on_damage: set_aside}",
                  "ssd.on_damage: set_aside is renamed; use quarantine"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nssd: {folder: /d, capacity_bytes: 1GiB, queue_depth: 9999999}",
@@ -347,9 +349,10 @@ INSTANTIATE_TEST_SUITE_P(
         BadInput{
             "dram: {capacity_bytes: 1GiB}\ntenants: [{name: a, uids: [1], dram_bytes: 1GiB, landing_bytes: 2000TiB}]",
             "tenants[0].landing_bytes: out of range"},
-        BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {level: loud}", "log.level: expected"},
-        BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {format: xml}", "log.format: expected"},
-        BadInput{"dram: {capacity_bytes: 1GiB}\nmetrics: {tenants: none}", "metrics.tenants: expected summed or named"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {level: loud}", "log.level: \"loud\"; expected"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nlog: {format: xml}", "log.format: \"xml\"; expected"},
+        BadInput{"dram: {capacity_bytes: 1GiB}\nmetrics: {tenants: none}",
+                 "metrics.tenants: \"none\"; expected summed or named"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nevents: {zmq_address: \"127.0.0.1:1\"}",
                  "events.zmq_address: expected tcp://HOST:PORT"},
         BadInput{"dram: {capacity_bytes: 1GiB}\nevents: {zmq_replay_address: \"tcp://*:1\"}",
@@ -384,7 +387,7 @@ TEST(Config, ChecksSocketPaths) {
       {"listen: {rpc_socket: /a, session_socket: /b, admin_socket: /c, metrics_socket: /c}",
        "listen.metrics_socket: same as listen.admin_socket"},
       {"listen: {rpc_socket: /a, session_socket: /b, metrics_socket_access: everybody}",
-       "listen.metrics_socket_access: expected owner or group"},
+       "listen.metrics_socket_access: \"everybody\"; expected owner or group"},
   };
   for (const auto& c : kCases) {
     v1::Config config;
@@ -430,7 +433,7 @@ TEST(Config, UnreadableFilesAreNamed) {
   const std::string path = ::testing::TempDir() + "ashlard_config_test.yaml";
   std::ofstream(path) << Minimal() << "log: {level: 5}\n";
   const absl::Status bad = LoadConfig(path, &config);
-  EXPECT_THAT(std::string(bad.message()), HasSubstr(path + ": log.level: expected"));
+  EXPECT_THAT(std::string(bad.message()), HasSubstr(path + ": log.level: \"5\"; expected"));
   unlink(path.c_str());
 }
 

@@ -261,7 +261,7 @@ absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, c
     if (given == request.states_size()) return Invalid("states: linear layer ", i, " is missing");
     const std::string field = absl::StrCat("states[", given, "]");
     const v1::LayerState& place = request.states(given++);
-    if (place.layer() != i) return Invalid(field, ".layer: expected linear layer ", i, ", got ", place.layer());
+    if (place.layer() != i) return Invalid(field, ".layer: ", place.layer(), "; expected linear layer ", i);
     storage::Composition::Layer& layer = plan->composition.layers.emplace_back();
     layer.layer = i;
     layer.shape = kernels::ShapeOf(*linear);

@@ -157,7 +157,7 @@ TEST_F(EngineComposeSeamlessTest, MalformedComposeIsRefusedByName) {
       {"segments[2].first_position: out of range",
        [](Request& r) { r.mutable_segments(2)->set_first_position(~0ull); }},
       {"states: linear layer 0 is missing", [](Request& r) { r.clear_states(); }},
-      {"states[0].layer: expected linear layer 0, got 1", [](Request& r) { r.mutable_states(0)->set_layer(1); }},
+      {"states[0].layer: 1; expected linear layer 0", [](Request& r) { r.mutable_states(0)->set_layer(1); }},
       {"states[1]: the layout has only 1", [](Request& r) { *r.add_states() = r.states(0); }},
       {"states[0].state.offset: exceeds the region",
        [](Request& r) { r.mutable_states(0)->mutable_state()->set_offset(TestEngine::kRegionBytes - 4); }},

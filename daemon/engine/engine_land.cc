@@ -290,8 +290,8 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, Landi
   if (landing->lease == storage::LeaseId{}) return refused(Invalid("lease: all zero; expected a lease from Match"));
   if (request.prompt().needed_in_ns() != 0)
     return refused(Invalid("prompt.needed_in_ns: must be 0, because a landing starts immediately"));
-  if (CountLookups(request.prompt(), *model) > limits::kMaxLookupsPerMatch) {
-    return refused(Invalid("prompt: too many; expected at most ", limits::kMaxLookupsPerMatch, " shards of segments"));
+  if (const uint64_t lookups = CountLookups(request.prompt(), *model); lookups > limits::kMaxLookupsPerMatch) {
+    return refused(Invalid("prompt: ", lookups, " shards of segments; expected at most ", limits::kMaxLookupsPerMatch));
   }
   auto asked = ReadPrompt("prompt", request.prompt(), *model);
   if (!asked.ok()) return refused(asked.status());

@@ -124,7 +124,7 @@ TEST_F(EngineSaltTest, MalformedSaltsAreRefusedByName) {
       engine_, match, absl::StatusCode::kInvalidArgument,
       {{"prompts[0].salt: wrong length; expected 32 bytes, or empty",
         [](auto& r) { r.mutable_prompts(0)->set_salt("x"); }},
-       {"prompts[0].salt: zeros", [](auto& r) { r.mutable_prompts(0)->set_salt(std::string(32, '\0')); }}});
+       {"prompts[0].salt: all zero", [](auto& r) { r.mutable_prompts(0)->set_salt(std::string(32, '\0')); }}});
   ExpectRefusals<v1::ReserveRequest, v1::ReserveReply>(
       engine_, ReserveRequest(ObjectKind::kSegment, Ascending(20, 1), ""), absl::StatusCode::kInvalidArgument,
       {{"objects[0].salt: wrong length; expected 32 bytes", [](auto& r) { r.mutable_objects(0)->set_salt("x"); }}});

@@ -134,7 +134,7 @@ bool IsNodeName(absl::string_view name) {
 absl::StatusOr<std::shared_ptr<const Trust>> Trust::Parse(absl::string_view pem) {
   absl::StatusOr<std::vector<Certificate>> authorities = ReadCertificates(pem, 1024);
   if (!authorities.ok()) return authorities.status();
-  if (authorities->empty()) return Invalid("the file has no certificate");
+  if (authorities->empty()) return Invalid("the file has no certificate; expected PEM");
   Store store(X509_STORE_new());
   if (store == nullptr) return absl::ResourceExhaustedError("no memory for certificates");
   for (size_t i = 0; i < authorities->size(); ++i) {
@@ -191,11 +191,14 @@ absl::Status CheckPair(absl::string_view cert, absl::string_view key) {
   const Certificate certificate(PEM_read_bio_X509(cert_bio.get(), nullptr, NoPassphrase, nullptr));
   const PrivateKey private_key(PEM_read_bio_PrivateKey(key_bio.get(), nullptr, NoPassphrase, nullptr));
   ERR_clear_error();
-  if (certificate == nullptr) return Invalid("cert_file: the file has no certificate");
-  if (private_key == nullptr) return Invalid("key_file: the file has no private key, or the key has a passphrase");
+  if (certificate == nullptr) return Invalid("cert_file: the file has no certificate; expected PEM");
+  if (private_key == nullptr)
+    return Invalid(
+        "key_file: the file has no private key, or the key has a passphrase; expected PEM without a passphrase");
   const bool match = X509_check_private_key(certificate.get(), private_key.get()) == 1;
   ERR_clear_error();
-  return match ? ReadCertificates(cert, kMaxChain).status() : Invalid("key_file: does not match cert_file");
+  return match ? ReadCertificates(cert, kMaxChain).status()
+               : Invalid("key_file: does not match cert_file; expected the certificate's private key");
 }
 
 CertificateTerm TermOf(absl::string_view pem) {

@@ -87,10 +87,11 @@ TEST_F(CertificateTest, TheChainEndsWithItsFirstExpiry) {
 TEST_F(CertificateTest, RequiresAMatchingPair) {
   const TestPair one = authority_.Sign({.name = "a"}), other = authority_.Sign({.name = "a"});
   EXPECT_TRUE(CheckPair(one.cert, one.key).ok());
-  EXPECT_EQ(CheckPair(one.cert, other.key).message(), "key_file: does not match cert_file");
-  EXPECT_EQ(CheckPair("", one.key).message(), "cert_file: the file has no certificate");
+  EXPECT_EQ(CheckPair(one.cert, other.key).message(),
+            "key_file: does not match cert_file; expected the certificate's private key");
+  EXPECT_EQ(CheckPair("", one.key).message(), "cert_file: the file has no certificate; expected PEM");
   EXPECT_EQ(CheckPair(one.cert, one.key.substr(0, 60)).message(),
-            "key_file: the file has no private key, or the key has a passphrase");
+            "key_file: the file has no private key, or the key has a passphrase; expected PEM without a passphrase");
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ TEST_F(TlsTest, ADaemonDoesNotStartWithFilesThatAreWrong) {
   Put({.cert = good.cert, .key = "nonsense"});
   EXPECT_THAT(OpenError(), StartsWith("key_file: the file has no private key"));
   Put({.cert = good.cert, .key = authority_.Sign({.name = "a"}).key});
-  EXPECT_EQ(OpenError(), "key_file: does not match cert_file");
+  EXPECT_EQ(OpenError(), "key_file: does not match cert_file; expected the certificate's private key");
   Put(authority_.Sign({.name = "b"}));
   EXPECT_EQ(OpenError(), "cert_file: names node b; expected node a");
   Put(authority_.Sign({.name = "a", .from_seconds = -9, .to_seconds = -5}));

@@ -357,8 +357,10 @@ absl::StatusOr<std::shared_ptr<Pages>> Pages::Declare(std::shared_ptr<const Mode
     const std::string field = absl::StrCat("layers[", given, "]");
     if (given == request.layers_size()) return Invalid("layers: attention layer ", i, " is missing");
     const v1::PagedLayer& paged = request.layers(given++);
-    if (paged.layer() != i) return Invalid(field, ".layer: expected attention layer ", i, ", got ", paged.layer());
-    if (paged.group() >= pages->groups_.size()) return Invalid(field, ".group: ", paged.group(), " is out of range");
+    if (paged.layer() != i) return Invalid(field, ".layer: ", paged.layer(), "; expected attention layer ", i);
+    if (paged.group() >= pages->groups_.size())
+      return Invalid(field, ".group: ", paged.group(), "; expected less than ", pages->groups_.size(),
+                     ", the number of groups");
     const auto* opaque = std::get_if<OpaqueLayer>(&layers[i]);
     absl::StatusOr<std::vector<Plane>> of_layer;
     if (opaque != nullptr) {

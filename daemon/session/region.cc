@@ -83,10 +83,13 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, 
     if (absl::Status cut = CutBehindEnd(memfd.get()); !cut.ok()) return cut;
     (*region)->memfd_ = std::make_shared<const UniqueFd>(fcntl(memfd.get(), F_DUPFD_CLOEXEC, 0));
     if ((*region)->memfd_->valid()) return region;
-    return absl::ResourceExhaustedError("register_region.descriptor: the daemon has no file descriptors left");
+    return absl::ResourceExhaustedError(
+        "register_region.descriptor: the daemon has no file descriptors left; raise its limit (LimitNOFILE)");
   }
   if (absl::IsPermissionDenied(region.status())) {
-    return absl::InvalidArgumentError("register_region.descriptor: cannot be mapped for writing");
+    return absl::InvalidArgumentError(
+        "register_region.descriptor: cannot be mapped for writing; open it for reading and writing, without a write "
+        "seal");
   }
   return absl::ResourceExhaustedError(absl::StrCat("register_region.bytes: ", region.status().message()));
 }

@@ -72,7 +72,7 @@ std::shared_ptr<Region> Kept(std::shared_ptr<Region> region, Holding holding, co
 
 absl::Status NotOneDescriptor(const std::vector<UniqueFd>& descriptors) {
   return absl::InvalidArgumentError(
-      absl::StrCat("register_region.descriptor: expected exactly one, got ", descriptors.size()));
+      absl::StrCat("register_region.descriptor: ", descriptors.size(), " descriptors; expected exactly one"));
 }
 
 absl::Status TooManyWaitForPages() {

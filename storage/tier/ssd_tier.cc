@@ -308,7 +308,7 @@ absl::StatusOr<std::vector<SsdTier::Recovered>> SsdTier::Recover() {
 absl::StatusOr<Slot> SsdTier::Allocate(TenantId tenant, uint64_t extents) {
   const auto found = tenants_.find(tenant);
   if (found == tenants_.end()) return absl::ResourceExhaustedError(absl::StrCat("tenant ", tenant, ": has no budget"));
-  if (extents == 0) return absl::InvalidArgumentError("extents: must be positive");
+  if (extents == 0) return absl::InvalidArgumentError("extents: 0; expected at least 1");
   Tenant& owner = found->second;
   const bool in_budget = extents <= (owner.budget_bytes - owner.used_bytes) / kExtentBytes;
   if (!in_budget || extents > extents_.free_extents()) {

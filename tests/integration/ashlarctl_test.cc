@@ -319,7 +319,7 @@ TEST_F(Ashlarctl, RefusesWhatIsInvalidByName) {
       {"ls --namespace abc", 1, "--namespace: no model or object has a namespace that begins with abc"},
       {"health --socket /x", 2, "did you mean --rpc-socket?"},
       {"verify --rate 10GX", 2, "--rate: \"10GX\" is not a size"},
-      {"verify --rate 0", 2, "--rate: must be positive"},
+      {"verify --rate 0", 2, "--rate: 0; expected at least 1 byte per second"},
       {"pin /dev/null", 2, "--until: --until or --hard is required"},
       {"pin --until tomorrow /dev/null", 2, "--until: expected a time such as"},
       {"pin --until 2001-01-01T00:00:00Z /dev/null", 2, "--until: must be in the future"},

@@ -42,14 +42,14 @@ absl::StatusOr<uint32_t> KindFrom(const std::string& name) {
        {ObjectKind::kSegment, ObjectKind::kPrefixBlock, ObjectKind::kCheckpoint, ObjectKind::kSpan}) {
     if (Name(kind) == name) return static_cast<uint32_t>(kind);
   }
-  return Invalid("--kind: unknown kind \"", name, "\"");
+  return Invalid("--kind: unknown kind \"", name, "\"; expected segment, prefix_block, checkpoint or span");
 }
 
 absl::StatusOr<uint32_t> TierFrom(const std::string& name) {
   for (const TierKind tier : {TierKind::kHbm, TierKind::kDram, TierKind::kSsd}) {
     if (Name(tier) == name) return static_cast<uint32_t>(tier);
   }
-  return Invalid("--tier: unknown tier \"", name, "\"");
+  return Invalid("--tier: unknown tier \"", name, "\"; expected hbm, dram or ssd");
 }
 
 absl::StatusOr<uint64_t> NumberFrom(const Arguments& arguments, const char* option, uint64_t otherwise) {
@@ -238,7 +238,7 @@ absl::StatusOr<Answer> Ls(const Arguments& arguments, AdminClient& client) {
   if (!request.ok()) return request.status();
   const absl::StatusOr<uint64_t> limit = NumberFrom(arguments, "limit", kDefaultLimit);
   if (!limit.ok()) return limit.status();
-  if (*limit == 0) return Invalid("--limit: must be positive");
+  if (*limit == 0) return Invalid("--limit: 0; expected at least 1");
   Answer answer{.json = {{"objects", json::array()}, {"next", nullptr}, {"more", false}}};
   uint64_t listed = 0, bytes = 0;
   bool more = true;
@@ -301,7 +301,7 @@ absl::StatusOr<Answer> Verify(const Arguments& arguments, AdminClient& client) {
   if (arguments.Has("rate")) {
     const absl::StatusOr<uint64_t> rate = ParseByteSize(arguments.Get("rate"));
     if (!rate.ok()) return Invalid("--rate: ", rate.status().message());
-    if (*rate == 0) return Invalid("--rate: must be positive");
+    if (*rate == 0) return Invalid("--rate: 0; expected at least 1 byte per second");
     request.set_bytes_per_second(*rate);
   }
   if (absl::Status status = client.Verify(request, &reply); !status.ok()) return status;

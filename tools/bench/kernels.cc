@@ -5,6 +5,7 @@
 #include <thread>
 
 #include "absl/status/status.h"
+#include "absl/strings/str_cat.h"
 #include "kernels/host/thread_pool.h"
 #include "tools/bench/bench.h"
 #include "tools/bench/kernel_cases.h"
@@ -100,7 +101,8 @@ absl::Status TimeKernels(const Options& options, nlohmann::json& figures) {
       cases.push_back(Time(kernel_case, back_end, *queue, options.repetitions, limits));
     }
   }
-  if (cases.empty()) return absl::NotFoundError("--filter: no case of this name");
+  if (cases.empty())
+    return absl::NotFoundError(absl::StrCat("--filter: no case's name contains '", options.filter, "'"));
   return absl::OkStatus();
 }
 

@@ -153,7 +153,9 @@ RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint6
     dense *= static_cast<int64_t>(tensor.shape(i - 1));
   }
   if (dense == static_cast<int64_t>(rows * width)) return {tensor.data(), 0};
-  if (dense != static_cast<int64_t>(width)) throw Refused(name, "its shape does not match the size of a row");
+  if (dense != static_cast<int64_t>(width))
+    throw Refused(name, "its last dimensions have " + std::to_string(dense) + " elements; expected " +
+                            std::to_string(width) + ", the size of a row");
   std::optional<int64_t> stride;
   int64_t next = 0;
   for (; i > 0; --i) {
@@ -162,7 +164,8 @@ RowsOfElements ElementRows(const std::string& name, const Strided& tensor, uint6
     if (tensor.stride(i - 1) != next) throw Refused(name, "the strides between its rows differ; expected one stride");
     next *= static_cast<int64_t>(tensor.shape(i - 1));
   }
-  if (stride.value_or(0) < static_cast<int64_t>(width)) throw Refused(name, "its rows overlap");
+  if (stride.value_or(0) < static_cast<int64_t>(width))
+    throw Refused(name, "its rows overlap; expected a stride of at least " + std::to_string(width));
   return {tensor.data(), *stride == static_cast<int64_t>(width) ? 0 : *stride};
 }
 

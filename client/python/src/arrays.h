@@ -83,17 +83,19 @@ std::pair<nb::object, T*> MakeObject(nb::handle type) {
 // Checks that an array is [tokens, ...] with `width` floats per token. Each token is dense, and tokens do not overlap.
 template <typename Array>
 RowsView RowsOf(const std::string& name, const Array& array, uint64_t width) {
-  if (array.ndim() < 1) throw Refused(name, "has no dimensions");
+  if (array.ndim() < 1) throw Refused(name, "0 dimensions; expected at least 1");
   int64_t dense = 1;
   for (size_t i = array.ndim(); i-- > 1;) {
-    if (array.shape(i) > 1 && array.stride(i) != dense) throw Refused(name, "a token's row is not dense");
+    if (array.shape(i) > 1 && array.stride(i) != dense)
+      throw Refused(name, "a token's row is not dense; expected a contiguous array");
     dense *= static_cast<int64_t>(array.shape(i));
   }
   if (static_cast<uint64_t>(dense) != width) {
     throw Refused(name, std::to_string(dense) + " floats a token; expected " + std::to_string(width));
   }
   const int64_t stride = array.shape(0) > 1 ? array.stride(0) : dense;
-  if (stride > -dense && stride < dense) throw Refused(name, "the tokens' rows overlap");
+  if (stride > -dense && stride < dense)
+    throw Refused(name, "the tokens' rows overlap; expected a stride of at least " + std::to_string(dense));
   return {array.data(), array.shape(0), stride};
 }
 

@@ -313,7 +313,8 @@ struct ReadSpan {
       throw Refused(name, std::to_string(view.tokens) + " rows; expected one for each of the span's " +
                               std::to_string(tokens) + " tokens");
     }
-    if (tokens > 1 && view.stride != static_cast<int64_t>(width)) throw Refused(name, "the rows are not adjacent");
+    if (tokens > 1 && view.stride != static_cast<int64_t>(width))
+      throw Refused(name, "the rows are not adjacent; expected a contiguous array");
     kept_.push_back(*array);
     return view.data;
   }

@@ -95,11 +95,13 @@ absl::Status ReadPlace(const std::string& field, const v1::PeerOpened& message, 
       return Invalid(of, ".arena: out of range; the message has ", opened->arenas.size(), " arenas");
     const uint64_t most = opened->arenas[run.arena()].bytes;
     if (run.offset() > most || run.bytes() > most - run.offset()) return Invalid(of, ": exceeds its arena");
-    if (run.bytes() == 0 || run.bytes() > left) return Invalid(of, ".bytes: must be 1 to the rest of the object");
+    if (run.bytes() == 0 || run.bytes() > left)
+      return Invalid(of, ".bytes: ", run.bytes(), "; expected at least 1, and at most the object's remaining ", left,
+                     " bytes");
     left -= run.bytes();
     opened->runs.push_back({run.arena(), run.offset(), run.bytes()});
   }
-  return left == 0 ? absl::OkStatus() : Invalid(field, ".runs: fewer bytes than the object has");
+  return left == 0 ? absl::OkStatus() : Invalid(field, ".runs: ", left, " bytes of the object are missing");
 }
 
 absl::Status ReadOpened(const std::string& field, const v1::PeerOpened& message, const PeerObject& asked,
@@ -301,7 +303,8 @@ absl::StatusOr<std::vector<PeerWorker>> Read(const v1::PeerWorkersReply& message
     const v1::PeerWorker& one = message.workers(i);
     if (one.worker() == 0) return Invalid("workers[", i, "].worker: required");
     if (!std::isfinite(one.tokens_per_second()) || one.tokens_per_second() < 0) {
-      return Invalid("workers[", i, "].tokens_per_second: must be a positive number");
+      return Invalid("workers[", i, "].tokens_per_second: ", one.tokens_per_second(),
+                     "; expected a finite number, 0 or more");
     }
     workers.push_back({.worker = one.worker(),
                        .tokens_per_second = one.tokens_per_second(),
@@ -385,9 +388,10 @@ absl::StatusOr<v1::NodeProbe> Read(const v1::PeerProbeReply& message) {
   if (probe.prompt_tokens() > kMost || probe.prefix_tokens() > kMost || probe.segment_tokens() > kMost) {
     return Invalid("probe: too many tokens; expected at most ", kMost);
   }
-  if (probe.fetch_ns() < 0 || probe.compute_ns() < 0 || probe.wait_ns() < 0) return Invalid("probe: negative time");
+  if (probe.fetch_ns() < 0 || probe.compute_ns() < 0 || probe.wait_ns() < 0)
+    return Invalid("probe: fetch_ns, compute_ns or wait_ns is negative; expected 0 or more");
   if (!std::isfinite(probe.tokens_per_second()) || probe.tokens_per_second() < 0) {
-    return Invalid("probe.tokens_per_second: must be a positive number");
+    return Invalid("probe.tokens_per_second: ", probe.tokens_per_second(), "; expected a finite number, 0 or more");
   }
   if (static_cast<size_t>(probe.tiers_size()) > kMostTiers) {
     return Invalid("probe.tiers: too many; expected at most ", kMostTiers);

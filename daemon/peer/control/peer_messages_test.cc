@@ -186,9 +186,10 @@ TEST(PeerMessages, AnObjectsLocationIsReadAndChecked) {
       {[](auto& m) { m.mutable_runs(0)->set_offset(11); }, "objects[0].runs[0]: exceeds its arena"},
       {[](auto& m) { m.mutable_runs(0)->set_offset(UINT64_MAX); }, "objects[0].runs[0]: exceeds its arena"},
       {[](auto& m) { m.mutable_runs(1)->set_bytes(0); },
-       "objects[0].runs[1].bytes: must be 1 to the rest of the object"},
-      {[](auto& m) { *m.add_runs() = m.runs(1); }, "objects[0].runs[2].bytes: must be 1 to the rest of the object"},
-      {[](auto& m) { m.mutable_runs(1)->set_bytes(9); }, "objects[0].runs: fewer bytes than the object has"},
+       "objects[0].runs[1].bytes: 0; expected at least 1, and at most the object's remaining 10 bytes"},
+      {[](auto& m) { *m.add_runs() = m.runs(1); },
+       "objects[0].runs[2].bytes: 10; expected at least 1, and at most the object's remaining 0 bytes"},
+      {[](auto& m) { m.mutable_runs(1)->set_bytes(9); }, "objects[0].runs: 1 bytes of the object are missing"},
   };
   for (const auto& [spoil, error] : cases) {
     bad = good;
@@ -333,9 +334,9 @@ TEST(PeerMessages, WorkersAreChecked) {
   EXPECT_EQ(workers->at(0).queued_tokens, 7u);
   EXPECT_EQ(workers->at(0).capacity, 2u);
   reply.mutable_workers(0)->set_tokens_per_second(std::numeric_limits<double>::quiet_NaN());
-  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: must be a positive number");
+  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: nan; expected a finite number, 0 or more");
   reply.mutable_workers(0)->set_tokens_per_second(-1);
-  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: must be a positive number");
+  EXPECT_EQ(Error(Read(reply).status()), "workers[0].tokens_per_second: -1; expected a finite number, 0 or more");
   reply.mutable_workers(0)->set_worker(0);
   EXPECT_EQ(Error(Read(reply).status()), "workers[0].worker: required");
   for (int i = 0; i < 256; ++i) reply.add_workers();

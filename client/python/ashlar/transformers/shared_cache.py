@@ -99,9 +99,11 @@ def _refuse(layer: int, reason: str) -> ValueError:
 def check(model: Any, described: Model, shape: Shape) -> None:
     """ValueError: the model's attention cannot read shared rows. The model is run on some, and on copies."""
     if not shape.attention:
-        raise ValueError("shared_tokens: the model has no attention layers")
+        raise ValueError("shared_tokens: the model has no attention layers; set it to 0")
     if model.device.type != "cpu":
-        raise ValueError(f"shared_tokens: the model is on {model.device}; shared rows are in host memory")
+        raise ValueError(
+            f"shared_tokens: the model is on {model.device}; shared rows are in host memory; move the model to the CPU, or set it to 0"
+        )
     config = model.config.get_text_config(decoder=True)
     plain = DynamicCache(config=config)
     for place in shape.attention:
@@ -136,7 +138,9 @@ def check(model: Any, described: Model, shape: Shape) -> None:
         raise ValueError(f"shared_tokens: {failure}") from failure
     apart = float((found - whole).norm() / whole.norm().clamp_min(1e-30))
     if not apart <= (1e-2 if model.dtype == torch.float32 else 1e-1):  # as in `describe`
-        raise ValueError(f"shared_tokens: outputs over shared keys differ by {apart:.2g} from those over copies")
+        raise ValueError(
+            f"shared_tokens: outputs over shared keys differ by {apart:.2g} from those over copies; set it to 0"
+        )
 
 
 def _last(model: Any, cache: DynamicCache, tokens: torch.Tensor, first: int = 0) -> torch.Tensor:

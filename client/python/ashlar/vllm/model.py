@@ -256,12 +256,12 @@ def _check(vllm_config: Any, options: Options) -> None:
         )
     if device != "cpu" and vllm_config.model_config.enable_sleep_mode:
         if not hasattr(KVConnectorBase_V1, "unregister_kv_caches"):
-            raise Unsupported("sleep mode is not supported by this version of vLLM; expected 0.33 or later")
+            raise Unsupported("enable_sleep_mode: not supported by this version of vLLM; use 0.33 or later")
     parallel = vllm_config.parallel_config
     if parallel.pipeline_parallel_size > 1:
-        raise Unsupported("pipeline parallelism is not supported")
+        raise Unsupported(f"pipeline_parallel_size: {parallel.pipeline_parallel_size} is not supported; expected 1")
     if parallel.decode_context_parallel_size > 1 or getattr(parallel, "prefill_context_parallel_size", 1) > 1:
-        raise Unsupported("context parallelism is not supported")
+        raise Unsupported("decode_context_parallel_size, prefill_context_parallel_size: expected 1")
     speculative = vllm_config.speculative_config
     if speculative is not None and speculative.method not in _SPECULATIVE:
         raise Unsupported(
