@@ -42,7 +42,7 @@ absl::StatusOr<uint32_t> KindFrom(const std::string& name) {
        {ObjectKind::kSegment, ObjectKind::kPrefixBlock, ObjectKind::kCheckpoint, ObjectKind::kSpan}) {
     if (Name(kind) == name) return static_cast<uint32_t>(kind);
   }
-  return Invalid("--kind: unknown kind \"", name, "\"; expected segment, prefix_block, checkpoint or span");
+  return Invalid("--kind: unknown kind \"", name, "\"; expected segment, prefix_page, checkpoint or span");
 }
 
 absl::StatusOr<uint32_t> TierFrom(const std::string& name) {

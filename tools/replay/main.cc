@@ -90,7 +90,7 @@ absl::Status ReadCapacities(const std::vector<std::string>& sizes, Options& opti
   for (const std::string& size : sizes) {
     const absl::StatusOr<uint64_t> bytes = ParseByteSize(size);
     if (!bytes.ok()) return absl::InvalidArgumentError(absl::StrCat("--capacity: ", bytes.status().message()));
-    if (*bytes == 0) return absl::InvalidArgumentError("--capacity: must be positive");
+    if (*bytes == 0) return absl::InvalidArgumentError("--capacity: 0; expected at least 1 byte");
     options.capacities.push_back(*bytes);
   }
   return absl::OkStatus();
@@ -117,7 +117,7 @@ absl::Status ReadLinks(const std::vector<std::string>& rates, Options& options) 
   for (const std::string& rate : rates) {
     const absl::StatusOr<uint64_t> bytes = ParseByteSize(rate);
     if (!bytes.ok()) return absl::InvalidArgumentError(absl::StrCat("--link: ", bytes.status().message()));
-    if (*bytes == 0) return absl::InvalidArgumentError("--link: must be positive");
+    if (*bytes == 0) return absl::InvalidArgumentError("--link: 0; expected at least 1 byte per second");
     options.links.push_back(*bytes);
   }
   return absl::OkStatus();

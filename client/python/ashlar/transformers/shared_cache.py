@@ -99,10 +99,11 @@ def _refuse(layer: int, reason: str) -> ValueError:
 def check(model: Any, described: Model, shape: Shape) -> None:
     """ValueError: the model's attention cannot read shared rows. The model is run on some, and on copies."""
     if not shape.attention:
-        raise ValueError("shared_tokens: the model has no attention layers; set it to 0")
+        raise ValueError("shared_tokens: the model has no attention layers; set shared_tokens to 0")
     if model.device.type != "cpu":
         raise ValueError(
-            f"shared_tokens: the model is on {model.device}; shared rows are in host memory; move the model to the CPU, or set it to 0"
+            f"shared_tokens: the model is on {model.device}, but shared rows are in host memory; move the model to the "
+            "CPU, or set shared_tokens to 0"
         )
     config = model.config.get_text_config(decoder=True)
     plain = DynamicCache(config=config)
@@ -139,7 +140,8 @@ def check(model: Any, described: Model, shape: Shape) -> None:
     apart = float((found - whole).norm() / whole.norm().clamp_min(1e-30))
     if not apart <= (1e-2 if model.dtype == torch.float32 else 1e-1):  # as in `describe`
         raise ValueError(
-            f"shared_tokens: outputs over shared keys differ by {apart:.2g} from those over copies; set it to 0"
+            f"shared_tokens: outputs over shared keys differ by {apart:.2g} from those over copies; set shared_tokens "
+            "to 0"
         )
 
 

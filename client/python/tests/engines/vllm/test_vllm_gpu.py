@@ -453,7 +453,7 @@ def refuse_to_describe(*_, **__):
     [
         ("xpu", None, False, "kv_memory: the daemon cannot map the memory of xpu; set kv_memory to staged"),
         ("cuda", "6.4", False, "kv_memory: the daemon cannot map the memory of ROCm; set kv_memory to staged"),
-        ("cuda", None, True, "sleep mode is not supported by this version of vLLM; expected 0.33 or later"),
+        ("cuda", None, True, "enable_sleep_mode: not supported by this version of vLLM; use 0.33 or later"),
     ],
 )
 def test_unsupported_devices_are_named(device, hip, sleep, reason, monkeypatch):
@@ -470,7 +470,7 @@ def test_unsupported_devices_are_named(device, hip, sleep, reason, monkeypatch):
     assert is_staged(config, Options()) and not is_staged(config, Options(kv_memory="mapped"))
     config.parallel_config = types.SimpleNamespace(pipeline_parallel_size=2)
     if not sleep:
-        with pytest.raises(Unsupported, match="pipeline parallelism"):  # refused by a later check
+        with pytest.raises(Unsupported, match="pipeline_parallel_size"):  # refused by a later check
             _check(config, Options())
 
 
@@ -486,5 +486,5 @@ def test_sleep_mode_is_served_on_a_gpu(monkeypatch):
         model_config=types.SimpleNamespace(enable_sleep_mode=True),
         parallel_config=types.SimpleNamespace(pipeline_parallel_size=2),
     )
-    with pytest.raises(Unsupported, match="pipeline parallelism"):  # the next check
+    with pytest.raises(Unsupported, match="pipeline_parallel_size"):  # the next check
         _check(config, Options())
