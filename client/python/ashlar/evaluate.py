@@ -37,9 +37,9 @@ import ashlar.daemon
 from ashlar.model import Linear
 from ashlar.prompt import Prompt
 from ashlar.transformers import attach, cache_for
+from ashlar.transformers.assembly import Assembler
 from ashlar.transformers.model import weights_digest
 from ashlar.transformers.model_cache import ModelCache
-from ashlar.transformers.setting import Setter
 
 METRICS = ("loss", "kl", "agreement", "f1", "rouge_l", "reused", "ttft_ms")
 FULL, NAIVE, PREFIX = "full", "naive", "prefix"
@@ -64,7 +64,7 @@ class Outcome:
     reused: float = 0.0  # fraction of the prompt
 
 
-class _KeysAlone(Setter):
+class _KeysAlone(Assembler):
     def compose(self, request: Any, place: Any, step: Any, state: torch.Tensor) -> None:
         """Leaves a linear layer's state as if the segment did not exist."""
 
@@ -202,12 +202,12 @@ class Evaluation:
             logits = self.model(ids, logits_to_keep=len(question.query) + len(reference)).logits[0]
         return Outcome(logits.float().cpu(), answer, seconds)
 
-    def composed(self, name: str, daemon: Any, head: int, tail: int, setter: type[Setter] = Setter) -> None:
+    def composed(self, name: str, daemon: Any, head: int, tail: int, assembler: type[Assembler] = Assembler) -> None:
         """Measures one way with all segments of a prompt in the cache."""
         outcomes = []
         cache = self.cache(daemon, head=head, tail=tail)
         with cache:
-            with attach(self.model, cache, setter=setter) as reuse, torch.no_grad():
+            with attach(self.model, cache, assembler=assembler) as reuse, torch.no_grad():
                 for question, full in zip(self.questions, self.full, strict=True):
                     reference = self._tokens(question.answers[0]) if question.answers else full.answer
                     prompt = Prompt(question.segments, [*question.query, *reference])
@@ -237,8 +237,8 @@ class Evaluation:
         """Returns the reused fraction of the last prompt. RuntimeError: it ran without the cache, so its figures would
         be those of full prefill."""
         last = reuse.last
-        if last.fault or last.left:
-            raise RuntimeError(f"a prompt was computed without the cache: {last.fault or last.left}")
+        if last.fault or last.skip_reason:
+            raise RuntimeError(f"a prompt was computed without the cache: {last.fault or last.skip_reason}")
         return float(last.cached_tokens / last.tokens)
 
     def _figures(self, outcomes: list[Outcome]) -> dict[str, list[float]]:

@@ -22,7 +22,7 @@ import transformers
 
 import ashlar
 import ashlar.daemon
-from ashlar.transformers.setting import Setter
+from ashlar.transformers.assembly import Assembler
 
 HERE = pathlib.Path(__file__).parent
 sys.path.insert(0, str(HERE))
@@ -30,7 +30,7 @@ import task  # noqa: E402
 import train  # noqa: E402
 
 
-class Naive(Setter):
+class Naive(Assembler):
     """Adds a segment's state and leaves its transition out."""
 
     def compose(self, request: Any, place: Any, step: Any, state: torch.Tensor) -> None:
@@ -39,18 +39,18 @@ class Naive(Setter):
         state += alone
 
 
-class Stale(Setter):
+class Stale(Assembler):
     """Uses cached keys, but leaves states as if the segment did not exist."""
 
     def compose(self, request: Any, place: Any, step: Any, state: torch.Tensor) -> None:
         pass
 
 
-# name, head, tail, setter
-WAYS: list[tuple[str, int, int, type[Setter]]] = [
-    ("seams of 0, and 3 for the convolution", 3, 0, Setter),  # a layout allows no narrower head
-    *((f"seams of {width}", width, width, Setter) for width in (4, 8, 16, 32)),
-    ("head of one page", 16, 0, Setter),
+# name, head, tail, assembler
+WAYS: list[tuple[str, int, int, type[Assembler]]] = [
+    ("seams of 0, and 3 for the convolution", 3, 0, Assembler),  # a layout allows no narrower head
+    *((f"seams of {width}", width, width, Assembler) for width in (4, 8, 16, 32)),
+    ("head of one page", 16, 0, Assembler),
     ("naive addition, seams of 8", 8, 8, Naive),
     ("stale keys alone, seams of 8", 8, 8, Stale),
 ]
@@ -114,13 +114,13 @@ def cell(model: Any, daemon: Any, segments: int, tokens: int, count: int) -> dic
         real.append(states(model, cache))
     rows = {"full recompute": outcomes}
     drifts = {}
-    for name, head, tail, setter in WAYS:
+    for name, head, tail, assembler in WAYS:
         if tokens <= head + tail:
             continue
         rows[name], apart = [], []
         capacity = segments * tokens + 256
         with ashlar.cache_for(model, daemon, tokens=capacity, head=head, tail=tail) as cache:
-            with ashlar.attach(model, cache, setter=setter) as reuse, torch.no_grad():
+            with ashlar.attach(model, cache, assembler=assembler) as reuse, torch.no_grad():
                 for i, one in enumerate(examples):
                     output = model(ashlar.Prompt(one.segments, one.query))
                     if reuse.last.fault or reuse.last.cached_tokens == 0:

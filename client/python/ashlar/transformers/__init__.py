@@ -30,11 +30,11 @@ from ashlar._ashlar import real, text, whole
 from ashlar.daemon import Daemon
 from ashlar.prompt import Prompt, Tokens, token_row
 from ashlar.transformers import branches, calls, shared_attention, shared_cache
+from ashlar.transformers.assembly import Assembler, PromptRun, planned_part
 from ashlar.transformers.model import check_type, describe
 from ashlar.transformers.model_cache import Fault, ModelCache
-from ashlar.transformers.setting import Setter, Setting, planned_part
+from ashlar.transformers.shared_assembly import SharedAssembler
 from ashlar.transformers.shared_cache import SharedCache
-from ashlar.transformers.shared_setter import SharedSetter
 from ashlar.transformers.weights import Weights
 
 _log = logging.getLogger("ashlar.transformers")
@@ -42,32 +42,32 @@ _log = logging.getLogger("ashlar.transformers")
 
 @dataclasses.dataclass(frozen=True)
 class Served:
-    """How the last prompt was assembled, or why it ran without the cache."""
+    """How one prompt ran: with the cache, or why not. `attach` publishes the last one as `Reuse.last`."""
 
-    tokens: int
+    tokens: int  # length of the prompt
     cached_tokens: int  # tokens of the prompt that were taken from the cache
-    published: int  # segments that are computed and published before the prompt
-    exact: bool  # the same states as without the cache; False: composed
-    misses: dict[int, str]  # computed segments and the reasons
-    commits: list[str]  # outcome of each offered state
-    fault: str | None  # why the prompt was computed without the cache
+    published: int  # segments that were computed and published for this prompt
+    exact: bool  # whether the states are those of full prefill; False: composed
+    misses: dict[int, str]  # reasons by index of each computed segment
+    commits: list[str]  # outcome of each offered state, in ascending order of depth
+    fault: str | None  # failure for which the prompt ran without the cache
     tiers: dict[str, int] = dataclasses.field(default_factory=dict)  # cached tokens by tier
     seconds_saved: float = 0.0  # prefill time of these tokens at the recent rate, minus the time that the cache took
-    # The argument, option or mode for which the model ran the prompt without the cache; not a fault.
-    left: str | None = None
+    # Why the prompt ran without the cache although the cache works: the argument, option or mode.
+    skip_reason: str | None = None
     shared_tokens: int = 0  # tokens of the prompt whose keys and values are read in place
     not_shared: str | None = None  # why segments were copied although the cache has `shared_tokens`
 
 
 class Reuse:
-    """The object that `with ashlar.attach(...) as reuse` gives."""
+    """Results and totals of one `with ashlar.attach(...) as reuse` block. It remains readable after the block."""
 
-    def __init__(self, setter: Setter) -> None:
-        self.setter = setter
-        self.last: Served | None = None
-        self.faults = 0
-        self.tokens_saved: Counter[tuple[str, str]] = Counter()  # by (tier, kind); the kinds are exact and composed
-        self.seconds_saved = 0.0
+    def __init__(self, assembler: Assembler) -> None:
+        self.assembler = assembler
+        self.last: Served | None = None  # of the last prompt of any thread; None: no prompt ran
+        self.faults = 0  # prompts that a failure of the cache affected
+        self.tokens_saved: Counter[tuple[str, str]] = Counter()  # tokens by (tier, "exact" or "composed")
+        self.seconds_saved = 0.0  # sum of Served.seconds_saved
         self.lock = threading.RLock()  # a model and its pages serve one prompt at a time
 
 
@@ -86,14 +86,18 @@ def cache_for(
     tokens_per_second: float = 0.0,
     **options: Any,
 ) -> ModelCache:
-    """Opens a cache for a model of Transformers.
+    """Opens a cache for a model of Transformers, for `attach`. Close it, or use it in a `with` block.
 
     `daemon`: the result of `ashlar.daemon.start`, or (rpc socket, session socket). `tokens`: capacity for keys and
-    values of the prompt being served, including its answer. `shared_tokens`: capacity for segments that prompts read in
-    place, so that all running prompts share one copy (MEPIC); 0: prompts copy them. `head`, `tail`: the seams' widths.
-    `weights_digest`: names the weights; by default all weights are hashed. `tokens_per_second`: rate of prefill; the
-    daemon declines segments, and prefixes of other nodes, that load slower than they compute; 0: it declines none.
-    ValueError: the model, or the version of transformers, cannot be served.
+    values of the prompt being served, including its answer. `head`, `tail`: the seams' widths in tokens. `page_tokens`:
+    tokens per page. `shared_tokens`: capacity for segments that prompts read in place, so that all running prompts share
+    one copy (MEPIC); 0: prompts copy them. `weights_digest`: names the weights; by default all weights are hashed.
+    `capture_tokens`: smallest distance of a stored state from the end of a long prompt. `tokens_per_second`: rate of
+    prefill; the daemon declines what loads slower than it computes; 0: it declines nothing. `epsilon` and `options`: as
+    of `ashlar.Cache`.
+
+    ValueError: the model is not supported. ImportError: the version of transformers is not supported. TypeError: an
+    argument has the wrong type. ConnectionError: no daemon answers.
     """
     check_type(model)
     if isinstance(daemon, Daemon):
@@ -127,14 +131,14 @@ def cache_for(
 class _Patches:
     def __init__(self, model: Any, reuse: Reuse, separator: Tokens) -> None:
         self.model, self.reuse, self.separator = model, reuse, separator
-        self.shared = None if reuse.setter.cache.shared is None else SharedSetter(reuse.setter)
+        self.shared = None if reuse.assembler.cache.shared is None else SharedAssembler(reuse.assembler)
         self.own_forward: Any = model.forward
         self.own_generate: Any = getattr(model, "generate", None)
         self.within = threading.local()
         self.process = os.getpid()
-        self.weights_left = False  # whether the change of weights was logged
+        self.weights_change_logged = False  # whether the change of weights was logged
 
-    def set(self, prompt: Prompt, upto: int, keep: int, reserved: int) -> Setting | None:
+    def assemble(self, prompt: Prompt, upto: int, keep: int, reserved: int) -> PromptRun | None:
         """Returns None if the prompt must be computed without the cache."""
         not_shared = None
         try:
@@ -142,52 +146,52 @@ class _Patches:
                 if self.shared is not None and planned_part(prompt, keep)[1]:
                     try:
                         if len(prompt.conversation) == 0:
-                            return self.shared.set(prompt, upto, keep)
+                            return self.shared.assemble(prompt, upto, keep)
                         not_shared = "conversation"  # its next turn resumes from this prompt's keys
                     except Fault as fault:
                         not_shared = str(fault)
                         _log.info("Ashlar: the segments of a prompt were copied: %s", fault)
-                setting = self.reuse.setter.set(prompt, upto, keep, reserved)
-                setting.not_shared = not_shared
-                return setting
+                assembled = self.reuse.assembler.assemble(prompt, upto, keep, reserved)
+                assembled.not_shared = not_shared
+                return assembled
         except Fault as fault:
             self.fault(prompt, fault)
             return None
 
-    def end(self, setting: Setting) -> None:
-        if not isinstance(setting.cache, SharedCache):  # which keeps its pages as long as it lives
-            self.reuse.setter.end(setting)
+    def end(self, assembled: PromptRun) -> None:
+        if not isinstance(assembled.cache, SharedCache):  # a SharedCache holds its pages while it exists
+            self.reuse.assembler.end(assembled)
 
     def fault(self, prompt: Prompt, fault: Fault) -> None:
         self.reuse.faults += 1
         self.reuse.last = Served(len(prompt.tokens), 0, 0, True, {}, [], str(fault))
         _log.warning("Ashlar: a prompt of %d tokens was computed without the cache: %s", len(prompt.tokens), fault)
 
-    def commit(self, prompt: Prompt, setting: Setting, text: np.ndarray[Any, np.dtype[np.int32]]) -> None:
-        if isinstance(setting.cache, SharedCache):
-            return self.serve(prompt, setting, [])
+    def commit(self, prompt: Prompt, assembled: PromptRun, text: np.ndarray[Any, np.dtype[np.int32]]) -> None:
+        if isinstance(assembled.cache, SharedCache):
+            return self.serve(prompt, assembled, [])
         commits = []
         try:
             why = self.of_model()
             if why is not None:
                 raise Fault(f"{why} changed during the prefill")
             with torch.no_grad():
-                commits = self.reuse.setter.commit(setting, text, prompt.conversation, prompt.salt)
+                commits = self.reuse.assembler.commit(assembled, text, prompt.conversation, prompt.salt)
         except Fault as fault:
             self.reuse.faults += 1
             _log.warning("Ashlar: the states of %d tokens were not stored: %s", len(text), fault)
-        return self.serve(prompt, setting, commits)
+        return self.serve(prompt, assembled, commits)
 
-    def serve(self, prompt: Prompt, setting: Setting, commits: list[str]) -> None:
-        plan = setting.plan
+    def serve(self, prompt: Prompt, assembled: PromptRun, commits: list[str]) -> None:
+        plan = assembled.plan
         misses = {i: segment.miss for i, segment in enumerate(plan.segments) if segment.miss is not None}
-        tiers = dict(setting.tiers)
+        tiers = dict(assembled.tiers)
         for tier, count in tiers.items():
             self.reuse.tokens_saved[tier, "exact" if plan.exact else "composed"] += count
-        self.reuse.seconds_saved += setting.seconds_saved
+        self.reuse.seconds_saved += assembled.seconds_saved
         self.reuse.last = Served(
-            len(prompt.tokens), plan.cached_tokens, setting.published, plan.exact, misses, commits, None, tiers,
-            setting.seconds_saved, None, setting.shared_tokens, setting.not_shared,
+            len(prompt.tokens), plan.cached_tokens, assembled.published, plan.exact, misses, commits, None, tiers,
+            assembled.seconds_saved, None, assembled.shared_tokens, assembled.not_shared,
         )  # fmt: skip
 
     def tokens(self, given: Any) -> tuple[Prompt | None, Any]:
@@ -202,24 +206,24 @@ class _Patches:
         return Prompt.split(row, self.separator) if len(self.separator) > 0 else Prompt([], row)
 
     def of_model(self) -> str | None:
-        cache = self.reuse.setter.cache
+        cache = self.reuse.assembler.cache
         return calls.of_model(self.model, cache.shape.adapters, cache.weights)
 
-    def why_left(self, ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str | None:
+    def skip_reason(self, ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str | None:
         # A forked child shares the parent's pages, which it must not touch, and its locks, which may be held forever.
         if os.getpid() != self.process:
             return "a forked process"
         why = calls.of_prompt(ids, args, arguments)
         return why if why is not None else self.of_model()
 
-    def leave(self, ids: Any, why: str) -> None:
+    def skip(self, ids: Any, why: str) -> None:
         count = ids.numel() if isinstance(ids, torch.Tensor) else 0
-        if why == "weights" and not self.weights_left:
-            self.weights_left = True
+        if why == "weights" and not self.weights_change_logged:
+            self.weights_change_logged = True
             _log.warning(
                 "Ashlar: the model's weights have changed since the cache was opened; the cache is off; open a new one"
             )
-        self.reuse.last = Served(count, 0, 0, True, {}, [], None, left=why)
+        self.reuse.last = Served(count, 0, 0, True, {}, [], None, skip_reason=why)
         _log.debug("Ashlar: the model computes %d tokens: %s", count, why)
 
     def check_shared(self, arguments: dict[str, Any]) -> None:
@@ -256,30 +260,30 @@ class _Patches:
             if isinstance(ids, torch.Tensor):
                 run.append(ids[0].clone())
             return self.own_forward(ids, *args, **kwargs)
-        why = self.why_left(ids, args, kwargs) or calls.of_forward(self.model, ids, kwargs)
+        why = self.skip_reason(ids, args, kwargs) or calls.of_forward(self.model, ids, kwargs)
         if why is not None:
             # A single token after past keys is not a prompt.
             if kwargs.get("past_key_values") is None or ids is None or ids.shape[1] > 1:
-                self.leave(ids, why)
+                self.skip(ids, why)
             return self.own_forward(ids, *args, **kwargs)
         prompt, keep = prompt or self.plain(ids), kwargs["logits_to_keep"]
         with self.reuse.lock:
-            setting = self.set(prompt, len(prompt.tokens), keep, 0)
-            if setting is None:
+            assembled = self.assemble(prompt, len(prompt.tokens), keep, 0)
+            if assembled is None:
                 return self.own_forward(ids, **kwargs)
             try:
-                self.commit(prompt, setting, prompt.tokens)
+                self.commit(prompt, assembled, prompt.tokens)
             finally:
-                self.end(setting)
-            return setting.output
+                self.end(assembled)
+            return assembled.output
 
     def generate(self, inputs: Any = None, *args: Any, **kwargs: Any) -> Any:
         prompt, ids = self.tokens(kwargs.pop("input_ids", None) if inputs is None else inputs)
-        why, options = self.why_left(ids, args, kwargs), None
+        why, options = self.skip_reason(ids, args, kwargs), None
         if why is None:
             why, options = calls.of_generate(self.model, ids, kwargs)
         if why is not None:
-            self.leave(ids, why)
+            self.skip(ids, why)
             with self.generating():
                 return self.own_generate(ids, *args, **kwargs)
         prompt = prompt or self.plain(ids)
@@ -288,33 +292,33 @@ class _Patches:
             serving.enter_context(self.reuse.lock)
             # The rest of the prompt is `generate`'s, which runs one token or more in any case.
             upto = max(0, count - branches.REWRITTEN_TOKENS)
-            setting = self.set(
+            assembled = self.assemble(
                 prompt, upto, 0, self._reserved(count, calls.new_tokens(self.model, options, count, kwargs))
             )
-            cache = DynamicCache(config=self.reuse.setter.config) if setting is None else setting.cache
-            if setting is not None and isinstance(setting.cache, SharedCache):
-                self.serve(prompt, setting, [])
-                serving.close()  # no page of `reuse.setter` is used: other threads may assemble their prompts
+            cache = DynamicCache(config=self.reuse.assembler.config) if assembled is None else assembled.cache
+            if assembled is not None and isinstance(assembled.cache, SharedCache):
+                self.serve(prompt, assembled, [])
+                serving.close()  # no page of `reuse.assembler` is used: other threads may assemble their prompts
                 return self.own_generate(ids, **{**kwargs, "past_key_values": cache})
             try:
                 # Without hits, run the model's own prefill on the same kind of cache, as without Ashlar.
                 output = self.own_generate(ids, **{**kwargs, "past_key_values": cache})
-                if setting is not None:
+                if assembled is not None:
                     ran = torch.cat(run).cpu().numpy().astype(np.int32)
-                    self.commit(prompt, setting, np.concatenate([prompt.tokens[: setting.reached], ran]))
+                    self.commit(prompt, assembled, np.concatenate([prompt.tokens[: assembled.reached], ran]))
             finally:
-                if setting is not None:
-                    self.reuse.setter.end(setting)
+                if assembled is not None:
+                    self.reuse.assembler.end(assembled)
             return output
 
     def _reserved(self, count: int, most: int) -> int:
-        cache = self.reuse.setter.cache
+        cache = self.reuse.assembler.cache
         page = cache.model.page_tokens
         return max(0, min(most, len(cache.free) * page - count - page))
 
 
 def _in_place_of(own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
-    """`ours` with the name and the signature of `own`, which Transformers looks at."""
+    """Returns `ours` with the name and the signature of `own`, which Transformers inspects."""
 
     @functools.wraps(own)
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -328,23 +332,28 @@ def attach(
     model: Any,
     cache: ModelCache,
     *,
-    way: str = "kernels",
-    setter: type[Setter] = Setter,
+    tuple_method: str = "kernels",
+    assembler: type[Assembler] = Assembler,
     segment_separator: Any = (),
 ) -> Iterator[Reuse]:
     """Lets `model.generate` and `model.forward` use the cache within the `with` block; both are restored after it.
 
-    `segment_separator`: tokens that end a segment in plain `input_ids`; none: `input_ids` have no segments.
-    `way`: how to compute a segment's tuple: "kernels", or "identity" by the model's own rule.
+    `cache`: opened by `cache_for` for this model; it must remain open in the block. `segment_separator`: tokens that end
+    a segment in plain `input_ids`; none: `input_ids` have no segments. `tuple_method`: what computes the tuples of new
+    segments: "kernels", or "identity", the model's own rule. `assembler`: a class that derives from `Assembler`.
+
+    Yields a `Reuse`. A failure of the cache raises nothing: the prompt runs without it.
     """
     check_type(model)
     if not isinstance(cache, ModelCache):
         raise TypeError(
             f"cache: {type(cache).__name__} was given; expected a cache from ashlar.cache_for(model, daemon)"
         )
-    if not isinstance(setter, type) or not issubclass(setter, Setter):
-        raise TypeError(f"setter: {type(setter).__name__} was given; expected a class that derives from Setter")
-    reuse = Reuse(setter(model, cache, model.forward, way))
+    if not isinstance(assembler, type) or not issubclass(assembler, Assembler):
+        raise TypeError(
+            f"assembler: {type(assembler).__name__} was given; expected a class that derives from Assembler"
+        )
+    reuse = Reuse(assembler(model, cache, model.forward, tuple_method))
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     shared_attention_name = shared_attention.implementation(model) if cache.shared is not None else None
     patches = _Patches(model, reuse, token_row("segment_separator", segment_separator))

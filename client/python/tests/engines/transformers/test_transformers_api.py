@@ -17,7 +17,7 @@ import transformers
 
 import ashlar
 import ashlar.daemon
-from ashlar.transformers.setting import Setter
+from ashlar.transformers.assembly import Assembler
 
 SEGMENTS = [tiny.tokens(60, seed) for seed in range(3)]
 QUERY = tiny.tokens(12, 99)
@@ -89,7 +89,7 @@ def test_forward_gives_the_logits_after_the_last_segment(model, daemon):
         )
         assert (
             model(ashlar.Prompt([], prompt.tokens)).logits.shape == (1, 192, 256)
-            and reuse.last.left == "logits_to_keep"
+            and reuse.last.skip_reason == "logits_to_keep"
         )
         assert reuse.faults == 0
 
@@ -287,7 +287,7 @@ def test_two_processes_share_what_one_computed(model, daemon):
     assert done.stdout.strip() == f"0 148 {here[0].tolist()}"
 
 
-class Killing(Setter):
+class Killing(Assembler):
     """Ends the daemon at one moment of the first prompt."""
 
     moment = ""
@@ -298,9 +298,9 @@ class Killing(Setter):
             self.moment = ""  # one failure
             self.daemon.kill()
 
-    def set(self, *args):
+    def assemble(self, *args):
         self._end_it("begin")
-        return super().set(*args)
+        return super().assemble(*args)
 
     def _tuple(self, *args):
         self._end_it("publish")
@@ -329,7 +329,7 @@ def test_a_daemon_killed_at_any_moment_only_costs_time(model, daemon, plain, mom
                 composed = model.generate(prompt, **GREEDY)
                 assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
         killing = type("KillingHere", (Killing,), {"moment": moment, "daemon": daemon})
-        with ashlar.attach(model, cache, setter=killing) as reuse:
+        with ashlar.attach(model, cache, assembler=killing) as reuse:
             said = model.generate(prompt, **GREEDY)
             assert daemon.pid is None
             if moment == "commit":

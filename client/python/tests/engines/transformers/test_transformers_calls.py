@@ -37,16 +37,18 @@ def test_inputs_other_than_a_single_prompt_run_without_the_cache(model, daemon):
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
         for (inputs, options), answer, why in zip(cases, expected, reasons, strict=True):
             assert torch.equal(model.generate(**inputs, **options), answer)
-            assert reuse.last.left == why and reuse.last.fault is None
+            assert reuse.last.skip_reason == why and reuse.last.fault is None
         whole = model(PROMPT).logits
-        assert whole.shape[1] == PROMPT.shape[1] and reuse.last.left == "logits_to_keep", "all logits were asked for"
+        assert whole.shape[1] == PROMPT.shape[1] and reuse.last.skip_reason == "logits_to_keep", (
+            "all logits were asked for"
+        )
         model(PROMPT, labels=PROMPT).loss.backward()
         model(PROMPT, logits_to_keep=1).logits.sum().backward()
-        assert reuse.last.left == "gradients"
+        assert reuse.last.skip_reason == "gradients"
         with torch.no_grad():
             hidden = model(PROMPT, logits_to_keep=1, output_hidden_states=True).hidden_states
             assert len(hidden) == 5 and hidden[0].shape[1] == PROMPT.shape[1]
-            assert reuse.last.left == "output_hidden_states"
+            assert reuse.last.skip_reason == "output_hidden_states"
     model.zero_grad()
 
 
@@ -76,7 +78,7 @@ def test_inputs_that_change_states_besides_tokens_run_without_the_cache(daemon):
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
         for more, answer in zip(cases, expected, strict=True):
             assert torch.equal(model.generate(ids, **GREEDY, **more), answer)
-            assert reuse.last.left == ("pixel_values" if "pixel_values" in more else "pad_token_id")
+            assert reuse.last.skip_reason == ("pixel_values" if "pixel_values" in more else "pad_token_id")
         for more in (
             {**padded, "attention_mask": torch.ones_like(ids)},
             {"pad_token_id": 299},
@@ -93,7 +95,7 @@ def test_prepared_masks_run_without_the_cache(daemon):
         expected = model(PROMPT, attention_mask=masks, logits_to_keep=1).logits
         with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
             assert torch.equal(model(PROMPT, attention_mask=masks, logits_to_keep=1).logits, expected)
-            assert reuse.last.left == "attention_mask" and reuse.last.fault is None
+            assert reuse.last.skip_reason == "attention_mask" and reuse.last.fault is None
 
 
 def shaped(kind):
@@ -143,8 +145,8 @@ def test_arguments_that_contradict_the_prompt_run_without_the_cache(daemon, kind
                 for call, answer in zip((generate, forward), expected, strict=True):
                     assert same(said(call), answer), kind
                     why = next(iter(shaped(kind)))
-                    assert (reuse.last.left, reuse.last.fault, reuse.last.cached_tokens) == (why, None, 0)
-            assert torch.equal(model.generate(PROMPT, **GREEDY)[:, :300], PROMPT) and reuse.last.left is None
+                    assert (reuse.last.skip_reason, reuse.last.fault, reuse.last.cached_tokens) == (why, None, 0)
+            assert torch.equal(model.generate(PROMPT, **GREEDY)[:, :300], PROMPT) and reuse.last.skip_reason is None
 
 
 def test_invalid_tokens_run_without_the_cache(model, daemon):
@@ -153,7 +155,7 @@ def test_invalid_tokens_run_without_the_cache(model, daemon):
                          PROMPT[0]: "no tokens"}.items():  # fmt: skip
             with pytest.raises(Exception):  # noqa: B017
                 model(ids, logits_to_keep=1)
-            assert reuse.last.left == why and reuse.last.fault is None
+            assert reuse.last.skip_reason == why and reuse.last.fault is None
 
 
 def test_unknown_options_run_without_the_cache_and_are_named(model, daemon):
@@ -164,11 +166,11 @@ def test_unknown_options_run_without_the_cache_and_are_named(model, daemon):
     }  # fmt: skip
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
         model.generate(PROMPT, **served)
-        assert reuse.last.left is None and reuse.last.fault is None
+        assert reuse.last.skip_reason is None and reuse.last.fault is None
         config = transformers.GenerationConfig(max_new_tokens=3)
         config.option_of_a_later_version = True
         assert torch.equal(model.generate(PROMPT, generation_config=config)[:, :300], PROMPT)
-        assert reuse.last.left == "option_of_a_later_version"
+        assert reuse.last.skip_reason == "option_of_a_later_version"
         known = set(vars(transformers.GenerationConfig()))
         assert calls._SERVED_OPTIONS - {"max_length"} <= known, "a name that this version does not have"
 
@@ -237,7 +239,7 @@ def test_other_decoding_methods_run_without_the_cache_wherever_set(model, daemon
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
         for warm in (False, True):
             for answer, wanted in zip(calls(), expected, strict=True):
-                assert reuse.last.left == why and reuse.last.fault is None
+                assert reuse.last.skip_reason == why and reuse.last.fault is None
                 one, other = (each if torch.is_tensor(each) else each.sequences for each in (answer, wanted))
                 assert torch.equal(one, other)
                 for name in ("hidden_states", "attentions"):
@@ -278,7 +280,7 @@ def test_decoding_methods_that_change_the_run_tokens_run_without_the_cache(model
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse:
         with pytest.raises(Left):
             model.generate(PROMPT, **GREEDY, **options)
-        assert reuse.last.left == why
+        assert reuse.last.skip_reason == why
 
 
 def test_outputs_of_the_whole_run_requested_by_the_config_run_without_the_cache(model, daemon):
@@ -286,20 +288,20 @@ def test_outputs_of_the_whole_run_requested_by_the_config_run_without_the_cache(
         for _ in range(2):
             with set_on(model.config, output_router_logits=True):
                 logits = model(PROMPT, logits_to_keep=1).router_logits
-            assert logits[0].shape[0] == PROMPT.shape[1] and reuse.last.left == "config.output_router_logits"
-            assert model(PROMPT, logits_to_keep=1).logits.shape == (1, 1, 256) and reuse.last.left is None
+            assert logits[0].shape[0] == PROMPT.shape[1] and reuse.last.skip_reason == "config.output_router_logits"
+            assert model(PROMPT, logits_to_keep=1).logits.shape == (1, 1, 256) and reuse.last.skip_reason is None
 
 
 def test_the_last_record_is_that_of_the_last_prompt(model, daemon):
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache) as reuse, torch.no_grad():
         output = model(ashlar.Prompt(SEGMENTS, QUERY))
         served = reuse.last
-        assert served.cached_tokens > 0 and served.left is None
+        assert served.cached_tokens > 0 and served.skip_reason is None
         model(torch.tensor([[5]]), past_key_values=output.past_key_values)
         assert reuse.last is served, "a token more is no prompt"
         model.generate(PROMPT, **GREEDY, num_beams=2)
-        assert (reuse.last.tokens, reuse.last.cached_tokens, reuse.last.left) == (300, 0, "beam_search")
+        assert (reuse.last.tokens, reuse.last.cached_tokens, reuse.last.skip_reason) == (300, 0, "beam_search")
         model(PROMPT)
-        assert reuse.last.left == "logits_to_keep"
+        assert reuse.last.skip_reason == "logits_to_keep"
         model.generate(PROMPT, **GREEDY)
-        assert reuse.last.left is None and reuse.last.tokens == 300
+        assert reuse.last.skip_reason is None and reuse.last.tokens == 300

@@ -40,14 +40,14 @@ def test_seconds_saved_are_prefill_minus_cache_time(daemon):
     model = tiny.build("qwen3_next")
     with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
         model.generate(PROMPT, **GREEDY)
-        setter = reuse.setter
-        assert 0 < setter.seconds_a_token < 1
-        setter.seconds_a_token = 1.0  # a model that takes one second per token
+        assembler = reuse.assembler
+        assert 0 < assembler.seconds_per_token < 1
+        assembler.seconds_per_token = 1.0  # a model that takes one second per token
         began = time.perf_counter()
         model.generate(PROMPT, **GREEDY)
         took = time.perf_counter() - began
         assert 292 - took <= reuse.last.seconds_saved <= 292
         assert reuse.seconds_saved == reuse.last.seconds_saved
-        setter.seconds_a_token = 1e-9
+        assembler.seconds_per_token = 1e-9
         model.generate(PROMPT, **GREEDY)
         assert reuse.last.seconds_saved == 0, "the cache took longer"

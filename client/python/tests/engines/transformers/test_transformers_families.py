@@ -8,8 +8,8 @@ import torch
 from transformers import DynamicCache
 
 import ashlar
+from ashlar.transformers.assembly import Assembler
 from ashlar.transformers.rules import Tape
-from ashlar.transformers.setting import Setter
 
 SEGMENTS = [tiny.tokens(count, seed) for seed, count in enumerate((70, 41, 90, 64))]
 QUERY = tiny.tokens(20, 99)
@@ -79,25 +79,25 @@ def test_segments_are_published_once_and_reused_in_any_order(model, daemon):
         assert reuse.last.misses == {} and reuse.faults == 0
 
 
-@pytest.mark.parametrize("way", ["kernels", "identity"])
-def test_the_first_layer_is_composed_exactly(model, daemon, way):
+@pytest.mark.parametrize("tuple_method", ["kernels", "identity"])
+def test_the_first_layer_is_composed_exactly(model, daemon, tuple_method):
     prompt, whole = ashlar.Prompt(SEGMENTS, QUERY), fresh(model)
     run(model, prompt.tokens, whole)
     with ashlar.cache_for(model, daemon, tokens=1024) as cache:
-        setter = Setter(model, cache, model.forward, way)
+        assembler = Assembler(model, cache, model.forward, tuple_method)
         for hit in (False, True):
             with torch.no_grad():
-                setting = setter.set(prompt, len(prompt.tokens), 1, 0)
-            assert setting.plan.cached_tokens > 200
-            assert setting.published == (0 if hit else 4)
-            mine, real = setting.cache.layers[0], whole.layers[0]
+                assembled = assembler.assemble(prompt, len(prompt.tokens), 1, 0)
+            assert assembled.plan.cached_tokens > 200
+            assert assembled.published == (0 if hit else 4)
+            mine, real = assembled.cache.layers[0], whole.layers[0]
             if getattr(real, "recurrent_states", {}).get(0) is not None:
                 assert apart(mine.recurrent_states[0], real.recurrent_states[0]) <= 1e-5
                 assert apart(mine.conv_states[0][..., 1:], real.conv_states[0][..., 1:]) <= 1e-5
             if getattr(real, "keys", None) is not None:
                 assert apart(mine.keys, real.keys) <= 1e-5
                 assert apart(mine.values, real.values) <= 1e-5
-            setter.end(setting)
+            assembler.end(assembled)
 
 
 def whole_run(model, tokens):
@@ -138,9 +138,9 @@ def test_kernels_and_identity_give_the_same_tuples_in_every_layer(family, daemon
         with cache.begin(prompt.tokens, prompt.lengths, table, fill=True) as request:
             missing, run_ = next((i, run) for i, run in enumerate(request.missing) if run.transition)
             tape = whole_run(model, run_.tokens.tolist())
-            ways = [Setter(model, cache, model.forward, way) for way in ("kernels", "identity")]
+            assemblers = [Assembler(model, cache, model.forward, method) for method in ("kernels", "identity")]
             for place in cache.shape.linear:
-                one, other = (setter._tuple(request, missing, run_, tape, place) for setter in ways)
+                one, other = (assembler._tuple(request, missing, run_, tape, place) for assembler in assemblers)
                 assert apart(one.state, other.state) <= 1e-5, f"layer {place.layer}"
                 assert apart(one.transition, other.transition) <= 1e-5, f"layer {place.layer}"
                 assert np.array_equal(one.conv_tail, other.conv_tail)
@@ -150,12 +150,12 @@ def test_kernels_and_identity_give_the_same_tuples_in_every_layer(family, daemon
 def test_a_cached_prefix_is_bitwise_equal_to_the_models_states(family, daemon):
     model, tokens = tiny.build(family), np.array(tiny.tokens(320, 5), np.int32)
     with ashlar.cache_for(model, daemon, tokens=1024) as cache:
-        setter = Setter(model, cache, model.forward)
+        assembler = Assembler(model, cache, model.forward)
         with torch.no_grad():
-            first = setter.set(ashlar.Prompt([], tokens), 319, 0, 0)
-            assert setter.commit(first, tokens[:319], b"")[-1] == "kept"
-            setter.end(first)
-            second = setter.set(ashlar.Prompt([], tokens), 319, 0, 0)
+            first = assembler.assemble(ashlar.Prompt([], tokens), 319, 0, 0)
+            assert assembler.commit(first, tokens[:319], b"")[-1] == "kept"
+            assembler.end(first)
+            second = assembler.assemble(ashlar.Prompt([], tokens), 319, 0, 0)
         assert second.plan.cached_tokens == 319
         for one, other in zip(first.cache.layers, second.cache.layers, strict=True):
             if getattr(one, "recurrent_states", {}).get(0) is not None:
@@ -163,4 +163,4 @@ def test_a_cached_prefix_is_bitwise_equal_to_the_models_states(family, daemon):
                 assert torch.equal(one.conv_states[0][..., 1:], other.conv_states[0][..., 1:])
             if getattr(one, "keys", None) is not None:
                 assert torch.equal(one.keys, other.keys) and torch.equal(one.values, other.values)
-        setter.end(second)
+        assembler.end(second)

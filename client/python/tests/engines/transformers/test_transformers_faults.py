@@ -18,8 +18,8 @@ from daemon_view import REFUSES, WELCOMES, OtherVersion, held, scrape
 
 import ashlar
 import ashlar.daemon
+from ashlar.transformers.assembly import Assembler, Restart
 from ashlar.transformers.model_cache import Fault
-from ashlar.transformers.setting import Restart, Setter
 
 SEGMENTS = [tiny.tokens(60, seed) for seed in range(3)]
 QUERY = tiny.tokens(12, 99)
@@ -78,7 +78,7 @@ def test_a_frozen_daemon_only_delays(model, daemon, plain):
 
 
 def test_a_failure_after_a_restart_loses_no_pages(model, daemon, plain):
-    class Failing(Setter):
+    class Failing(Assembler):
         turns = 0
 
         def _follow(self, *given):
@@ -87,7 +87,7 @@ def test_a_failure_after_a_restart_loses_no_pages(model, daemon, plain):
                 return super()._follow(*given)
             raise Restart if self.turns == 1 else Fault("on purpose")
 
-    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache, setter=Failing) as reuse:
+    with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache, assembler=Failing) as reuse:
         for faults in (1, 1, 1):
             assert torch.equal(model.generate(PROMPT, **GREEDY), plain) and reuse.faults == faults
         assert reuse.last.fault is None and sorted(cache.free) == list(range(cache.pages))
@@ -95,17 +95,17 @@ def test_a_failure_after_a_restart_loses_no_pages(model, daemon, plain):
 
 @pytest.mark.parametrize("moment", ["twice", "another text"])
 def test_states_of_other_tokens_are_not_offered(model, daemon, plain, moment):
-    class Wrong(Setter):
-        def commit(self, setting, text, *given):
+    class Wrong(Assembler):
+        def commit(self, assembled, text, *given):
             if moment == "twice":  # a prefill that feeds a prompt into the cache that already holds it
-                self.run(setting.cache, text, len(text))
+                self.run(assembled.cache, text, len(text))
             else:
                 text = text.copy()
                 text[3] += 1
-            return super().commit(setting, text, *given)
+            return super().commit(assembled, text, *given)
 
     with ashlar.cache_for(model, daemon, tokens=512) as cache:
-        with ashlar.attach(model, cache, setter=Wrong) as reuse:
+        with ashlar.attach(model, cache, assembler=Wrong) as reuse:
             assert torch.equal(model.generate(PROMPT, **GREEDY), plain)
             assert reuse.last.commits == [] and reuse.faults == 1
         with ashlar.attach(model, cache) as reuse:

@@ -112,9 +112,9 @@ def test_a_model_with_switched_adapters_runs_without_the_cache(adapted, daemon):
             for name, value in values.items():
                 setattr(layer, name, value)
             answers.append(model(ashlar.Prompt([], PROMPT), logits_to_keep=1).logits)
-            assert reuse.last.left == ("adapters" if values else None)
+            assert reuse.last.skip_reason == ("adapters" if values else None)
             model.generate(PROMPT, **GREEDY)
-            assert reuse.last.left == ("adapters" if values else None)
+            assert reuse.last.skip_reason == ("adapters" if values else None)
             for name, value in before.items():
                 setattr(layer, name, value)
         again = model(PROMPT, logits_to_keep=1).logits
@@ -132,12 +132,15 @@ def test_a_model_that_computes_differently_runs_without_the_cache(daemon, why):
         model.model.layers[1].train(why == "training")
         with torch.autocast("cpu", torch.bfloat16, enabled=why == "autocast"):
             model.generate(PROMPT, **GREEDY)
-            assert reuse.last.left == why
-            assert model(ashlar.Prompt(SEGMENTS, QUERY)).logits.shape == (1, len(QUERY), 256) and reuse.last.left == why
+            assert reuse.last.skip_reason == why
+            assert (
+                model(ashlar.Prompt(SEGMENTS, QUERY)).logits.shape == (1, len(QUERY), 256)
+                and reuse.last.skip_reason == why
+            )
         model.eval()
         for cached in (0, 292):
             assert torch.equal(model.generate(PROMPT, **GREEDY), wanted)
-            assert reuse.last.left is None and reuse.last.cached_tokens == cached
+            assert reuse.last.skip_reason is None and reuse.last.cached_tokens == cached
 
 
 def test_a_prompt_costs_at_most_one_walk_over_the_model(monkeypatch):
@@ -223,8 +226,8 @@ def test_cache_for_and_attach_refuse_by_name(daemon):
         with pytest.raises(error, match=f"^{name}: "):
             ashlar.cache_for(given.pop("model"), given.pop("daemon"), **given)
     with ashlar.cache_for(model, daemon, tokens=256) as cache:
-        for change, name, error in [({"cache": None}, "cache", TypeError), ({"way": "fast"}, "way", ValueError),
-                                    ({"setter": 3}, "setter", TypeError), ({"model": 3}, "model", ValueError)]:  # fmt: skip
+        for change, name, error in [({"cache": None}, "cache", TypeError), ({"tuple_method": "fast"}, "tuple_method", ValueError),
+                                    ({"assembler": 3}, "assembler", TypeError), ({"model": 3}, "model", ValueError)]:  # fmt: skip
             given = {"model": model, "cache": cache, **change}
             with (
                 pytest.raises(error, match=f"^{name}: "),

@@ -14,12 +14,12 @@ import tiny_transformers as tiny
 import torch
 
 import ashlar
-from ashlar.transformers.setting import Setter
+from ashlar.transformers.assembly import Assembler
 
 SOURCE = pathlib.Path(os.environ["ASHLAR_SOURCE"])
 
 
-class Naive(Setter):
+class Naive(Assembler):
     """Adds a segment's state instead of composing it: the transition is omitted."""
 
     def compose(self, request, place, step, state):
@@ -33,10 +33,10 @@ def divergence(real, other):
     return float((real.exp() * (real - other)).sum(-1).mean())
 
 
-def ask(model, daemon, width, prompts, setter=Setter):
+def ask(model, daemon, width, prompts, assembler=Assembler):
     # A layout's head is at least as wide as the convolutions: 3 tokens.
     with ashlar.cache_for(model, daemon, tokens=1024, head=max(3, width), tail=width) as cache:
-        with ashlar.attach(model, cache, setter=setter) as reuse, torch.no_grad():
+        with ashlar.attach(model, cache, assembler=assembler) as reuse, torch.no_grad():
             logits = [model(prompt).logits for prompt in prompts]
             assert reuse.faults == 0 and reuse.last.cached_tokens > 0
     return logits
@@ -50,8 +50,8 @@ def test_divergence_is_below_that_of_naive_addition_at_every_seam_width(family, 
         real = [model(torch.tensor([prompt.tokens.tolist()])).logits[:, -16:] for prompt in prompts]
     found = {}
     for width in (0, 4, 8, 16, 32):
-        for name, setter in (("composed", Setter), ("naive", Naive)):
-            logits = ask(model, daemon, width, prompts, setter)
+        for name, assembler in (("composed", Assembler), ("naive", Naive)):
+            logits = ask(model, daemon, width, prompts, assembler)
             found[name, width] = sum(map(divergence, real, logits)) / len(prompts)
         print(f"{family}, seams of {width}: KL {found['composed', width]:.2e}, naive {found['naive', width]:.2e}")
     for width in (4, 8, 16, 32):
@@ -62,24 +62,24 @@ def test_divergence_is_below_that_of_naive_addition_at_every_seam_width(family, 
 def test_a_doubled_or_omitted_interior_is_detected(daemon):
     """The first layer is exact to 1e-5 only if every token and every transition is applied once."""
 
-    class Twice(Setter):
+    class Twice(Assembler):
         def compose(self, request, place, step, state):
             super().compose(request, place, step, state)
             super().compose(request, place, step, state)
 
-    class Never(Setter):
+    class Never(Assembler):
         def compose(self, request, place, step, state):
             pass
 
     model = tiny.build("qwen3_next")
     prompt = ashlar.Prompt([tiny.tokens(80, i) for i in range(4)], tiny.tokens(12, 9))
     states = []
-    for setter in (Setter, Naive, Twice, Never):
+    for assembler in (Assembler, Naive, Twice, Never):
         with ashlar.cache_for(model, daemon, tokens=512) as cache, torch.no_grad():
-            one = setter(model, cache, model.forward)
-            setting = one.set(prompt, len(prompt.tokens), 1, 0)
-            states.append(setting.cache.layers[0].recurrent_states[0].clone())
-            one.end(setting)
+            one = assembler(model, cache, model.forward)
+            assembled = one.assemble(prompt, len(prompt.tokens), 1, 0)
+            states.append(assembled.cache.layers[0].recurrent_states[0].clone())
+            one.end(assembled)
     for wrong in states[1:]:
         assert (wrong - states[0]).norm() / states[0].norm() > 0.01
 

@@ -15,7 +15,7 @@ LINEAR = [*tiny.DELTA, *tiny.SCALAR]
 def ask(model, reuse, document, question):
     ids = torch.tensor([[*document, *question]])
     answer = model.generate(ids, **GREEDY)
-    assert reuse.last.fault is None and reuse.last.left is None
+    assert reuse.last.fault is None and reuse.last.skip_reason is None
     return answer, reuse.last.cached_tokens
 
 
@@ -70,7 +70,7 @@ def test_the_last_messages_beginning_is_kept_if_tokens_end_messages(daemon):
     with ashlar.cache_for(model, daemon, tokens=1024) as cache, ashlar.attach(model, cache) as reuse:
         for cached, prompt in zip((0, 501), prompts, strict=True):
             model.generate(torch.tensor([prompt]), **GREEDY)
-            assert reuse.last.cached_tokens == cached and reuse.last.left is None
+            assert reuse.last.cached_tokens == cached and reuse.last.skip_reason is None
 
 
 def test_a_turn_of_a_conversation_keeps_no_additional_depth(daemon):
@@ -93,7 +93,7 @@ def test_a_turn_with_rewritten_last_tokens_is_resumed_before_them(family, daemon
     with ashlar.cache_for(model, daemon, tokens=2048) as cache, ashlar.attach(model, cache) as reuse:
         for turn in range(4):
             prompt = torch.tensor([[*text, *opening]])
-            wanted = reuse.setter.model.generate.__wrapped__(prompt, **GREEDY)
+            wanted = reuse.assembler.model.generate.__wrapped__(prompt, **GREEDY)
             assert torch.equal(model.generate(prompt, **GREEDY), wanted)
             if turn:
                 assert reuse.last.cached_tokens == shared - 6, "eight tokens before the earlier prompt's end"

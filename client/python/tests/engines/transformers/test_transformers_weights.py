@@ -68,10 +68,10 @@ def test_changed_weights_run_without_the_cache(daemon, caplog, way):
         with caplog.at_level(logging.WARNING, "ashlar.transformers"):
             for _ in range(2):
                 changed = model.generate(PROMPT, **GREEDY)
-                assert reuse.last.left == "weights" and reuse.last.cached_tokens == 0
+                assert reuse.last.skip_reason == "weights" and reuse.last.cached_tokens == 0
             with torch.no_grad():
                 model(PROMPT, logits_to_keep=1)
-            assert reuse.last.left == "weights"
+            assert reuse.last.skip_reason == "weights"
         said = [record.message for record in caplog.records if "weights" in record.message]
         assert len(said) == 1 and "open a new one" in said[0], "it is said once"
     assert torch.equal(model.generate(PROMPT, **GREEDY), changed)
@@ -109,7 +109,7 @@ def test_a_cache_of_another_model_serves_nothing(daemon):
         with ashlar.attach(model, cache):
             model.generate(PROMPT, **GREEDY)
         with ashlar.attach(stranger, cache) as reuse:
-            assert torch.equal(stranger.generate(PROMPT, **GREEDY), wanted) and reuse.last.left == "weights"
+            assert torch.equal(stranger.generate(PROMPT, **GREEDY), wanted) and reuse.last.skip_reason == "weights"
 
 
 def test_changes_that_keep_the_weights_are_served(daemon):
@@ -119,4 +119,4 @@ def test_changes_that_keep_the_weights_are_served(daemon):
                        lambda: model.zero_grad(), lambda: model.float()):  # fmt: skip
             change()
             model.generate(PROMPT, **GREEDY)
-            assert reuse.last.left is None and reuse.last.fault is None
+            assert reuse.last.skip_reason is None and reuse.last.fault is None

@@ -19,21 +19,21 @@ from transformers import DynamicCache
 from ashlar._ashlar import Verdict
 from ashlar.prompt import Prompt
 from ashlar.request import PageShortage, Request, Step
+from ashlar.transformers.assembly import Assembler, PromptRun, Restart, planned_part
 from ashlar.transformers.model import LinearPlace
 from ashlar.transformers.model_cache import Fault, SharedPages, calling
-from ashlar.transformers.setting import Restart, Setter, Setting, planned_part
 from ashlar.transformers.shared_cache import SharedCache
 
 _UNANSWERED = 3  # requests for pages without an answer, after which the pages are opened again
 
 
-class SharedSetter(Setter):
-    """`copies`: runs the model, and publishes segments from its own pages."""
+class SharedAssembler(Assembler):
+    """As Assembler, but cached segments are not copied. `copies`: runs the model, and publishes segments from its own pages."""
 
     captures = False
 
-    def __init__(self, copies: Setter) -> None:
-        super().__init__(copies.model, copies.cache, copies.forward, copies.way)
+    def __init__(self, copies: Assembler) -> None:
+        super().__init__(copies.model, copies.cache, copies.forward, copies.tuple_method)
         self.copies = copies
         self._unanswered = 0  # consecutive requests for pages
 
@@ -48,9 +48,9 @@ class SharedSetter(Setter):
     def compose(self, request: Request, place: LinearPlace, step: Step, state: torch.Tensor) -> None:
         self.copies.compose(request, place, step, state)
 
-    def set(self, prompt: Prompt, upto: int, keep: int, reserved: int = 0) -> Setting:
-        """As Setter.set. Raises Fault if the segments cannot be shared; nothing was kept."""
-        began, self.copies.running, published = time.perf_counter(), 0.0, 0
+    def assemble(self, prompt: Prompt, upto: int, keep: int, reserved: int = 0) -> PromptRun:
+        """As Assembler.assemble. Fault: the segments cannot be shared; the cache holds nothing of this prompt."""
+        began, self.copies.model_seconds, published = time.perf_counter(), 0.0, 0
         planned, lengths = planned_part(prompt, keep)
         request = calling(self.pages.begin, planned, lengths, salt=prompt.salt)
         if any(segment.miss is not None for segment in request.plan.segments):
@@ -70,7 +70,7 @@ class SharedSetter(Setter):
                 verdict = calling(request.finish)
                 if verdict == Verdict.OK and followed is not None:
                     saved, reached = self.copies.seconds_saved(plan, began), max(upto, plan.steps[-1].begin)
-                    return Setting(
+                    return PromptRun(
                         prompt.tokens, np.zeros(0, np.int32), request, plan, *followed, published, saved, reached,
                         plan.cached_tokens,
                     )  # fmt: skip
@@ -99,7 +99,7 @@ class SharedSetter(Setter):
         return SharedCache(self.config, self.pages.model, self.pages.shape, request)
 
     def take_rows(self, request: Request, step: Step, table: np.ndarray[Any, Any], cache: DynamicCache) -> None:
-        assert step.segment is not None  # there are no prefixes besides the first segment
+        assert step.segment is not None  # the first segment is the only prefix
         place, start = request.shared_segments[step.segment], request.plan.segments[step.segment].start
         first = place.first_slot - start  # slot of a token minus its position
         spans = list(self._runs(place.pages, first + step.begin, first + step.end))

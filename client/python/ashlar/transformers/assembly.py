@@ -37,17 +37,17 @@ class Restart(Exception):
 
 
 @dataclasses.dataclass
-class Setting:
-    """An assembled prompt: its Transformers cache, and what a commit of it needs."""
+class PromptRun:
+    """One prompt that an Assembler has run: its Transformers cache, and what a commit of it needs."""
 
-    tokens: np.ndarray[Any, np.dtype[np.int32]]
-    table: np.ndarray[Any, np.dtype[np.int32]]
+    tokens: np.ndarray[Any, np.dtype[np.int32]]  # the whole prompt
+    table: np.ndarray[Any, np.dtype[np.int32]]  # its pages, in the order of its tokens
     request: Request
     plan: Plan
     cache: DynamicCache
     output: Any  # output of the last run
-    captured: list[tuple[int, list[LinearTensors]]]
-    published: int
+    captured: list[tuple[int, list[LinearTensors]]]  # depths inside the prompt, and the states there
+    published: int  # number of segments that were computed and published
     seconds_saved: float  # prefill time of the cached tokens at the recent rate, minus the time that the cache took
     reached: int  # tokens of the prompt that the cache holds
     shared_tokens: int = 0  # tokens whose keys and values are read in place
@@ -78,23 +78,30 @@ def planned_part(prompt: Prompt, keep: int) -> tuple[np.ndarray[Any, np.dtype[np
     return planned, lengths
 
 
-class Setter:
-    """`way`: "kernels" computes tuples by the engine API's kernels, "identity" by the model's own rule."""
+class Assembler:
+    """Runs prompts of one model through one cache, one prompt at a time. `ashlar.attach` creates one per `with` block.
+
+    `forward`: the model's own `forward`. `tuple_method`: what computes the tuples of new segments: "kernels", the engine
+    API's kernels; "identity", the model's own rule. A derived class may override the methods without an underscore.
+    """
 
     captures = True  # whether states inside the prompt are captured for a commit
 
-    def __init__(self, model: Any, cache: ModelCache, forward: Callable[..., Any], way: str = "kernels") -> None:
-        if way not in ("kernels", "identity"):
-            raise ValueError(f"way: {way!r} was given; expected 'kernels' or 'identity'")
-        self.model, self.cache, self.forward, self.way = model, cache, forward, way
+    def __init__(
+        self, model: Any, cache: ModelCache, forward: Callable[..., Any], tuple_method: str = "kernels"
+    ) -> None:
+        if tuple_method not in ("kernels", "identity"):
+            raise ValueError(f"tuple_method: {tuple_method!r} was given; expected 'kernels' or 'identity'")
+        self.model, self.cache, self.forward, self.tuple_method = model, cache, forward, tuple_method
         self.config = model.config.get_text_config(decoder=True)
         ends = getattr(getattr(model, "generation_config", None), "eos_token_id", None)
         self.ends_of_messages = set() if ends is None else set(np.ravel(ends).tolist())
-        self.seconds_a_token = 0.0  # seconds of prefill per token, from recent runs
-        self.running = 0.0  # seconds in runs of the model, since the last prompt's start
+        self.seconds_per_token = 0.0  # seconds of prefill per token, from recent runs
+        self.model_seconds = 0.0  # time in runs of the model since the current prompt's start
 
     def run(self, cache: DynamicCache, tokens: np.ndarray[Any, Any], first: int, keep: int = 0) -> Any:
-        """Runs tokens from position `first` through the model, and the last `keep` tokens through its head too."""
+        """Runs tokens, [tokens], from position `first` through the model, and the last `keep` tokens through its head too.
+        Returns the model's output."""
         ids = torch.from_numpy(tokens.astype(np.int64)).unsqueeze(0).to(self.model.device)
         # Positions are passed explicitly. Most models derive them from the cache, but Bamba begins at 0 again.
         positions = torch.arange(first, first + len(tokens), device=self.model.device).unsqueeze(0)
@@ -102,20 +109,21 @@ class Setter:
         began = time.perf_counter()
         output = self.forward(**options, logits_to_keep=keep) if keep > 0 else self.model.base_model(**options)
         took = time.perf_counter() - began
-        self.running += took
+        self.model_seconds += took
         if len(tokens) >= _RATE_TOKENS:
             now = took / len(tokens)
-            self.seconds_a_token = _RATE_MEMORY * (self.seconds_a_token or now) + (1 - _RATE_MEMORY) * now
+            self.seconds_per_token = _RATE_MEMORY * (self.seconds_per_token or now) + (1 - _RATE_MEMORY) * now
         return output
 
-    def set(self, prompt: Prompt, upto: int, keep: int, reserved: int) -> Setting:
+    def assemble(self, prompt: Prompt, upto: int, keep: int, reserved: int) -> PromptRun:
         """Runs the prompt's first `upto` tokens, or the tokens that the plan takes from the cache if they are more.
-        `keep`: this number of last tokens runs through the model's head, in one run. `reserved`: tokens that may be added to
-        the prompt.
 
-        Raises Fault: nothing was kept; compute the prompt without the cache.
+        `keep`: the number of last tokens that also run through the model's head, in one run. `reserved`: the number of
+        tokens for which pages are reserved after the prompt. Call `end` with the result.
+
+        Fault: the cache failed and holds nothing of this prompt; compute the prompt without it.
         """
-        tokens, began, self.running = prompt.tokens, time.perf_counter(), 0.0
+        tokens, began, self.model_seconds = prompt.tokens, time.perf_counter(), 0.0
         planned, lengths = planned_part(prompt, keep)
         table = self.cache.take(len(tokens) + reserved)
         if table is None:
@@ -140,7 +148,7 @@ class Setter:
                 if verdict == Verdict.OK and followed is not None:
                     reached = max(upto, plan.steps[-1].begin)
                     saved = self.seconds_saved(plan, began)
-                    return Setting(tokens, table, request, plan, *followed, published, saved, reached)
+                    return PromptRun(tokens, table, request, plan, *followed, published, saved, reached)
                 if verdict == Verdict.OTHER_PAGES:
                     others = self.cache.take(len(tokens) + reserved)  # take_quiesced_pages returns the old pages
                     if others is None:
@@ -149,16 +157,17 @@ class Setter:
                     calling(request.move, table)
             raise Fault("the plan was restarted 16 times")
         except BaseException:
-            if request is None or self._gives_back(request):
+            if request is None or self._cancel(request):
                 self.cache.free += table.tolist()
             raise
 
     def seconds_saved(self, plan: Plan, began: float) -> float:
-        spent = time.perf_counter() - began - self.running
-        return max(0.0, plan.cached_tokens * self.seconds_a_token - spent)
+        spent = time.perf_counter() - began - self.model_seconds
+        return max(0.0, plan.cached_tokens * self.seconds_per_token - spent)
 
-    def _gives_back(self, request: Request) -> bool:
-        """Ends a request. False: the daemon may still write its pages; get them from `take_quiesced_pages`."""
+    def _cancel(self, request: Request) -> bool:
+        """Cancels and ends a request. Returns whether its pages are free. Otherwise the daemon may still write them, and
+        `take_quiesced_pages` returns them later."""
         quiesced = False
         with contextlib.suppress(ConnectionError, RuntimeError):
             request.cancel()
@@ -166,15 +175,15 @@ class Setter:
         request.end()
         return quiesced
 
-    def end(self, setting: Setting) -> None:
+    def end(self, assembled: PromptRun) -> None:
         """Releases the lease and the pages of an assembled prompt."""
-        setting.request.end()
-        self.cache.free += setting.table.tolist()
+        assembled.request.end()
+        self.cache.free += assembled.table.tolist()
 
     # ------------------------------------------------------------------------------------------------ publishing
 
     def publish_missing(self, prompt: Prompt, keep: int) -> int:
-        """Computes and publishes the segments that the cache lacks. Returns their number."""
+        """Computes and publishes the segments that the cache lacks. Returns their number. Fault: as `assemble`."""
         planned, lengths = planned_part(prompt, keep)
         table = self.cache.take(len(planned))
         if table is None:
@@ -186,7 +195,7 @@ class Setter:
             )  # fmt: skip
             return self._publish(request, table)
         finally:
-            if request is None or self._gives_back(request):
+            if request is None or self._cancel(request):
                 self.cache.free += table.tolist()
 
     def _fill(self, request: Request, table: np.ndarray[Any, Any]) -> int:
@@ -216,7 +225,7 @@ class Setter:
             state = tape.layers[place.layer].recurrent_states[0][0].float().cpu().contiguous()
             return LinearTensors(place.index, state, conv_tail=_bytes(tail))
         call = tape.calls[place.layer]
-        if self.way == "identity":
+        if self.tuple_method == "identity":
             state, transition = (part.float().cpu().contiguous() for part in call.tuple_by_identity(begin, end))
         else:
             heads = place.state[0]
@@ -228,7 +237,7 @@ class Setter:
         return LinearTensors(place.index, state, conv_tail=_bytes(tail), transition=transition)
 
     def _write(self, cache: DynamicCache, table: np.ndarray[Any, Any], first: int, begin: int, end: int) -> None:
-        """Keys and values of positions [begin, end) into the pages; the cache's row 0 has position `first`."""
+        """Writes the keys and values of positions [begin, end) to the pages. Row 0 of the cache has position `first`."""
         pages, slots = self.cache.slots(table, begin, end)
         for place in self.cache.shape.attention:
             layer = cache.layers[place.layer]
@@ -325,7 +334,7 @@ class Setter:
     # ------------------------------------------------------------------------------------------------ committing
 
     def states(self, cache: DynamicCache) -> list[LinearTensors]:
-        """Copies of all linear layers' states and tails as they are now."""
+        """Returns copies of the current states and tails of all linear layers."""
         all_states = []
         for place in self.cache.shape.linear:
             layer = cache.layers[place.layer]
@@ -335,31 +344,36 @@ class Setter:
         return all_states
 
     def commit(
-        self, setting: Setting, text: np.ndarray[Any, np.dtype[np.int32]], conversation: bytes, salt: str | bytes = b""
+        self,
+        assembled: PromptRun,
+        text: np.ndarray[Any, np.dtype[np.int32]],
+        conversation: bytes,
+        salt: str | bytes = b"",
     ) -> list[str]:
-        """Offers the states after `text`, which the model has run on the setting's cache, and those captured inside it.
+        """Offers the states after `text`, all of which the model has run on the prompt's cache, and the captured states.
+        `text` is the prompt and its answer, [tokens]. Returns the outcome of each offer, in ascending order of depth.
 
-        Raises Fault if the cache holds a different number of tokens, or `text` does not begin with the prompt.
+        Fault: the cache holds a different number of tokens, or `text` does not begin with the prompt.
         """
-        count = min(len(setting.tokens), len(text))
-        held = {setting.cache.layers[place.layer].keys.shape[-2] for place in self.cache.shape.attention}
-        if held - {len(text)} or not np.array_equal(setting.tokens[:count], text[:count]):
+        count = min(len(assembled.tokens), len(text))
+        held = {assembled.cache.layers[place.layer].keys.shape[-2] for place in self.cache.shape.attention}
+        if held - {len(text)} or not np.array_equal(assembled.tokens[:count], text[:count]):
             raise Fault(f"the model computed different tokens than the text has: cache lengths {sorted(held)}")
-        if len(text) > len(setting.table) * self.cache.model.page_tokens:
+        if len(text) > len(assembled.table) * self.cache.model.page_tokens:
             return []  # more tokens were decoded than there is space for
-        if not setting.plan.exact and not conversation:
-            return []  # composed states are their conversation's alone
-        computed = [*setting.plan.computed(), (setting.plan.steps[-1].end, len(text))]
+        if not assembled.plan.exact and not conversation:
+            return []  # composed states are stored only for a conversation
+        computed = [*assembled.plan.computed(), (assembled.plan.steps[-1].end, len(text))]
         for begin, end in computed:
             if begin < min(end, len(text)):
-                self._write(setting.cache, setting.table, 0, begin, min(end, len(text)))
-        offers = {depth: states for depth, states in setting.captured if depth < len(text)}
-        if setting.plan.exact:
-            for depth in branches.whole_blocks(self.cache.model, branches.computed_from(setting.plan), len(text)):
+                self._write(assembled.cache, assembled.table, 0, begin, min(end, len(text)))
+        offers = {depth: states for depth, states in assembled.captured if depth < len(text)}
+        if assembled.plan.exact:
+            for depth in branches.whole_blocks(self.cache.model, branches.computed_from(assembled.plan), len(text)):
                 offers.setdefault(depth, [])
-        offers[len(text)] = self.states(setting.cache)
+        offers[len(text)] = self.states(assembled.cache)
         return calling(
-            self.cache.commit, text, sorted(offers.items(), key=lambda offer: offer[0]), request=setting.request, prompt_tokens=count, page_table=setting.table,
+            self.cache.commit, text, sorted(offers.items(), key=lambda offer: offer[0]), request=assembled.request, prompt_tokens=count, page_table=assembled.table,
             conversation=conversation, salt=salt,
         )  # fmt: skip
 
