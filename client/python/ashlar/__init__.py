@@ -7,9 +7,13 @@ ones:
     with cache.begin(tokens, segments=[...], page_table=pages) as request:
         ...
 
-Lookups, landings, publishes and commits never raise because of the cache: they miss. Messages of TypeError and
-ValueError begin with the name of the wrong argument. ConnectionError: `Cache` found no daemon, or `Request.admit` got
-no answer from it.
+Lookups, landings, publishes and commits never raise because of the cache: they miss.
+
+Exceptions of all calls. TypeError, ValueError: an argument is wrong; the message begins with its name, and the call has
+changed nothing. ConnectionError: `Cache`, `PageClient` or `Prober` found no daemon, or `Request.admit` or
+`Prober.probe` got no answer from it. PermissionError: the daemon has no tenant for this user. MemoryError: this process
+is out of memory or threads. RuntimeError: a call at the wrong time, on a closed object or in a forked child, or the
+daemon has another version.
 """
 
 from __future__ import annotations
@@ -70,14 +74,16 @@ def _transformers() -> Any:
 
 
 def cache_for(model: Any, daemon: Any, **options: Any) -> ModelCache:
-    """Opens a cache for a model of Transformers: `ashlar.transformers.cache_for`. Imports torch."""
+    """Opens a cache for a model of Transformers: `ashlar.transformers.cache_for`. Imports torch. ImportError: a package
+    of `ashlar[transformers]` is missing."""
     transformers = _transformers()
     cache: ModelCache = transformers.cache_for(model, daemon, **options)
     return cache
 
 
 def attach(model: Any, cache: ModelCache, **options: Any) -> AbstractContextManager[Reuse]:
-    """Lets a model of Transformers use a cache within a `with` block: `ashlar.transformers.attach`. Imports torch."""
+    """Lets a model of Transformers use a cache within a `with` block: `ashlar.transformers.attach`. Imports torch.
+    ImportError: a package of `ashlar[transformers]` is missing."""
     transformers = _transformers()
     reuse: AbstractContextManager[Reuse] = transformers.attach(model, cache, **options)
     return reuse

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The engine API (ashlar/engine.h) for Python.
 
-Arrays are objects with DLPack: NumPy, torch on the CPU, JAX. They are not copied. A blocking call releases the GIL and
-keeps its arrays alive until it returns. Its `async` form waits on a separate thread.
+Arrays are objects with DLPack in host memory: NumPy, torch on the CPU, JAX. They are not copied. A blocking call
+releases the GIL and keeps its arrays alive until it returns; the caller must not change them meanwhile. Its `async`
+form takes the same arguments and waits on a separate thread. The package `ashlar` lists the exceptions of all calls.
 """
 
 from __future__ import annotations
@@ -42,18 +43,21 @@ def _salt(salt: str | bytes) -> bytes:
 
 
 class MemoryKind(enum.Enum):
-    """Where the pages are: nowhere (for a scheduler), in memory that the daemon allocates, in the engine's memfd, or on
-    a GPU."""
+    """Where the pages are."""
 
-    NONE = 0
-    HOSTED = 1
-    MEMFD = 2
-    GPU = 4
+    NONE = 0  # no pages: a scheduler that looks up but does not land
+    HOSTED = 1  # memory that the daemon allocates for this cache
+    MEMFD = 2  # the engine's memfd, sealed with F_SEAL_SHRINK
+    GPU = 4  # the engine's memory on a GPU that the daemon serves
 
 
 @dataclasses.dataclass(frozen=True)
 class PagePlace:
-    """Bytes. Head h of the token in slot s of page p is at offset + p·page_stride + s·token_stride + h·head_stride."""
+    """The place of one attention layer's pages in the memory, in bytes.
+
+    Head h of the token in slot s of page p is at offset + p·page_stride + s·token_stride + h·head_stride. The scale
+    fields are for layers with `scales`.
+    """
 
     layer: int
     key_offset: int
@@ -71,12 +75,11 @@ class PagePlace:
 
 @dataclasses.dataclass(frozen=True)
 class LayerGroup:
-    """Attention layers that share a page table. `page_tokens` 0: the value of the model; `pages` 0: the value of the
-    cache."""
+    """Attention layers that share a page table."""
 
-    layers: Sequence[int]
-    page_tokens: int = 0
-    pages: int = 0
+    layers: Sequence[int]  # indices into Model.layers; each attention layer belongs to one group
+    page_tokens: int = 0  # tokens per page; 0: the value of the model
+    pages: int = 0  # number of pages; 0: the value of the cache
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,12 +112,23 @@ class _Options:
 class Cache:
     """One session with the node's daemon, one open model, and one region of pages. Thread-safe.
 
+    `rpc_socket`, `session_socket`: paths of the daemon's sockets. `name`: shown in the daemon's logs. `timeout_ms`:
+    limit of one call to the daemon. `pages`: number of pages; 0 with `MemoryKind.NONE`. `places`: the place of each
+    attention layer's pages in memory of `memory_bytes` bytes; empty: the cache places them, in hosted memory only.
+    `memfd`: the caller owns it, and keeps it open until the cache is closed.
+
+    `capture_tokens`: the daemon asks for states at multiples of this depth (`Step.capture`), from which later texts
+    resume; 0: no prefixes. `epsilon`: largest error ‖T − T̃‖₂ of a transition that is stored in a smaller form; 0:
+    none. `land_ms`: time that `wait_layer` and `finish` wait for a landing before the plan changes to computing.
+    `quiet_ms`: time that `finish` waits for the daemon to stop writing before it returns OTHER_PAGES.
+    `compose_in_daemon`: the daemon composes states instead of this process.
+
     `groups`: groups of attention layers, each with its own page table. Without groups, one page table serves all
     layers. With groups, calls take a sequence of tables, one per group, instead of a page table. With `common_pages`
     all groups draw page numbers from one pool, and a page belongs to one group at a time.
 
-    `share_in_place` (MEPIC): the daemon allocates page numbers, and requests read one copy of each segment. Begin requests
-    without pages and call `Request.admit`.
+    `share_in_place` (MEPIC): the daemon allocates page numbers, and requests read one copy of each segment. Begin
+    requests without pages and call `Request.admit`.
 
     With `MemoryKind.GPU` the pages are on a GPU that the daemon serves: a CUDA virtual memory allocation (cuMemCreate)
     of exactly `memory_bytes`, mapped at `gpu_address` and exported as the POSIX file descriptor `gpu_descriptor`. The
@@ -122,8 +136,8 @@ class Cache:
     the daemon's only GPU. All other arrays are in host memory. The GPU must have finished its work on pages before they
     are published or committed, or before a hit lands in them.
 
-    `span_tokens` (KVBuffer §6): the caller captures the inputs of the linear layers for up to this many last tokens of a
-    text, at most 256, and passes them to `commit(span=…)`. The cache may then keep an earlier checkpoint, and a later
+    `span_tokens` (KVBuffer §6): the caller captures the inputs of the linear layers for up to this many last tokens of
+    a text, at most 256, and passes them to `commit(span=…)`. The cache may then keep an earlier checkpoint, and a later
     prompt resumes after any token of the span: `Request.advance` rebuilds the states by the recurrence. `span_dtype`:
     type in which keys and values of spans are stored.
     """
@@ -184,8 +198,8 @@ class Cache:
 
     def _take(self, handle: _ashlar.Cache, options: _Options) -> None:
         self._handle = handle
-        if doubt := handle.warning():
-            warnings.warn(doubt, stacklevel=3)
+        if warning := handle.warning():
+            warnings.warn(warning, stacklevel=3)
         self.model = options.model
         self.places = [PagePlace(**place) for place in handle.places()]
         self.pages = options.pages
@@ -210,6 +224,7 @@ class Cache:
 
     @classmethod
     async def open_async(cls, *arguments: Any, **options: Any) -> Self:
+        """Like `Cache(...)`, for asyncio."""
         return await cls.start_open(*arguments, **options).result_async()
 
     def __enter__(self) -> Cache:
@@ -232,17 +247,22 @@ class Cache:
 
     @property
     def connected(self) -> bool:
+        """Whether the session is connected now. The cache reconnects by itself after the daemon restarts."""
         return self._handle.connected()
 
     @property
     def memory(self) -> npt.NDArray[np.uint8]:
-        """The memory, in place. The array keeps it mapped. ValueError: the memory is on a GPU."""
+        """All bytes of the memory, in place: [bytes]. The array keeps it mapped. ValueError: the memory is on a GPU."""
         if self._on_gpu:
             raise ValueError("memory_kind: GPU memory has no NumPy view; use pages on the host")
         return self._handle.memory()
 
     def page_rows(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Keys and values of an attention layer, in place. Shape of each: [pages, page_tokens, heads, dim]."""
+        """Returns the keys and the values of an attention layer, in place: [pages, page_tokens, heads, dim] each.
+
+        NumPy has no bfloat16 and no 8-bit floats: such pages have integers of the same size. The arrays keep the memory
+        mapped. ValueError: the layer has no pages, or the memory is on a GPU.
+        """
         layer = whole("layer", layer, 0, len(self.model.layers) - 1)
         attention = self.model.layers[layer]
         if not isinstance(attention, Attention):
@@ -266,7 +286,10 @@ class Cache:
         )
 
     def page_bytes(self, layer: int) -> npt.NDArray[np.uint8]:
-        """The bytes of an opaque layer with `token_bytes`, in place. Shape: [pages, page_tokens, bytes of a token]."""
+        """Returns the bytes of an opaque layer with `token_bytes`, in place: [pages, page_tokens, bytes of a token].
+
+        The array keeps the memory mapped. ValueError: the layer has no such bytes, or the memory is on a GPU.
+        """
         layer = whole("layer", layer, 0, len(self.model.layers) - 1)
         opaque = self.model.layers[layer]
         if not isinstance(opaque, Opaque) or opaque.token_bytes == 0:
@@ -281,7 +304,7 @@ class Cache:
         )
 
     def _pages_of(self, layer: int) -> tuple[PagePlace, int, int]:
-        """Returns a layer's index, its number of pages, and the tokens per page."""
+        """Returns a layer's place, its number of pages, and the tokens per page."""
         place = next((place for place in self.places if place.layer == layer), None)
         if place is None:
             raise ValueError(f"layer: {layer} has no pages; the cache was opened without memory")
@@ -303,14 +326,20 @@ class Cache:
         salt: str | bytes = b"",
         rotary_shifts: Sequence[int] = (),
     ) -> Request:
-        """Looks a prompt up and lands the hits. `segments`: the lengths of its segments, in tokens, from position 0.
+        """Looks a prompt up and lands the hits in its pages. Waits for the plan.
 
-        `fill`: this engine computes the runs of `Request.missing`. `cold_parallel`, with `fill`: other engines that
-        offer prefill may compute some of the runs. Compute `missing`, then call `Request.wait_cold`. `store_only`, with
-        `fill`: the prompt is not looked up, and `missing` lists the runs that the cache lacks. Publish them and end the
-        request. `conversation`: 16 random bytes that name a conversation. `media`: (index of the first token, SHA-256
-        of the content) of each medium. `salt`: prompts with different salts share nothing. `rotary_shifts`: one per
-        segment; the rotary position of its keys minus their position in the page table.
+        `tokens`: [tokens]. `segments`: the lengths of its segments, in tokens, from position 0. `page_table`: [pages],
+        the page of each `page_tokens` positions; one such table per group with `groups`; None: nothing lands. The
+        request owns these pages until `Request.finish` returns OK or RESTART: until then write only the tokens that the
+        plan computes. If it ends earlier, or `finish` returns OTHER_PAGES, `take_quiesced_pages` returns them.
+
+        `needed_in_ms`, without pages: time until the request will need the hits. `fill`: this engine computes the runs
+        of `Request.missing`. `cold_parallel`, with `fill`: other engines that offer prefill may compute some of the
+        runs. Compute `missing`, then call `Request.wait_cold`. `store_only`, with `fill`: the prompt is not looked up,
+        and `missing` lists the runs that the cache lacks. Publish them and end the request. `conversation`: 16 random
+        bytes that name a conversation. `media`: (index of the first token, SHA-256 of the content, 32 bytes) of each
+        medium, ascending. `salt`: at most 4,096 bytes; prompts with different salts share nothing. `rotary_shifts`: one
+        per segment: the rotary position of its keys minus their position in the page table.
         """
         rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only, _salt(salt), rotary_shifts
         return self._handle.begin(Request, tokens, segments, page_table, *rest, True)  # type: ignore[return-value]
@@ -330,7 +359,7 @@ class Cache:
         salt: str | bytes = b"",
         rotary_shifts: Sequence[int] = (),
     ) -> Request:
-        """`begin` without waiting. The plan is known when `Request.poll_plan` returns OK."""
+        """Like `begin`, but does not wait. The plan is known when `Request.poll_plan` returns OK."""
         rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only, _salt(salt), rotary_shifts
         return self._handle.begin(Request, tokens, segments, page_table, *rest, False)  # type: ignore[return-value]
 
@@ -354,10 +383,10 @@ class Cache:
         wait: bool = True,
         rotary_shifts: Sequence[int] = (),
     ) -> Request:
-        """Lands the plan of another process (`Request.plan_bytes`) for this process's shard.
+        """Lands the plan of another process (`Request.plan_bytes`) for this process's shard. Pages as for `begin`.
 
-        `present_tokens`: the pages already hold the keys and values of this many first tokens; a prefix's whole blocks
-        within them are not written.
+        `wait`: whether to wait until the plan is known. `present_tokens`: the pages already hold the keys and values of
+        this many first tokens; a prefix's whole blocks within them are not written.
         """
         return cast(Request, self._handle.land(Request, plan, page_table, present_tokens, rotary_shifts, wait))
 
@@ -382,8 +411,10 @@ class Cache:
     ) -> None:
         """Computes one linear layer of a missing run, from a zero state, with kernels in this process.
 
-        Writes the state and the transition. If `decay` is given, also writes the product of the decays: [value_heads,
-        d_k]. A float16 state needs `exponents`: int32, [value_heads].
+        `missing`: index into `request.missing`. `q` … `beta`, `norm_epsilon`, `q_scale`: as for `Request.advance`, one
+        row per token of the run. Writes `state`, `transition` (required if the run has one) and `decay`, all as in
+        `LinearTensors`, and `out`, [tokens, value_heads, d_v]; the last two are optional. A float16 state needs
+        `exponents`: int32, [value_heads].
         """
         self._handle.compute_alone(
             request, missing, layer, state, q, k, v, g, beta, out, transition, decay, exponents, norm_epsilon, q_scale
@@ -405,11 +436,14 @@ class Cache:
     ) -> list[str]:
         """Offers the states of a computed text, so that later texts can resume from them.
 
-        `checkpoints`: (depth, every linear layer's tensors), depths ascending, the last one the text's length. Returns
-        an outcome for each: "kept", or why the cache does not keep it. `prompt_tokens`: the length of the prompt; None
-        means the length of `tokens`. It is larger than that if `tokens` is only the first part of the prompt.
-        `span`: (begin, rows of every linear layer) for the tokens from `begin`, where a checkpoint ends, to the text's end
-        (`Cache.span_tokens`).
+        `tokens`: [tokens], the prompt and the decoded tokens that ran through the model. `checkpoints`: (depth, every
+        linear layer's tensors), depths ascending, the last one the text's length. Returns an outcome for each: "kept",
+        or why the cache does not keep it. `request`: the request of the text's prompt; None: it was computed without
+        one. `page_table`: the text's pages from position 0. `conversation`: required if the plan is not exact.
+        `composed`: the text began with composed states although its plan is exact or it has no request.
+        `prompt_tokens`: the length of the prompt; None: the length of `tokens`. It is larger if `tokens` is only the
+        first part of the prompt. `media`, `salt`: those of the prompt. `span`: (begin, rows of every linear layer) for
+        the tokens from `begin`, where a checkpoint ends, to the text's end (`span_tokens` of the cache).
         """
         return self._handle.commit(
             request,
@@ -444,7 +478,9 @@ class Cache:
     ) -> str:
         """Sends a committed text to another node, so that its engines resume at the text's end. For a prefill engine.
 
-        Returns "completed", "timed_out" if the text may still arrive, or the reason why the other engine must compute it.
+        `tokens`, `conversation`, `media`, `salt`: those of the text. `node`: the other node's name in the cluster.
+        Returns "completed", "timed_out" if the text may still arrive, or the reason why the other engine must compute
+        it.
         """
         return self._handle.handoff(tokens, node, conversation, media, _salt(salt), wait_ms)
 
@@ -452,7 +488,7 @@ class Cache:
         return await asyncio.to_thread(self.handoff, tokens, node, **options)
 
     def serve_prefill(self, wait_ms: int = 1000) -> Request | None:
-        """Waits for a segment to compute for other engines of the tenant, on any node.
+        """Waits at most `wait_ms` for a segment to compute for other engines of the tenant, on any node.
 
         The request has one run in `missing` and no prompt. Compute it, publish it, and end the request before the next
         call. On a cache without pages, another process publishes the run; then call `Request.mark_published`. Returns
@@ -461,7 +497,7 @@ class Cache:
         return cast("Request | None", self._handle.serve_prefill(Request, wait_ms))
 
     def start_serve_prefill(self, wait_ms: int = 1000) -> Started[Request | None]:
-        """`serve_prefill` without waiting."""
+        """Like `serve_prefill`, but does not wait."""
         work, job = self._handle.start_serve_prefill(Request, wait_ms)
         return Started(job, lambda: cast(Request, work) if job.result(True) == Verdict.OK else None)
 
@@ -469,10 +505,11 @@ class Cache:
         return await asyncio.to_thread(self.serve_prefill, wait_ms)
 
     def stored_segments(self) -> dict[str, int]:
-        """The sizes of the segments that this engine has published."""
+        """Returns what this engine has published: the number of `segments`, their `bytes`, and `own_bytes`, the size if
+        every transition were stored in its layer's own form."""
         return self._handle.stored_segments()
 
     def take_quiesced_pages(self, most: int, timeout_ms: int = 0, group: int = 0) -> list[int]:
-        """Returns at most `most` pages that the cache kept and to which no transfer writes any longer. `group`: the
-        group whose page numbers to return."""
+        """Returns pages that the cache kept and to which no transfer writes any longer, at most `most`; they are the
+        caller's again. Waits up to `timeout_ms` for the first. `group`: the group whose page numbers to return."""
         return self._handle.take_quiesced_pages(most, timeout_ms, group)

@@ -20,7 +20,7 @@ from ashlar.digests import Stopped, file_digest
 
 logger = logging.getLogger("ashlar")
 
-# Also code that ships with the weights.
+# Names of files that decide the weights. Code that ships with them is included.
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".tensors", ".json", ".py")
 _TOKENIZER = re.compile(
     r"(tokenizer|special_tokens|added_tokens|vocab|merges|tekken|spiece|sentencepiece).*|.*\.(model|tiktoken)"
@@ -31,7 +31,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 def without_place(config: Any) -> Any:
-    """A model's configuration without the folder or name from which it was loaded."""
+    """Returns a model's configuration without the folder or name from which it was loaded, at any depth."""
     if isinstance(config, Mapping):
         return {name: without_place(value) for name, value in config.items() if name != "_name_or_path"}
     if isinstance(config, (list, tuple)):
@@ -40,6 +40,7 @@ def without_place(config: Any) -> Any:
 
 
 def config_text(config: Mapping[str, Any]) -> bytes:
+    """Returns a configuration as bytes that are equal in every process."""
     return json.dumps(without_place(config), sort_keys=True, default=str).encode()
 
 
@@ -74,7 +75,8 @@ def _moved_since(path: pathlib.Path, since: int) -> pathlib.Path | None:
 
 
 def weights(place: str, stop: threading.Event | None = None) -> str | None:
-    """Returns the digest of all files of a checkpoint, or None if `place` is neither a folder nor a file.
+    """Returns SHA-256 of all files of a checkpoint in hexadecimal digits, or None if `place` is neither a folder nor a
+    file.
 
     OSError: a file cannot be read, or changes while it is read. Stopped: `stop` was set.
     """
@@ -89,7 +91,7 @@ def weights(place: str, stop: threading.Event | None = None) -> str | None:
 
 
 class Weights:
-    """A checkpoint's digest, computed on a separate thread. The engine serves meanwhile, without the cache."""
+    """A checkpoint's digest, computed on a separate thread. Until it is known, the engine serves without the cache."""
 
     def __init__(self, place: str, known: str | None = None, draft: str | None = None) -> None:
         """`known`: a digest that the caller gives, so that no file is read. `draft`: the checkpoint of a draft model.
@@ -131,21 +133,25 @@ class Weights:
         self._known.set()
 
     def digest(self) -> str | None:
-        """Returns None while the digest is unknown. The log says if it cannot become known."""
+        """Returns the digest, or None while it is unknown. If it cannot be computed, it stays None, and the log has a
+        warning."""
         return self._digest
 
     def wait(self, seconds: float | None = None) -> str | None:
-        """Waits until the digest is known, cannot be known, or `close` was called."""
+        """Waits until the digest is known, cannot be computed, or `close` was called; at most `seconds`. Returns
+        `digest()`."""
         self._known.wait(seconds)
         return self._digest
 
     def close(self) -> None:
+        """Stops the computation. Does not wait for its thread."""
         self._stop.set()
         self._known.set()
 
 
 def tokenizer(place: str) -> str | None:
-    """Returns the digest of all files of a tokenizer, or None if `place` is neither a folder nor a file."""
+    """Returns SHA-256 of all files of a tokenizer in hexadecimal digits, or None if `place` is neither a folder nor a
+    file. OSError: a file cannot be read."""
     path, digest = pathlib.Path(place), hashlib.sha256()
     if path.is_file():
         digest.update(path.read_bytes())

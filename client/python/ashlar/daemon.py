@@ -44,9 +44,10 @@ if os.getppid() == int(sys.argv[1]):
 
 
 def program() -> str:
-    """The daemon's program: $ASHLARD if set, else the one of this package, else the one in PATH."""
-    beside = pathlib.Path(__file__).parent / "bin" / "ashlard"
-    for candidate in (os.environ.get("ASHLARD"), str(beside), shutil.which("ashlard")):
+    """Returns the path of the daemon's program: $ASHLARD if it is set, else this package's, else the one in PATH.
+    FileNotFoundError: there is none."""
+    packaged = pathlib.Path(__file__).parent / "bin" / "ashlard"
+    for candidate in (os.environ.get("ASHLARD"), str(packaged), shutil.which("ashlard")):
         if candidate and os.access(candidate, os.X_OK):
             return candidate
     raise FileNotFoundError(
@@ -60,7 +61,7 @@ _Calls = queue.SimpleQueue[tuple[Callable[[], None], Future[None]]]
 
 
 class _Forker:
-    """Calls functions on one thread that lives as long as the process, even if the calling thread ends."""
+    """Calls functions on one thread that runs until the process ends, even if the calling thread ends."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -96,7 +97,7 @@ class _Forker:
 
 
 _forker = _Forker()
-os.register_at_fork(after_in_child=_forker.__init__)  # type: ignore[misc]  # a child has not the thread
+os.register_at_fork(after_in_child=_forker.__init__)  # type: ignore[misc]  # a child does not have the thread
 
 
 def _yaml(value: object) -> str:
@@ -119,7 +120,9 @@ def _answers(path: str) -> bool:
 class Daemon:
     """A daemon that ends with `stop`, with its `with` block, or with the process that created this object.
 
-    Only that process controls it: in a forked child `stop`, `kill` and the end of the `with` block do nothing.
+    Only that process controls it: in a forked child `stop`, `kill` and the end of the `with` block do nothing. Create
+    it with `ashlar.daemon.start`. `rpc_socket`, `session_socket`, `admin_socket`, `metrics_socket`: paths of its
+    sockets. `log`: path of its log.
     """
 
     def __init__(self, folder: _Path, config: dict[str, object], log_level: str) -> None:
@@ -143,10 +146,15 @@ class Daemon:
 
     @property
     def pid(self) -> int | None:
+        """The daemon's process; None: it was stopped."""
         return None if self._process is None else self._process.pid
 
     def start(self, timeout: float = 30.0) -> None:
-        """Returns when the daemon answers. If this raises or is interrupted, no daemon is left running."""
+        """Starts the daemon again after `stop` or `kill`, and waits at most `timeout` seconds until it answers.
+
+        RuntimeError: the daemon exited, or this is a forked child. TimeoutError: it did not answer. FileNotFoundError:
+        there is no program. If this raises or is interrupted, no daemon keeps running.
+        """
         if os.getpid() != self._owner:
             raise RuntimeError("start: the daemon belongs to the parent process; start one in this process")
         timeout = real("timeout", timeout)
@@ -173,13 +181,15 @@ class Daemon:
             time.sleep(0.02)
 
     def last_lines(self, count: int = 20) -> str:
+        """Returns the last lines of the daemon's log."""
         return "\n".join(pathlib.Path(self.log).read_text(errors="replace").splitlines()[-count:])
 
     def _running(self) -> _Process | None:
-        """The daemon's process if it runs and this process has to stop it."""
+        """Returns the daemon's process if it runs and this process may stop it."""
         return self._process if os.getpid() == self._owner else None
 
     def stop(self, timeout: float = 30.0) -> None:
+        """Stops the daemon by SIGTERM, and after `timeout` seconds by SIGKILL. Waits until it has ended."""
         timeout = real("timeout", timeout)
         process = self._running()
         if process is None:
@@ -193,7 +203,7 @@ class Daemon:
         self._process = None
 
     def kill(self) -> None:
-        """Stops the daemon as SIGKILL does: it writes nothing more."""
+        """Stops the daemon by SIGKILL: it writes nothing more. Waits until it has ended."""
         process = self._running()
         if process is not None:
             process.kill()
@@ -215,7 +225,7 @@ class Daemon:
 
 
 def _size(name: str, given: object) -> str | int:
-    """A size in the form of the configuration: bytes, or a string such as 64MiB, which the daemon parses."""
+    """Returns a size as the configuration has it: bytes, or a string such as 64MiB, which the daemon parses."""
     return text(name, given) if isinstance(given, str) else whole(name, given)
 
 
@@ -229,11 +239,16 @@ def start(
     log_level: str = "info",
     config: dict[str, object] | None = None,
 ) -> Daemon:
-    """Starts a daemon and returns when it answers.
+    """Starts a daemon and returns when it answers. Use the result in a `with` block, or call its `stop`.
 
-    `folder`: holds sockets, log and disk tier; by default a temporary folder that is deleted with the `with` block.
-    `ssd`: the disk tier's size; empty: no disk tier. `admission`: the disk's admission policy; `config`: further
-    sections of the configuration, both as in ashlard.example.yaml.
+    Sizes are numbers of bytes, or strings such as "64MiB". `dram`: capacity of the memory tier. `arena`: unit in which
+    memory is assigned to a tenant. `ssd`: capacity of the disk tier; empty: no disk tier. `folder`: holds sockets, log
+    and disk tier; by default a temporary folder that is deleted at the end of the `with` block. `admission`: the disk
+    tier's admission policy. `log_level`, `config`: the log's level, and further sections of the configuration, as in
+    ashlard.example.yaml.
+
+    RuntimeError: the daemon exited, for example because of its configuration; the message has the log's last lines.
+    TimeoutError: it did not answer. FileNotFoundError: there is no program. TypeError: an argument has the wrong type.
     """
     dram, ssd, arena = _size("dram", dram), _size("ssd", ssd), _size("arena", arena)
     if not isinstance(folder, (str, os.PathLike, type(None))):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Digests of large files. Each is computed once and kept in a folder of the user, by the file's inode, size and times."""
+"""Digests of large files. Each is computed once and kept in a folder of the user, by the file's inode, size and
+times."""
 
 from __future__ import annotations
 
@@ -31,7 +32,7 @@ _ENTRY = re.compile(rb"ashlar-digest-1 ([0-9a-f]{64})\n")
 
 
 class Stopped(Exception):
-    """The caller's `stop` was set before the digest was known."""
+    """The caller set `stop` before the digest was known."""
 
 
 def _folders() -> list[pathlib.Path]:

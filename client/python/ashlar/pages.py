@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pages of bytes in the cache under keys that the caller makes. For engines that hash prefixes themselves.
 
-    store = ashlar.PageStore(daemon.rpc_socket, daemon.session_socket, model_id="m", weights_digest="w",
-                             content="kv pages", page_bytes=1 << 20, page_tokens=64)
+    client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)
+    store = ashlar.PageStore(client, model_id="m", weights_digest="w", content="kv pages", page_bytes=1 << 20,
+                             page_tokens=64)
     store.put([key], lambda i, slot: copy_into(slot, page))
     store.get([key], lambda i, slot: copy_out_of(slot))
 
@@ -25,8 +26,8 @@ import numpy.typing as npt
 from ashlar import _ashlar
 
 Slot = npt.NDArray[np.uint8]
-# Called with the index of a key and the page's bytes in memory shared with the daemon, which are the callee's until it
-# returns.
+# A function that is called with the index of a key and the page's bytes, [page_bytes], in memory that is shared with
+# the daemon. It may use these bytes until it returns.
 PageCall = Callable[[int, Slot], None]
 
 
@@ -51,12 +52,17 @@ def _check_call(name: str, call: PageCall) -> None:
 
 
 class Fetched(NamedTuple):
+    """The outcome of fetching one page."""
+
     miss: str | None  # reason of the miss; None: hit
     tier: str | None  # tier of the hit
 
 
 class PageClient:
-    """One session with the node's daemon, for several stores."""
+    """One session with the node's daemon, for several stores. It ends with its last store and its last reference.
+
+    `name`: shown in the daemon's logs. `timeout_ms`: limit of one call to the daemon. ConnectionError: no daemon.
+    """
 
     def __init__(
         self,
@@ -72,10 +78,11 @@ class PageClient:
 class PageStore:
     """Pages of one size and content. Thread-safe.
 
-    model_id, weights_digest: the model of the pages. content: everything else that must agree between engines that
-    share pages, such as their layout and rank. page_tokens: tokens per page, at least 8; together with
-    tokens_per_second it sets the value of a hit. slots: pages of memory shared with the daemon; a call with more keys
-    proceeds in batches.
+    `client`: its session; several stores may share it. `model_id`, `weights_digest`: the model of the pages. `content`:
+    everything else that must agree between engines that share pages, such as their layout and rank. `page_bytes`: size
+    of a page. `page_tokens`: tokens per page, at least 8. `tokens_per_second`: rate of prefill, for the break-even
+    check; 0: no check. `slots`: pages of memory shared with the daemon; a call with more keys proceeds in batches.
+    `land_ms`: limit of a landing, and of the wait for a free slot.
     """
 
     def __init__(
@@ -112,15 +119,16 @@ class PageStore:
         return False
 
     def close(self) -> None:
-        """Releases the memory once nothing can write to it any longer. No other call may be in progress or follow.
+        """Releases the memory once nothing can write to it any longer. Does nothing in a forked child.
 
-        Slots that a caller still holds stay mapped. In a forked child it does nothing.
+        No other call may be in progress. Later calls raise RuntimeError. Slots that a caller still holds stay mapped.
         """
         self._memory = np.empty((0, 0), np.uint8)
         self._handle.close()
 
     @property
     def connected(self) -> bool:
+        """Whether the session is connected now. It reconnects by itself after the daemon restarts."""
         return self._handle.connected()
 
     def _slot(self, slot: int) -> Slot:
@@ -151,13 +159,15 @@ class PageStore:
         return _checked(keys)
 
     def exists(self, keys: Sequence[bytes]) -> list[bool]:
+        """Returns for each key whether the cache has its page. A page may be evicted afterwards."""
         return list(self._handle.exists(self._checked(keys)))
 
     def put(self, keys: Sequence[bytes], fill: PageCall) -> list[str]:
         """Stores pages. Calls `fill` for each page that the cache accepts, to write the page's bytes.
 
-        Returns one outcome per key: "published", "already_present", "being_published", or why the cache does not accept
-        the page.
+        `keys`: 32 bytes each. Returns one outcome per key: "published", "already_present", "being_published" (another
+        engine stores it), or why the cache does not accept the page. If `fill` raises, its exception is raised, and
+        pages that are not yet published are abandoned.
         """
         outcomes: list[str] = []
         wanted = self._checked(keys)
@@ -194,11 +204,12 @@ class PageStore:
         return outcomes
 
     def get(self, keys: Sequence[bytes], take: PageCall) -> list[str | None]:
-        """Fetches pages. Calls `take` for each page found, to read its bytes. Returns the reason of each miss."""
+        """Fetches pages. Calls `take` for each page found, to read its bytes. Returns for each key the reason of its
+        miss, or None for a hit."""
         return [page.miss for page in self.fetch(keys, take)]
 
     def fetch(self, keys: Sequence[bytes], take: PageCall) -> list[Fetched]:
-        """Like `get`, but also returns the tiers."""
+        """Like `get`, but also returns the tier of each hit."""
         fetched: list[Fetched] = []
         wanted = self._checked(keys)
         _check_call("take", take)
@@ -220,5 +231,5 @@ class PageStore:
         return fetched
 
     def memory(self) -> Any:
-        """All slots: [slots, page bytes and padding]."""
+        """Returns all slots, in place: [slots, page bytes and padding]."""
         return self._memory

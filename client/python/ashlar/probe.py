@@ -15,16 +15,16 @@ from ashlar.sockets import default_sockets
 
 @dataclasses.dataclass(frozen=True)
 class NodeProbe:
-    """Estimates of one node, from measured rates. Seconds are 0 if they are not known."""
+    """Estimates of one node for a prompt, from measured rates. Unknown seconds and rates are 0."""
 
-    node: str  # name in the cluster; empty without one
+    node: str  # name in the cluster; empty without a cluster
     prompt_tokens: int
-    prefix_tokens: int  # of the exact prefix that a lookup would resume from
-    segment_tokens: int  # of cached segments after it, without the seams that are computed
-    tiers: Mapping[str, int]  # the same tokens by tier
-    fetch_seconds: float  # to load and land them
-    compute_seconds: float  # to compute the other tokens
-    wait_seconds: float  # until an engine of the node has computed the prompts that it has looked up
+    prefix_tokens: int  # tokens of the exact prefix that a lookup would resume from
+    segment_tokens: int  # tokens of cached segments after the prefix, without the seams that are computed
+    tiers: Mapping[str, int]  # prefix_tokens and segment_tokens by tier
+    fetch_seconds: float  # time to load and land the cached tokens
+    compute_seconds: float  # time to compute the other tokens
+    wait_seconds: float  # time until an engine of the node has computed the prompts that it has looked up
     queued_tokens: int  # tokens of those prompts, of all engines of the model
     tokens_per_second: float  # declared rate of prefill
     sessions: int  # sessions of engine processes with this model
@@ -33,6 +33,7 @@ class NodeProbe:
 
     @property
     def saved_tokens(self) -> int:
+        """Tokens that an engine of the node need not compute."""
         return self.prefix_tokens + self.segment_tokens
 
     @property
@@ -45,14 +46,15 @@ class NodeProbe:
 class Probed:
     """The result of a probe."""
 
-    nodes: tuple[NodeProbe, ...]  # the asked node is the first
-    cheapest: int  # index of the node where the prompt's first token is expected first
+    nodes: tuple[NodeProbe, ...]  # first the node of the daemon that was called
+    cheapest: int  # index in `nodes` of the shortest expected time to the first token
 
 
 class Prober:
     """A router's session with one daemon. Thread-safe. Reconnects by itself.
 
-    Raises ConnectionError if no daemon is reached. `timeout_ms` limits each call.
+    `rpc_socket`, `session_socket`: paths of the daemon's sockets; empty: `ashlar.sockets.default_sockets`. `name`:
+    shown in the daemon's logs. `timeout_ms`: limit of each call. ConnectionError: no daemon.
     """
 
     def __init__(
@@ -76,13 +78,15 @@ class Prober:
         salt: str | bytes = b"",
         cluster: bool = False,
     ) -> Probed:
-        """Estimates what the node would save of a prompt; `cluster`: also the other nodes of the cluster.
+        """Estimates which tokens of a prompt the node would not compute, and the time to its first token. Takes no
+        lease and changes nothing.
 
-        Takes no lease and changes nothing. `segments`: lengths of the prompt's segments, from its start. `model_id` and
-        `namespace` (hexadecimal digits) name the model as engines have opened it; neither is needed if there is one.
+        `tokens`: [tokens]. `segments`: lengths of the prompt's segments, in tokens, from position 0. `model_id`,
+        `namespace` (hexadecimal digits): the model as engines have opened it; needed only if the daemon has several.
+        `conversation`, `salt`: as in `Cache.begin`. `cluster`: whether to probe the cluster's other nodes, too.
 
-        Raises ConnectionError without a daemon, RuntimeError if no engine has opened the model, and ValueError whose
-        message begins with the wrong argument's name.
+        ConnectionError: the daemon does not answer. RuntimeError: no engine has opened the model. ValueError: an
+        argument is wrong; the message begins with its name.
         """
         secret = salt.encode() if isinstance(salt, str) else salt
         nodes, cheapest = self._prober.probe(tokens, segments, namespace, model_id, conversation, secret, cluster)
@@ -90,6 +94,7 @@ class Prober:
 
     @property
     def connected(self) -> bool:
+        """Whether the session is connected now."""
         return bool(self._prober.connected())
 
     def close(self) -> None:

@@ -20,7 +20,7 @@ _MOST = np.iinfo(np.int32).max
 def token_row(name: str, given: Any) -> Tokens:
     """Returns a part of a prompt as 32-bit integers, from a list, an array, or a tensor of one sequence, [n] or [1, n].
 
-    Raises TypeError or ValueError with a message that begins with `name` and never contains the text itself.
+    TypeError, ValueError: no such tokens; the message begins with `name` and never contains the text itself.
     """
     if isinstance(given, (str, bytes)):
         raise TypeError(f"{name}: a str of {len(given)} characters was given; expected tokens, which are whole numbers")
@@ -71,8 +71,8 @@ def segment_lengths(tokens: Any, separator: Any, *, min_tokens: int = 0) -> list
     """Returns the lengths of a prompt's segments, from position 0 on, for `Cache.begin`. Each ends with the separator.
 
     `tokens`, `separator`: lists, arrays or tensors of tokens. The tokens after the last separator are the query, which
-    has at least one token. Neighbouring segments of fewer than `min_tokens` are joined. A separator that is text must
-    always have the same tokens: a special token has.
+    has at least one token. Neighbouring segments of fewer than `min_tokens` are joined. Use a separator that always has
+    the same tokens, such as a special token. ValueError: the separator is empty.
     """
     row, end = token_row("tokens", tokens), token_row("separator", separator)
     if len(end) == 0:
@@ -86,7 +86,8 @@ class Prompt:
 
     Each segment, and the query, is a list of tokens, an array or a tensor. `conversation`: 16 random bytes, the same in
     every turn. The next turn may then resume from this turn's composed states. `salt`: prompts with different salts
-    share nothing, nor do prompts with and without a salt.
+    share nothing, nor do prompts with and without a salt. TypeError, ValueError: a field is wrong, or there are no
+    tokens.
     """
 
     segments: Sequence[Any]
@@ -109,7 +110,7 @@ class Prompt:
 
     @classmethod
     def split(cls, tokens: Any, separator: Any, *, conversation: bytes = b"", salt: str | bytes = b"") -> Self:
-        """Cuts a prompt at its separators: see `segment_lengths`."""
+        """Returns a prompt whose segments end with the separator: see `segment_lengths`."""
         row = token_row("tokens", tokens)
         *segments, query = np.split(row, np.cumsum([0, *segment_lengths(row, separator)])[1:])
         return cls(segments, query, conversation, salt)
@@ -120,8 +121,10 @@ class Prompt:
 
     @functools.cached_property
     def tokens(self) -> Tokens:
+        """All tokens, of the segments and the query: [tokens]."""
         return np.concatenate([np.zeros(0, np.int32), *self._rows, token_row("query", self.query)])
 
     @property
     def lengths(self) -> list[int]:
+        """The lengths of the segments in tokens, without empty ones."""
         return [len(row) for row in self._rows if len(row) > 0]

@@ -23,6 +23,8 @@ Pages = npt.NDArray[np.int32]
 
 
 class StepKind(enum.Enum):
+    """What to do in a step of a plan."""
+
     COMPUTE = 1  # run tokens [begin, end) through the model
     CHECKPOINT = 2  # take [0, end) from the cache and replace the running states by its states
     INTERIOR = 3  # take [begin, end) from the cache and compose it onto the running states
@@ -32,6 +34,8 @@ _STEP_KINDS = (StepKind.COMPUTE, StepKind.COMPUTE, StepKind.CHECKPOINT, StepKind
 
 
 class Step(NamedTuple):
+    """One step of a plan: positions [begin, end) of the prompt."""
+
     kind: StepKind
     begin: int
     end: int
@@ -40,16 +44,18 @@ class Step(NamedTuple):
 
 
 class Segment(NamedTuple):
-    start: int
+    """One segment of a prompt, as looked up."""
+
+    start: int  # position of its first token in the prompt
     tokens: int
-    bytes: int
+    bytes: int  # size of the cached object
     miss: str | None  # reason of the miss; None: hit
     tier: str | None  # tier of the hit
     used: bool  # whether the plan takes it from the cache
 
 
 class Plan(_ashlar.Plan):
-    """The steps of a prompt. They follow each other and cover it."""
+    """The steps of a prompt, in order. They cover it. A plan is a copy, and does not change with the request."""
 
     @functools.cached_property
     def steps(self) -> tuple[Step, ...]:
@@ -60,7 +66,7 @@ class Plan(_ashlar.Plan):
         return tuple(map(Segment._make, self.raw_segments()))
 
     def computed(self) -> list[tuple[int, int]]:
-        """The positions to run through the model."""
+        """Returns the positions to run through the model: [begin, end) of each computed step."""
         return [(step.begin, step.end) for step in self.steps if step.kind is StepKind.COMPUTE]
 
     def _fields(self) -> tuple[Any, ...]:
@@ -80,30 +86,34 @@ class Plan(_ashlar.Plan):
 
 @dataclasses.dataclass(frozen=True)
 class Run:
-    """A segment to compute by itself, from a zero state at position 0, for `Request.publish`."""
+    """A segment to compute separately, from a zero state at position 0, for `Request.publish`."""
 
-    tokens: Pages
-    segment: int
+    tokens: Pages  # the tokens to run: [tokens]
+    segment: int  # index of the segment in the prompt
+    # The tuple to publish covers tokens [capture_begin, capture_end) of the run.
     capture_begin: int
     capture_end: int
-    transition: bool
+    transition: bool  # whether to publish the transition; the state is then zero at capture_begin
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearTensors:
-    """The tensors of one linear layer: its state, the convolution's last inputs, and for a run also its transition
-    (float32).
+    """The tensors of one linear layer, in host memory. The caller may change them after the call that takes them.
 
-    State and tail may be in an engine's blocks: each head, and each row of the tail, is dense, and they are at equal
-    distances.
+    Each head of the state, and each row of the tail, is dense; heads and rows are at equal distances. So they may be
+    views of an engine's blocks. An opaque layer has only `state`: `state_bytes` bytes, dense.
     """
 
-    layer: int
-    state: Array
-    conv_tail: Array | None = None
+    layer: int  # index into Model.layers
+    state: Array  # [value_heads, d_k, d_v], or [value_heads, d_v, d_k] by Linear.order; in Linear.state_dtype
+    conv_tail: Array | None = None  # inputs of the last conv_kernel − 1 tokens, by conv_order; in conv_dtype, or bytes
+    # Only for a run with a transition: float32, dense. DeltaNet, GDN, KDA: [value_heads, d_k, d_k] in the state's
+    # order. RetNet, Lightning, Mamba-2: logarithms, [value_heads]. GLA: logarithms, [value_heads, d_k]. Mamba-1: sums
+    # of dt, [value_heads, d_v].
     transition: Array | None = None
+    # Product of the tokens' decays, [value_heads, d_k], float32; with it, dense transitions may be stored smaller.
     decay: Array | None = None
-    exponents: Array | None = None
+    exponents: Array | None = None  # [value_heads], int32; only for float16 states
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,10 +121,10 @@ class SpanRows:
     """The inputs of one linear layer for the tokens of a span, float32, one dense row per token (KVBuffer §6).
 
     Shapes: `k` [tokens, key_heads · d_k], `v` [tokens, value_heads · d_v], `g` and `beta` as in `Request.advance`,
-    `conv_inputs` [tokens, conv_channels]. None where the family has none.
+    `conv_inputs` [tokens, conv_channels]. None: the family, or the layer, has no such inputs.
     """
 
-    layer: int
+    layer: int  # index into Model.layers
     k: Array
     v: Array
     g: Array | None = None
@@ -124,12 +134,12 @@ class SpanRows:
 
 @dataclasses.dataclass(frozen=True)
 class ComputedRun:
-    """A computed run of `Request.missing`: its index, its tensors, and the pages of its keys and values."""
+    """A computed run, for `Request.publish_many`."""
 
-    missing: int
-    linear: Sequence[LinearTensors]
-    page_table: Sequence[int] | npt.ArrayLike | None = None
-    first_position: int = 0
+    missing: int  # index into Request.missing
+    linear: Sequence[LinearTensors]  # every linear layer
+    page_table: Sequence[int] | npt.ArrayLike | None = None  # pages of its keys and values
+    first_position: int = 0  # slot of the run's token 0, counted from the start of the page table
 
 
 class PageShortage(NamedTuple):
@@ -138,7 +148,7 @@ class PageShortage(NamedTuple):
     needed: int  # in addition to the pages that the request's segments already have
     free: int
     reclaimable: int  # pages of segments that no request references
-    held: int
+    held: int  # pages of running requests, or of segments that this request would share
 
 
 class SharedSegment(NamedTuple):
@@ -155,7 +165,12 @@ class SharedSegment(NamedTuple):
 
 
 class Request(_ashlar.Request):
-    """A prompt. Used by one thread at a time. It ends with its `with` block or its last reference."""
+    """A prompt, from `Cache.begin`. Use it from one thread at a time. It ends with its `with` block or its last
+    reference.
+
+    Calls return a Verdict. OK: done. PENDING: not yet; call again. RESTART: the plan has changed; compute it again from
+    its first step. OTHER_PAGES: like RESTART, but `move` to other pages first. RuntimeError: a call at the wrong time.
+    """
 
     plan_type = Plan
 
@@ -175,7 +190,7 @@ class Request(_ashlar.Request):
 
     @property
     def missing(self) -> list[Run]:
-        """The runs to compute and publish if the request was begun with `fill`. Then call `look_again`."""
+        """The runs to compute if the request was begun with `fill`. Publish or abandon each, then call `look_again`."""
         return [Run(**{**run, "tokens": np.array(run["tokens"], np.int32)}) for run in self.raw_missing()]
 
     def publish(
@@ -185,20 +200,26 @@ class Request(_ashlar.Request):
         page_table: Sequence[int] | npt.ArrayLike | None = None,
         first_position: int = 0,
     ) -> str:
-        """Publishes a computed run. Returns "published", or why the cache does not keep it."""
+        """Publishes a computed run. Returns "published", or why the cache does not keep it.
+
+        `missing`: index into `Request.missing`. `linear`: the tensors of every linear layer. `page_table`: pages of the
+        run's keys and values, whose token 0 is at slot `first_position` of the table. The
+        caller may change tensors and pages after the call.
+        """
         return self.raw_publish(missing, linear, page_table, first_position)
 
     def publish_many(self, runs: Sequence[ComputedRun]) -> list[str]:
-        """Publishes several small runs with one call to the daemon. Each run is in separate pages. Returns their
-        outcomes."""
+        """Publishes several small runs with one call to the daemon. Each run is in separate pages. Returns the outcome
+        of each, as `publish`. If the call raises, nothing was published."""
         return self.raw_publish_many(runs)
 
     def admit(self, own_pages: int) -> PageShortage | None:
         """Obtains the shared pages of the prompt's segments, and `own_pages` pages for all other tokens.
 
-        For a cache with `share_in_place`; call it before `wait_layer`. Further calls raise the number of own pages.
-        Returns None, or the shortage; in that case nothing has changed. The pages return to the daemon when the request
-        ends. ConnectionError: the daemon did not answer or is busy.
+        For a cache with `share_in_place`; call it before `wait_layer`. Further calls raise the number of own pages to
+        `own_pages`. Returns None, or the shortage; in that case nothing has changed. The pages return to the daemon
+        when the request ends. ConnectionError: the daemon did not answer or is busy. RuntimeError: requests from before
+        a reconnect still run; end them.
         """
         shortage: Any = self.raw_admit(own_pages)
         return None if shortage is None else PageShortage(*shortage)
@@ -229,10 +250,18 @@ class Request(_ashlar.Request):
         """Advances a linear layer over positions [begin, end): composes cached steps, and computes the rows between
         them.
 
-        Rows are float32, [tokens of the computed positions, ...]. `state` is the state at `begin` on entry and at `end`
-        on return. `copies`: (position, array) pairs; each array receives the state at its position. States may be in an
-        engine's blocks: each head is dense, and heads are at equal distances. With `norm_epsilon`, each head's q and k
-        are first multiplied by 1 / sqrt(sum of squares + norm_epsilon); then q by `q_scale`.
+        Rows are float32, one per computed token, at any distance: `q`, `k` [tokens, key_heads, d_k]; `v` and `out`
+        [tokens, value_heads, d_v]; `g` the log decays, [tokens, value_heads] (GDN) or [tokens, value_heads, d_k] (GLA,
+        KDA); `beta` [tokens, value_heads] (DeltaNet, GDN, KDA; dt of Mamba-2) or [tokens, value_heads, d_v] (dt of
+        Mamba-1). Without `q` there is no `out`, which is written.
+
+        `state`: as in `LinearTensors`, but float32, bfloat16, or float16 with `exponents`, int32, [value_heads]. It is
+        read as the state before position `begin`, and written as that before `end`. `copies`: (position, array) pairs,
+        ascending; each array receives the state at its position. With `norm_epsilon`, each head's q and k are first
+        multiplied by 1 / sqrt(sum of squares + norm_epsilon), then q by `q_scale`.
+
+        A cached step must lie inside or outside the positions. RESTART: a hit failed to land; states and `out` are then
+        undefined. Abandon the plan and call `finish`.
         """
         return self.raw_advance(
             layer, begin, end, state, q, k, v, g, beta, out, exponents, copies, norm_epsilon, q_scale
@@ -263,7 +292,8 @@ class Request(_ashlar.Request):
         return await asyncio.to_thread(self.publish_many, runs)
 
     def start_wait_cold(self, timeout_ms: int) -> Started[Verdict]:
-        """`wait_cold` without waiting. Other calls on the request return PENDING until it is over; `end` ends it."""
+        """Like `wait_cold`, but does not wait. Until it is over, other calls on the request return PENDING; `end` stops
+        it."""
         job = self.raw_start_wait_cold(timeout_ms)
         return Started(job, lambda: cast(Verdict, job.result(False)))
 

@@ -20,10 +20,10 @@ def user_folder() -> str:
 
 
 def default_sockets() -> tuple[str, str]:
-    """The RPC socket and the session socket that an engine connects to.
+    """Returns the paths of the RPC socket and the session socket that an engine connects to.
 
-    $ASHLAR_RPC_SOCKET and $ASHLAR_SESSION_SOCKET if set; else those in /run/ashlar if a daemon made them; else those in
-    the user's folder.
+    These are $ASHLAR_RPC_SOCKET and $ASHLAR_SESSION_SOCKET if set; else those in /run/ashlar if a daemon has created
+    them; else those in the user's folder.
     """
     user = user_folder()
     system = os.path.exists(os.path.join(SYSTEM_FOLDER, "rpc.sock"))

@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 
 class Started(Generic[T]):
-    """A call to the daemon in progress. Dropping its last reference waits until the call is over."""
+    """A call to the daemon in progress. Destroying it waits until the call is over."""
 
     def __init__(self, job: _ashlar.Job, result: Callable[[], T]) -> None:
         self._job = job
@@ -27,9 +27,10 @@ class Started(Generic[T]):
         return self._job.poll() == Verdict.OK
 
     def result(self) -> T:
-        """Waits, and returns or raises the result of the call. Call it once."""
+        """Waits, and returns or raises what the call itself would. Call it once."""
         self._job.wait()
         return self._result()
 
     async def result_async(self) -> T:
+        """Like `result`, for asyncio."""
         return await asyncio.to_thread(self.result)

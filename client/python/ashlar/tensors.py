@@ -2,8 +2,8 @@
 """An engine's operations on cached segments, as torch operations on the device of its tensors.
 
 `delta_tuple` computes a segment's tuple from the inputs of a gated delta rule. `compose` applies a tuple to running
-states: it computes in float32 and writes in the type of the engine's tensor. `scaled_half` makes the states of tuples in
-float16.
+states: it computes in float32 and writes in the type of the engine's tensor. `scaled_half` makes the states of tuples
+in float16.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _PIECE = 1024  # tokens whose maps are in memory at once
 def delta_tuple(
     k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, order: ashlar.StateOrder
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Returns the state from zero, the transition and the product of the decays, [heads, d_k], of consecutive tokens of a
-    gated delta rule, in float32: S ← e^g (1 − beta k kᵀ) S + beta k vᵀ.
+    """Returns the state from zero, the transition and the product of the decays, [heads, d_k], of consecutive tokens of
+    a gated delta rule, in float32: S ← e^g (1 − beta k kᵀ) S + beta k vᵀ.
 
     k: [tokens, key heads, d_k], as the rule uses them; v: [tokens, heads, d_v]; g and beta: [tokens, heads].
     """
@@ -42,8 +42,8 @@ def delta_tuple(
 
 
 def _maps(k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns what each chunk of tokens does to a state, [chunks, heads, d_k, …]: with c the sum of its g, and W and U from
-    a triangular system, S ← (e^c − Kᵀ W) S + Kᵀ U."""
+    """Returns what each chunk of tokens does to a state, [chunks, heads, d_k, …]: with c the sum of its g, and W and U
+    from a triangular system, S ← (e^c − Kᵀ W) S + Kᵀ U."""
     heads, short = v.shape[1], -len(v) % _CHUNK
 
     def by_chunk(rows: torch.Tensor) -> torch.Tensor:  # [chunks, heads, tokens, dim]
@@ -85,7 +85,8 @@ def compose(state: torch.Tensor, transition: torch.Tensor, update: torch.Tensor,
 
 
 def scaled_half(state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """A state in float16, and exponents [heads]: state ≈ half × 2^exponent, for a layer with `DType.F16`.
+    """Returns a state in float16, and exponents, int32, [heads]: state ≈ half × 2^exponent, for a layer with
+    `DType.F16`. `state`: [heads, …], of any floating type.
 
     States of layers that do not erase are unbounded. Scaling by powers of two keeps all 11 bits of each head.
     """

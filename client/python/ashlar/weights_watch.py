@@ -19,7 +19,7 @@ class _Places(NamedTuple):
 
     elements: int
     step: int
-    offset: int  # in the storage
+    offset: int  # elements from the start of the storage
     kind: torch.dtype  # an integer of the elements' size
 
 
@@ -36,7 +36,7 @@ def _places(parameter: torch.Tensor) -> _Places | None:
         return None
     count = min(_SAMPLES, numbers)
     step = max(1, numbers // count)
-    step -= step > 1 and step % 2 == 0  # odd, so that the samples of a matrix are in many columns
+    step -= step > 1 and step % 2 == 0  # an odd step spreads the samples of a matrix over many columns
     offset = parameter.storage_offset()
     if offset + (count - 1) * step >= parameter.untyped_storage().nbytes() // parameter.element_size():
         return None
@@ -48,13 +48,13 @@ def _version(parameter: torch.Tensor) -> int:
 
 
 class Sight:
-    """The weights at one point of the device's work, and the accepted weights."""
+    """A comparison of the weights, at one point of the device's work, with the accepted weights."""
 
     def __init__(self, marked: bool, differences: list[torch.Tensor]) -> None:
         self._marked, self._differences = marked, differences
 
     def changed(self) -> bool:
-        """Waits for the device's work up to the look."""
+        """Returns whether the weights differ. Waits for the device's work up to that point."""
         return self._marked or any(bool(each) for each in self._differences)
 
 
@@ -63,8 +63,8 @@ class WeightsWatch:
 
     There are three signs of a change: a call of `load_weights`; the address, size, type and version counter of each
     parameter; and samples of its elements, because a write through `.data` leaves no other trace. A write that changes
-    no sample is not detected. `sampled` False: for engines that move weights while they run; then only `load_weights` is
-    a sign.
+    no sample is not detected. `sampled` False: for engines that move weights while they run; then only `load_weights`
+    is a sign.
     """
 
     def __init__(self, model: Any, sampled: bool = True) -> None:
@@ -85,7 +85,8 @@ class WeightsWatch:
         return load_weights
 
     def _look(self) -> tuple[list[Any], dict[Any, torch.Tensor]]:
-        """Engines wait for this in each step that saves, so it makes only the views."""
+        """Returns marks and samples of the parameters. Only makes views, because engines wait for it in each step that
+        saves."""
         marks: list[Any] = [self._told]
         samples: dict[Any, list[torch.Tensor]] = {}
         with torch.no_grad():
@@ -99,14 +100,15 @@ class WeightsWatch:
                     continue
                 try:
                     view = parameter.as_strided((places.elements,), (places.step,), places.offset).view(places.kind)
-                except (RuntimeError, NotImplementedError) as error:  # its storage or its type is another one
+                except (RuntimeError, NotImplementedError) as error:  # its storage or its type has changed
                     marks.append(str(error))
                     continue
                 samples.setdefault((parameter.device, places.kind), []).append(view)
         return marks, {key: torch.cat(views) for key, views in samples.items()}
 
     def look(self) -> Sight:
-        """Does not wait for the device."""
+        """Compares the weights with the accepted ones, in the order of the device's work. Does not wait for the
+        device."""
         marks, samples = self._look()
         before, known = self._known
         if marks != before or samples.keys() != known.keys():
@@ -117,7 +119,7 @@ class WeightsWatch:
         return self.look().changed()
 
     def accept(self) -> None:
-        """Accepts the current weights as the known ones."""
+        """Makes the current weights the ones with which later weights are compared."""
         model = self._model()
         listed = list(model.parameters()) if model is not None and self._sampled else []
         self._parameters = [weakref.ref(each) for each in listed]

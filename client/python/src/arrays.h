@@ -24,8 +24,8 @@ using MutableFloats = nb::ndarray<float, nb::device::cpu>;
 using Exponents = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
 using Strided = nb::ndarray<nb::device::cpu>;  // of any element type; need not be dense
 
-// A list of 32-bit integers, valid while this object lives: the given memory if it is one dense row of them, otherwise
-// a copy by NumPy. Buffers are asked for first, which is several times as fast as DLPack. Created and destroyed with
+// A list of 32-bit integers, valid while this object exists: the given memory if it is one dense row of them, otherwise
+// a copy by NumPy. Buffers are tried first, which is several times as fast as DLPack. Created and destroyed with
 // the GIL.
 class Integers {
  public:
@@ -42,8 +42,8 @@ class Integers {
   Py_buffer view_ = {};
 };
 
-// The pages that a call gives, held while this lives: one list of numbers or, of a cache with `groups` groups of
-// layers, a sequence of one list each. Created and destroyed with the GIL.
+// The pages that a call passes, valid while this object exists: one list of numbers or, of a cache with `groups` groups
+// of layers, a sequence of one list each. Created and destroyed with the GIL.
 class PageTables {
  public:
   PageTables(const std::string& name, nb::handle given, size_t groups);

@@ -158,9 +158,9 @@ std::vector<PageStore::Landed> PageStore::Get(std::span<const PageKey> keys, std
 }
 
 std::vector<int32_t> PageStore::TakeQuiesced(uint32_t most) {
-  std::vector<int32_t> quiesced(most);
-  quiesced.resize(unresolved_.Take(kOnlySet, quiesced, std::chrono::milliseconds(0)));
-  return quiesced;
+  std::vector<int32_t> slots(most);
+  slots.resize(unresolved_.Take(kOnlySet, slots, std::chrono::milliseconds(0)));
+  return slots;
 }
 
 }  // namespace ashlar::python

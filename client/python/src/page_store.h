@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // PageStore: pages of bytes under keys that the caller makes, stored as objects of the cache. For engines that hash
-// prefixes themselves and never tell the tokens (SGLang's HiCache): the key is hashed to a text of eight tokens,
+// prefixes themselves and pass no tokens (SGLang's HiCache): the key is converted to a text of eight tokens,
 // followed by zeros up to the number of tokens that the page stands for.
 #pragma once
 
@@ -43,7 +43,7 @@ class PageStore {
     std::chrono::milliseconds land{5000};
   };
 
-  // Errors name the field, or the reason why there is no memory.
+  // Errors name the field, or the reason why the memory cannot be allocated.
   static absl::StatusOr<std::unique_ptr<PageStore>> Open(std::shared_ptr<Client> client, const Options& options);
 
   std::byte* slot(uint32_t index) const { return region_.data() + index * shape_.slot_bytes(); }

@@ -18,7 +18,7 @@ struct PyPageClient {
   internal::CreatorProcess creator;
 };
 
-// Slots of a call are checked here: they are numbers that Python counts.
+// Python assigns the slots' numbers, so each call checks them.
 struct PyPageStore {
   Held<PageStore> store;  // null: closed
 
@@ -69,7 +69,7 @@ std::unique_ptr<PyPageStore> Open(nb::handle given, nb::handle model_id, nb::han
                                   nb::handle slots, nb::handle land_ms) {
   const PyPageClient& self = Bound<PyPageClient>("client", given, "ashlar.PageClient");
   Checked(engine::CheckProcess(self.creator));
-  // No tokenizer produces such tokens. The identity says that they are keys, and of which pages.
+  // No tokenizer produces such tokens. The identity names them as keys, and the content of the pages.
   const PageStore::Options options{.identity = {.model_id = Text("model_id", model_id),
                                                 .weights_digest = Text("weights_digest", weights_digest),
                                                 .quantization = Text("content", content),

@@ -365,15 +365,22 @@ void BindPlan(nb::module_& module) {
   nb::class_<PyPlan>(module, "Plan")
       .def("raw_steps", &StepsOf)
       .def("raw_segments", &SegmentsOf)
-      .def_prop_ro("prefix_tokens", [](const PyPlan& self) { return self.plan.prefix_tokens; })
+      .def_prop_ro(
+          "prefix_tokens", [](const PyPlan& self) { return self.plan.prefix_tokens; },
+          "Tokens of the first step, if it is a prefix that is not a segment.")
       .def_prop_ro(
           "prefix_span_tokens", [](const PyPlan& self) { return self.plan.prefix_span_tokens; },
-          "Last tokens of the prefix whose states the cache rebuilds from a buffered span.")
-      .def_prop_ro("cached_tokens", [](const PyPlan& self) { return self.plan.cached_tokens; })
-      .def_prop_ro("own", [](const PyPlan& self) { return self.plan.own; })
-      .def_prop_ro("exact", [](const PyPlan& self) { return self.plan.exact; })
+          "Number of the prefix's last tokens whose states the cache rebuilds from a buffered span.")
+      .def_prop_ro(
+          "cached_tokens", [](const PyPlan& self) { return self.plan.cached_tokens; },
+          "Tokens of all steps that are not computed.")
+      .def_prop_ro(
+          "own", [](const PyPlan& self) { return self.plan.own; }, "Whether the prefix is the conversation's own.")
+      .def_prop_ro(
+          "exact", [](const PyPlan& self) { return self.plan.exact; },
+          "Whether the computed tokens are exact: the plan has no interior and no composed prefix.")
       .def_prop_ro("prefix_tier", &PrefixTierOf, nb::sig("def prefix_tier(self) -> str | None"),
-                   "The slowest tier that a part of the prefix is in.");
+                   "The slowest tier that a part of the prefix is in; None: no prefix.");
   nb::class_<PyJob>(module, "Job")
       .def("poll", [](PyJob& self) { return VerdictOf(self.job.Poll()); })
       .def("wait", &WaitForJob)
@@ -431,79 +438,93 @@ void BindSegments(nb::class_<PyRequest>& request) {
       .def("raw_publish", &Publish, Any("missing"), Any("linear"), Any("page_table"), Any("first_position"))
       .def("raw_publish_many", &PublishMany, Any("runs"))
       .def_prop_ro(
-          "segments_computed_elsewhere",
-          [](const PyRequest& self) { return self.request->segments_computed_elsewhere(); },
-          "The number of segments that other engines compute for this prompt, of a request begun with "
-          "`cold_parallel`.")
+          "segments_computed_elsewhere", [](const PyRequest& self) { return self.request->segments_computed_elsewhere(); },
+          "Number of segments that other engines compute for a request begun with `cold_parallel`. If it is not 0, "
+          "call `wait_cold` and `look_again`.")
       .def("wait_cold", &WaitingFor<kTimeout, &Request::WaitCold>, Any("timeout_ms"),
            nb::sig("def wait_cold(self, timeout_ms: int) -> Verdict"),
-           "Waits for segments that other engines compute; needed where `segments_computed_elsewhere` is not 0.\n\n"
-           "RESTART: `missing` lists more at its end, whose engines have failed; compute them, and call it again. "
-           "PENDING: not all have come in time. OK: nothing is left to wait for. Then call `look_again`, which takes "
-           "what is there.")
+           "Waits for the segments that other engines compute (`segments_computed_elsewhere`), at most `timeout_ms`.\n\n"
+           "OK: all were published, or have become this engine's. RESTART: some engines failed; their segments are "
+           "appended to `missing`: compute them and call it again. PENDING: timeout; call it again, or `look_again`, "
+           "which uses what was published.")
       .def("raw_start_wait_cold", &StartWaitCold, Any("timeout_ms"))
-      .def("abandon", &Abandon, Any("missing"), nb::sig("def abandon(self, missing: int) -> None"))
+      .def("abandon", &Abandon, Any("missing"), nb::sig("def abandon(self, missing: int) -> None"),
+           "Releases the run missing[missing] without publishing it.")
       .def("mark_published", &MarkPublished, Any("missing"), nb::sig("def mark_published(self, missing: int) -> None"),
-           "For work of `Cache.serve_prefill` on a cache without pages: another process has published the run.")
+           "Reports that another process has published the run, for work of `Cache.serve_prefill` on a cache without "
+           "pages. RuntimeError: the request is no such work.")
       .def("look_again", &InPages<&Request::LookAgain, &Request::LookAgain>, Any("page_table"),
            nb::sig("def look_again(self, page_table: object = None) -> Verdict"),
-           "Looks the prompt up again and lands the hits in these pages; without any in the same pages. Segments that "
-           "miss again are computed as part of the plan.")
+           "Looks the prompt up again and lands the hits in these pages; None: in the same pages. Segments that miss "
+           "again are computed as part of the plan, and `missing` is empty.")
       .def("raw_admit", &Admit, Any("own_pages"))
       .def("raw_shared_segments", &SharedSegments)
       .def_prop_ro("own_pages", &OwnPages, nb::sig("def own_pages(self) -> list[int]"),
-                   "The request's own pages, in the order in which `admit` has added them; empty before it.")
+                   "The request's own pages, in the order in which `admit` added them; empty before `admit`.")
       .def("drop_segments", &DropSegments, Any("segments"),
            nb::sig("def drop_segments(self, segments: collections.abc.Sequence[int]) -> Verdict"),
-           "Abandons segments that another rank has missed.");
+           "Removes segments that another rank has missed from the plan. Call it after `finish`. Returns RESTART.");
 }
 
-void BindSetting(nb::class_<PyRequest>& request) {
+void BindAssembly(nb::class_<PyRequest>& request) {
   using engine::Request;
-  request.def_prop_ro("plan", &PlanOf)
+  request
+      .def_prop_ro("plan", &PlanOf,
+                   "The current plan. It changes when a call returns RESTART or OTHER_PAGES, and with `look_again`.")
       .def("raw_advance", &Advance, Any("layer"), Any("begin"), Any("end"), Any("state"), Any("q"), Any("k"), Any("v"),
            Any("g"), Any("beta"), Any("out"), Any("exponents"), Any("copies"), Any("norm_epsilon"), Any("q_scale"))
-      .def("wait_plan", &Waiting<&Request::WaitPlan>)
-      .def("poll_plan", &Waiting<&Request::PollPlan>)
+      .def("wait_plan", &Waiting<&Request::WaitPlan>, "Waits until the plan is known, after `Cache.start_begin`.")
+      .def("poll_plan", &Waiting<&Request::PollPlan>, "Like `wait_plan`, but returns PENDING instead of waiting.")
       .def("wait_layer", &WaitingFor<kLayer, &Request::WaitLayer>, Any("layer"),
            nb::sig("def wait_layer(self, layer: int) -> Verdict"),
-           "Waits for a layer's cached keys, values and tuples. RESTART: they will not come; call `finish`.")
+           "Waits until a layer's cached keys and values are in their pages, and its tuples can be read. RESTART: they "
+           "will not arrive; abandon the plan and call `finish`.")
       .def("poll_layer", &WaitingFor<kLayer, &Request::PollLayer>, Any("layer"),
-           nb::sig("def poll_layer(self, layer: int) -> Verdict"))
-      .def(
-          "read_tuple", &ReadTuple, Any("step"), Any("layer"), Any("state"), Any("transition"),
-          nb::sig("def read_tuple(self, step: int, layer: int, state: object, transition: object) -> bool"),
-          "Copies the tuple of a step that is taken from the cache, for engines that compose it themselves. Call "
-          "`wait_layer` first.\n\n"
-          "Both arrays are float32, in the form of `LinearTensors`. Transitions that were stored in a smaller form are "
-          "expanded. False: the tuple is not there any more; call `finish`.")
+           nb::sig("def poll_layer(self, layer: int) -> Verdict"),
+           "Like `wait_layer`, but returns PENDING instead of waiting.")
+      .def("read_tuple", &ReadTuple, Any("step"), Any("layer"), Any("state"), Any("transition"),
+           nb::sig("def read_tuple(self, step: int, layer: int, state: object, transition: object) -> bool"),
+           "Copies the tuple of a cached step, for engines that compose it themselves. Call `wait_layer` first.\n\n"
+           "`step`: index into the plan's steps. Writes `state` and `transition`, which are float32 and have the "
+           "shapes of `LinearTensors`. Transitions that were stored in a smaller form are expanded. Returns False if "
+           "the tuple is no longer available; then call `finish`.")
       .def("conv_tail", &ConvTail, Any("step"), Any("layer"),
            nb::sig("def conv_tail(self, step: int, layer: int) -> bytes | None"),
-           "The convolution's last inputs after a step that is taken from the cache. Call `advance` or `wait_layer`\n"
-           "first: None if the layer has not landed.")
+           "Returns the convolution's last inputs after a cached step, in the form of `LinearTensors`. Call `advance` "
+           "or `wait_layer` first. None: the layer has not landed, or has no convolution.")
       .def("finish", &Waiting<&Request::Finish>,
-           "The verdict; no token may be emitted before it. RESTART: compute the new plan. OTHER_PAGES: `move` first.")
-      .def("poll_finish", &Waiting<&Request::PollFinish>)
+           "Waits for the verdict; emit no token before it. OK: all cached objects were valid, and the pages are the "
+           "engine's. RESTART: compute the new plan in a fresh state and call `finish` again. OTHER_PAGES: `move` "
+           "first.")
+      .def("poll_finish", &Waiting<&Request::PollFinish>, "Like `finish`, but returns PENDING instead of waiting.")
       .def("move", &InPages<&Request::Move, &Request::Move>, Any("page_table"),
-           nb::sig("def move(self, page_table: object) -> Verdict"))
-      .def_prop_ro("pages_kept", [](const PyRequest& self) { return self.request->pages_kept(); })
-      .def("plan_bytes", &PlanBytes, "The plan for another process (`Cache.land`); empty: no hit.");
+           nb::sig("def move(self, page_table: object) -> Verdict"),
+           "Continues in these pages after OTHER_PAGES. The plan then takes nothing from the cache.")
+      .def_prop_ro(
+          "pages_kept", [](const PyRequest& self) { return self.request->pages_kept(); },
+          "Whether the request's former pages belong to the cache, after OTHER_PAGES.")
+      .def("plan_bytes", &PlanBytes, "Returns the plan for another process (`Cache.land`); empty: no hit.");
 }
 
 void BindEnd(nb::class_<PyRequest>& request) {
   using engine::Request;
   request
-      .def("cancel",
-           [](PyRequest& self) {
-             self.plan.reset();
-             self.request->Cancel();
-           })
-      .def("poll_quiesced", &Waiting<&Request::PollQuiesced>)
+      .def(
+          "cancel",
+          [](PyRequest& self) {
+            self.plan.reset();
+            self.request->Cancel();
+          },
+          "Cancels the landing. Does not wait.")
+      .def("poll_quiesced", &Waiting<&Request::PollQuiet>,
+           "Returns OK if nothing can write to the pages any longer: they are the engine's, and "
+           "`Cache.take_quiesced_pages` does not return them. Otherwise PENDING. RuntimeError: it has returned them.")
       .def(
           "release", [](PyRequest& self) { self.request->Release(); },
-          "Gives back the lease while the request stays, for `Cache.commit`.")
+          "Releases the lease. The request can still be passed to `Cache.commit`.")
       .def("end", &End,
-           "Cancels pending calls and releases the lease. `Cache.take_quiesced_pages` returns unresolved pages.");
+           "Cancels pending calls and releases the lease. Does not wait. `Cache.take_quiesced_pages` returns its pages "
+           "if the daemon may still write to them.");
 }
 
 }  // namespace
@@ -512,7 +533,7 @@ void BindRequest(nb::module_& module) {
   BindPlan(module);
   nb::class_<PyRequest> request(module, "Request");
   BindSegments(request);
-  BindSetting(request);
+  BindAssembly(request);
   BindEnd(request);
 }
 

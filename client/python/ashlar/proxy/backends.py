@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engines behind the proxy: what the proxy knows of each, and which one gets a request."""
+"""The engines of the proxy: the state of each, and the choice of one for a request."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ class Backend:
     """One engine's server, with the daemon that it uses."""
 
     url: str  # without a slash at the end
-    rpc_socket: str = ""  # of its daemon; empty: the default sockets
+    rpc_socket: str = ""  # its daemon's socket; empty: the default sockets
     session_socket: str = ""
     node: str = ""  # not empty: the engine runs on this node of the cluster, of which the daemon is a member
 
     healthy: bool = True  # until a check or a request fails
     in_flight: int = 0
-    pending_tokens: float = 0.0  # to compute, of requests without a first byte
-    sent: int = 0  # number of the last request, to take turns
+    pending_tokens: float = 0.0  # tokens to compute for requests without a first byte
+    sent: int = 0  # number of the last request that it got; ties are broken by it
 
     @property
     def sockets(self) -> tuple[str, str]:
@@ -62,18 +62,18 @@ def parse_backend(text: str) -> Backend:
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """What a backend's node would save of a prompt."""
+    """The expected cost of a prompt at a backend's node."""
 
-    saved: int
-    tokens: int  # to compute
+    saved: int  # tokens from the cache
+    tokens: int  # tokens to compute
     fetch_seconds: float
     wait_seconds: float
     rate: float  # tokens per second; 0: unknown
-    usable: bool  # the node has an engine, and does not drain
+    usable: bool  # whether the node has an engine and is not draining
 
 
 def estimate_of(probes: Sequence[NodeProbe]) -> Estimate:
-    """Of a node's answers for one prompt, with and without its segments: the one that saves most."""
+    """Returns the estimate that saves most, from a node's answers for one prompt with and without its segments."""
     best = max(probes, key=lambda probe: probe.saved_tokens)
     rate = max(probe.tokens_per_second for probe in probes)
     waits = [probe.wait_seconds or (probe.queued_tokens / rate if rate else 0.0) for probe in probes]
@@ -92,7 +92,7 @@ class Choice:
     """Backends in the order in which a request tries them."""
 
     order: tuple[Backend, ...]
-    estimates: dict[str, Estimate]  # by URL; of those whose node has answered
+    estimates: dict[str, Estimate]  # by URL; without backends whose node did not answer
 
     def computed(self, backend: Backend, tokens: int) -> float:
         found = self.estimates.get(backend.url)
@@ -107,7 +107,7 @@ class Backends:
         self._model_id, self._probe_seconds, self._round_robin = model_id, probe_seconds, round_robin
         self._probers: dict[tuple[str, str], Prober | None] = {backend.sockets: None for backend in backends}
         self._opened_at: dict[tuple[str, str], float] = {}
-        # Each daemon has its own threads, so that one that hangs does not delay the others' answers.
+        # Each daemon has its own threads, so that a hanging daemon does not delay the answers of others.
         self._threads = {sockets: concurrent.futures.ThreadPoolExecutor(2, "probe") for sockets in self._probers}
         self._sent = 0
 
@@ -116,7 +116,7 @@ class Backends:
         return not self._round_robin
 
     def _prober(self, sockets: tuple[str, str]) -> Prober:
-        """The prober of a daemon; one that was away is tried again after a while."""
+        """Returns a daemon's prober. ConnectionError: no daemon answers; it is tried again after `_REOPEN_SECONDS`."""
         prober = self._probers[sockets]
         if prober is not None:
             return prober
@@ -128,7 +128,7 @@ class Backends:
         return prober
 
     def _ask(self, sockets: tuple[str, str], question: Question, cluster: bool) -> dict[str, list[NodeProbe]]:
-        """The answers by node. The asked node is also "" in the result."""
+        """Returns the answers by node. The daemon's own node is also in the result as ""."""
         prober = self._prober(sockets)
         answers: dict[str, list[NodeProbe]] = {}
         for segments in {question.segments, ()}:
@@ -137,7 +137,7 @@ class Backends:
                     question.tokens, segments, model_id=self._model_id, salt=question.salt, cluster=cluster
                 )
             except (RuntimeError, ValueError):
-                if segments:  # no engine takes segments
+                if segments:  # no engine has opened a layout for segments
                     continue
                 raise
             for number, node in enumerate(found.nodes):
@@ -147,7 +147,7 @@ class Backends:
         return answers
 
     async def probe(self, question: Question) -> dict[str, Estimate]:
-        """Returns estimates by the URL of the backend. Daemons that do not answer in time are left out."""
+        """Returns estimates by URL of the backend, without backends whose daemon does not answer in time."""
         loop = asyncio.get_running_loop()
         asked: dict[tuple[str, str], asyncio.Future[dict[str, list[NodeProbe]]]] = {}
         for sockets in self._probers:
@@ -166,10 +166,10 @@ class Backends:
         return estimates
 
     def choose(self, estimates: dict[str, Estimate], tokens: int) -> Choice:
-        """The backend that is expected to have the first token first, then the others by the same estimate.
+        """Orders the backends by the expected time to the first token of a prompt with this number of tokens.
 
-        Backends whose estimates are close, or missing, are ordered by their requests in flight, then in turns.
-        Unhealthy ones come last: they are tried if nothing else is left.
+        Backends with close or missing estimates are ordered by their requests in flight, then round-robin. Unhealthy
+        backends come last: they are tried if all others have failed.
         """
         rates = [estimate.rate for estimate in estimates.values() if estimate.rate > 0]
         known = max(rates, default=_UNKNOWN_RATE)

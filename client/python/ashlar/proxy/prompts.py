@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tokens of a request, as the engine will have them, to probe for them.
+"""Computes the tokens of a request as its engine does, for probes.
 
-A difference to the engine's tokens costs a worse choice, never a wrong answer: the request is forwarded unchanged.
+If they differ from the engine's tokens, the proxy may choose a slower engine. Answers do not change, because the
+request is forwarded unchanged.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ class Unprobed(Exception):
 
 
 class Prompts:
-    """Thread-safe as far as the tokenizer is."""
+    """Converts requests into questions. Thread-safe if the tokenizer is."""
 
     def __init__(self, tokenizer: Tokenizer | None, separator: str = "", short: int = 0) -> None:
-        """Without a tokenizer only prompts of token ids are known. `separator`: the connector's `segment_separator`.
+        """`tokenizer`: None: only prompts of token ids are probed. `separator`: the connector's `segment_separator`.
         Neighbouring segments of fewer than `short` tokens are joined, as by the connector (`seam_head` + `seam_tail` +
         `min_tokens`)."""
         self._tokenizer = tokenizer
@@ -49,7 +50,7 @@ class Prompts:
         self._short = short
 
     def question(self, path: str, body: Mapping[str, Any]) -> Question:
-        """Raises Unprobed if the request has no tokens that the proxy can know."""
+        """Returns the question for a request. Unprobed: the proxy cannot compute the request's tokens."""
         tokens = self._tokens(path, body)
         salt = body.get("cache_salt") or ""
         if not isinstance(salt, str):
@@ -69,7 +70,7 @@ class Prompts:
             return np.asarray(self._tokenizer.encode(prompt, add_special_tokens=special), np.int32)
         if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 2**31 for token in prompt):
             return np.asarray(prompt, np.int32)
-        raise Unprobed("prompt")  # none, or several
+        raise Unprobed("prompt")  # no prompt, or several
 
     def _chat(self, body: Mapping[str, Any]) -> Tokens:
         if self._tokenizer is None:
@@ -82,7 +83,7 @@ class Prompts:
             if not isinstance(message, Mapping):
                 raise Unprobed("prompt")
             content = message.get("content")
-            if isinstance(content, list):  # parts; the engine joins texts with line ends
+            if isinstance(content, list):  # the engine joins the texts of a list with line ends
                 found = [part.get("text") for part in content if isinstance(part, Mapping)]
                 texts = [text for text in found if isinstance(text, str)]
                 if len(texts) != len(content):
@@ -112,7 +113,7 @@ class Prompts:
         if given is None:
             return tuple(lengths_between(separator_ends(tokens, self._separator), len(tokens), self._short))
         if not isinstance(given, list) or not all(type(length) is int and length > 0 for length in given):
-            return ()  # the engine ignores them, too
+            return ()  # the engine also ignores malformed lengths
         if sum(given) > len(tokens):
             return ()
         return tuple(given if sum(given) < len(tokens) else given[:-1])

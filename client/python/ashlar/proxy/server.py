@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proxy's HTTP server. aiohttp is server and client in one package that vLLM already requires."""
+"""The proxy's HTTP server, by aiohttp, which vLLM already requires."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ from ashlar.proxy.prompts import Prompts, Question, Unprobed
 logger = logging.getLogger("ashlar.proxy")
 
 PROBED = ("/v1/chat/completions", "/v1/completions")
-# Of one connection only; the rest of a message is forwarded.
+# Headers of one connection only. All others are forwarded.
 _HOP_BY_HOP = frozenset(
     "connection keep-alive proxy-authenticate proxy-authorization te trailers transfer-encoding upgrade host "
     "content-length expect".split()
 )
-_AWAY = (502, 503)  # the backend did not begin
+_UNAVAILABLE = (502, 503)  # status codes of a backend that has not begun to compute
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
 
 @dataclasses.dataclass(frozen=True)
 class Limits:
-    """Seconds, and numbers of requests."""
+    """Limits of the proxy."""
 
-    in_flight: int = 256  # per backend
-    waiting: int = 1024  # for a backend with space
-    wait_seconds: float = 30.0  # longest time in that queue
+    in_flight: int = 256  # requests per backend
+    waiting: int = 1024  # requests in the queue for a backend
+    wait_seconds: float = 30.0  # longest time in the queue
     connect_seconds: float = 2.0
     first_byte_seconds: float = 600.0
     idle_seconds: float = 300.0  # between two chunks of an answer
@@ -81,7 +81,7 @@ class Metrics:
 
 
 def refusal(status: int, message: str, kind: str) -> web.Response:
-    """An error in OpenAI's format."""
+    """Returns an error in OpenAI's format."""
     body = {"error": {"message": message, "type": kind, "param": None, "code": status}}
     headers = {"Retry-After": "1"} if status in (429, 503) else None
     return web.json_response(body, status=status, headers=headers)
@@ -174,7 +174,8 @@ class Proxy:
         return await self._forward(request, body, estimates, tokens, began)
 
     async def _probe(self, path: str, body: bytes) -> tuple[int, dict[str, Estimate]]:
-        """Tokens of the prompt, and estimates by URL; ValueError if the body is no JSON object."""
+        """Returns the number of the prompt's tokens, and estimates by URL. ValueError: the body is not a JSON
+        object."""
         asked = json.loads(body)
         if not isinstance(asked, dict):
             raise ValueError("expected a JSON object")
@@ -205,7 +206,7 @@ class Proxy:
         return refusal(status, message, kind)
 
     async def _take(self, choice: Choice, failed: set[str]) -> Backend | None:
-        """The best backend with space that has not failed; waits for one. None: none is left."""
+        """Waits for the best backend below its limit of requests, and returns it. None: all have failed."""
         async with self._free:
             while True:
                 left = [backend for backend in choice.order if backend.url not in failed]
@@ -268,13 +269,13 @@ class _Attempt:
         self._has_started = False
 
     def started(self) -> None:
-        """The backend has computed the prompt, or will not."""
+        """Called when the backend has computed the prompt, or has failed."""
         if not self._has_started:
             self._has_started = True
             Backends.first_byte(self._backend, self._computed)
 
     async def run(self) -> web.StreamResponse:
-        """Raises _Failed as long as nothing was sent to the client."""
+        """Returns the answer. _Failed: the backend failed, and nothing was sent to the client."""
         client, backend, request = self._proxy._client, self._backend, self._request
         assert client is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
@@ -297,14 +298,16 @@ class _Attempt:
         try:
             return await self._answer(answer)
         finally:
-            answer.close()  # ends the backend's work if the client has gone
+            answer.close()  # stops the backend's work if the client has disconnected
 
     async def _answer(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
         backend, metrics = self._backend, self._proxy.metrics
-        if answer.status in _AWAY:
+        if answer.status in _UNAVAILABLE:
             raise _Failed(f"status_{answer.status}")
         chunks = answer.content.iter_any().__aiter__()
-        first = await self._chunk(chunks)  # before the headers, so that another backend may still answer
+        first = await self._chunk(
+            chunks
+        )  # read before the headers are sent, so that another backend can answer after a failure
         self.started()
         metrics.first_byte_seconds.labels(backend.url).observe(time.perf_counter() - self._began)
         metrics.requests.labels(backend.url, answer.status).inc()
@@ -324,13 +327,13 @@ class _Attempt:
         except _Failed as error:
             logger.warning("%s: the answer ended early: %s", backend.url, error.__cause__ or error)
             if self._request.transport is not None:
-                self._request.transport.abort()  # the client must not take it for a whole answer
+                self._request.transport.abort()  # marks the answer as incomplete for the client
             raise _Broken from error
         await out.write_eof()
         return out
 
     async def _chunk(self, chunks: AsyncIterator[bytes], seconds: float | None = None) -> bytes | None:
-        """The next bytes; None at the end."""
+        """Returns the next bytes, or None at the end."""
         try:
             async with asyncio.timeout(seconds):
                 return await anext(chunks, None)

@@ -21,7 +21,7 @@ FROM_FOLDER = frozenset(
 
 
 def _named(place: str) -> str:
-    """A file by its content, if it can be read."""
+    """Returns the digest of a file's content, or its path if it cannot be read."""
     try:
         return (checkpoint.weights(place) if place else None) or place
     except OSError:
@@ -60,7 +60,7 @@ class Engine:
 
     @property
     def content(self) -> str:
-        """The settings that give pages of the same weights different bytes."""
+        """The settings that change the bytes of pages for the same weights."""
         return (
             f"sglang={sglang.__version__} dtype={self.dtype} quantization={self.quantization} "
             f"kv_cache_dtype={self.kv_cache_dtype} length={self.context_length} overrides={self.json_model_override_args} "
@@ -69,14 +69,14 @@ class Engine:
         )
 
     def model_id(self, name: str) -> str:
-        """Returns the model's name. For a folder, this is its last component: its location says nothing about the
-        model."""
+        """Returns the model's name. For a folder, this is its last component: its location does not identify
+        the model."""
         place = self.model_path or name
         return pathlib.Path(place).resolve().name if pathlib.Path(place).exists() else place
 
     def weights(self, name: str, given: str) -> checkpoint.Weights | None:
-        """Returns the weights' name: `given`, the digest of the checkpoint's files, or a hub's commit; None if there is
-        no name."""
+        """Returns the weights' name: `given` if it is not empty, else the digest of the checkpoint's files, or a hub's
+        commit. None: the weights have no name, and the cache is off."""
         place = self.model_path or name
         if given:
             return checkpoint.Weights(place, given)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Counts in SGLang's own metrics: counters of the process that its Prometheus endpoint gathers."""
+"""The backend's counters, in SGLang's own Prometheus endpoint."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _registering = threading.Lock()
 
 @dataclasses.dataclass
 class AshlarMetrics(StorageMetrics):
-    """SGLang's metrics, and the connector's counts: {(name, labels…): value}."""
+    """SGLang's metrics. `ashlar`: the backend's counts since the last call, by (name, labels…)."""
 
     ashlar: dict[tuple[str, ...], float] = dataclasses.field(default_factory=dict)
 

@@ -49,13 +49,14 @@ class Settings:
     weights_digest: str = ""  # empty: use the digest of the checkpoint's files, or a hub's commit
     tokens_per_second: float = 0.0  # rate of prefill; 0: unknown, and every page is worth loading
     staging_bytes: int = 64 << 20  # memory shared with the daemon, per pool
-    timeout_ms: int = 5000
-    land_ms: int = 5000
-    retry_seconds: float = 5.0  # between attempts to open a cache that was not there
+    timeout_ms: int = 5000  # limit of one call to the daemon
+    land_ms: int = 5000  # limit of a landing, and of the wait for a free page in the shared memory
+    retry_seconds: float = 5.0  # time between attempts to open a cache
 
     @staticmethod
     def read(config: dict[str, Any] | None) -> Settings:
-        """Raises ValueError that names the key: a wrong setting is the operator's mistake, not a miss."""
+        """Returns the settings of an extra config. ValueError: a value is wrong; the message begins with its key. Other
+        keys are SGLang's own."""
         known: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(Settings)}
         values: dict[str, Any] = dict(zip(("rpc_socket", "session_socket"), default_sockets(), strict=True))
         for name, value in (config or {}).items():
@@ -87,7 +88,12 @@ class _Pool:
 
 
 class AshlarStorage(HiCacheStorage):
-    """Thread-safe: HiCache's prefetching and writing threads call it concurrently."""
+    """HiCache's storage backend. Thread-safe: HiCache's prefetching and writing threads call it concurrently.
+
+    ValueError: the extra config has a wrong value. No other call raises: every failure of the cache is a miss, and is
+    logged. A page is copied between HiCache's host memory and memory that is shared with the daemon, and belongs to
+    HiCache again when the call returns.
+    """
 
     def __init__(self, storage_config: HiCacheStorageConfig, kwargs: dict[str, Any] | None = None) -> None:
         self._config = storage_config
@@ -105,7 +111,7 @@ class AshlarStorage(HiCacheStorage):
             )
         # Generation of the engine's weights; after the first `clear`, a name that only this engine uses.
         self._generation = ""
-        self._between = False  # between a change of weights and the flush of pages computed with the old ones
+        self._between = False  # whether weights have changed, and pages computed with the old ones were not flushed yet
         self._client: PageClient | None = None
         self._next_attempt = 0.0
         self._pools: dict[str, _Pool] = {}
@@ -152,7 +158,7 @@ class AshlarStorage(HiCacheStorage):
         )
 
     def _content(self, name: str, pool: _Pool) -> str:
-        """Everything besides model and size that engines must have in common to share a pool's pages."""
+        """Returns everything besides model and page size that must agree between engines that share a pool's pages."""
         config = self._config
         parts = [
             f"hicache pool={name}",
@@ -312,7 +318,7 @@ class AshlarStorage(HiCacheStorage):
         restorable = set(range(1, kv_pages + 1))
         for transfer in pool_transfers or []:
             if transfer.hit_policy == PoolHitPolicy.BLOCK_GROUPS:
-                continue  # another form of the same pages, which this storage does not store: undecided
+                continue  # another form of the same pages, which this backend does not store
             there = self._exist(transfer.name, keys[:kv_pages])
             run = there.index(False) if False in there else len(there)
             if transfer.hit_policy == PoolHitPolicy.ALL_PAGES:
@@ -368,7 +374,7 @@ class AshlarStorage(HiCacheStorage):
         transfer = PoolTransfer(name=PoolName.KV, host_indices=host_indices, keys=keys)
         return self.batch_set_v2([transfer])[PoolName.KV]
 
-    # ---- the first interface: pages of keys and values as tensors
+    # ---- the first interface: pages of keys and values, one tensor per key
 
     def batch_get(
         self, keys: list[str], target_locations: Any | None = None, target_sizes: Any | None = None
@@ -415,7 +421,7 @@ class AshlarStorage(HiCacheStorage):
     # ---- the rest
 
     def weights_change(self) -> None:
-        """Until SGLang has flushed its memory, pages are neither stored nor found."""
+        """Called before the weights change. Until SGLang has flushed its memory, pages are neither stored nor found."""
         if not self._between:
             self._between = True
             logger.warning(
@@ -423,6 +429,7 @@ class AshlarStorage(HiCacheStorage):
             )
 
     def memory_flushed(self) -> None:
+        """Called after SGLang has flushed its GPU and host memory."""
         if self._between:
             self.clear()
             self._between = False
@@ -452,7 +459,7 @@ class AshlarStorage(HiCacheStorage):
         return AshlarMetrics(**counts, ashlar=self._own_counts.take())
 
     def close(self) -> None:
-        """HiCache has stopped its threads: no call is in progress."""
+        """Ends the session. Call it after HiCache has stopped its threads: no other call may be in progress."""
         if self._weights is not None:
             self._weights.close()
         with self._lock:

@@ -33,12 +33,12 @@ _seen = 0
 
 
 def changes() -> int:
-    """Changes that this process has seen."""
+    """Returns the number of weight changes that this process has detected."""
     return _seen
 
 
 def attached_late() -> bool:
-    """Returns whether the caller serves an attach to a running engine instead of the start of one."""
+    """Returns whether the backend is attached to a running engine, instead of opened at the engine's start."""
     from sglang.srt.managers.cache_controller import HiCacheController
 
     attaches, frame = False, sys._getframe()
@@ -87,7 +87,7 @@ def install() -> bool:
         from sglang.srt.model_executor.model_runner_components.weight_updater import WeightUpdater
 
         wrapped = [(WeightUpdater, name, _before(getattr(WeightUpdater, name))) for name in _WRITES]
-        # The hybrid controller calls it, too.
+        # The hybrid controller calls this method, too.
         wrapped.append((HiCacheController, "reset", _after(HiCacheController.reset)))
     except (ImportError, AttributeError) as error:
         logger.warning(
@@ -101,4 +101,4 @@ def install() -> bool:
 
 
 INSTALLED = install()
-UNSEEN = INSTALLED and attached_late()  # changes of weights before this module was imported were not seen
+UNSEEN = INSTALLED and attached_late()  # whether weights may have changed before this module was imported

@@ -90,11 +90,11 @@ def cache_for(
 
     `daemon`: the result of `ashlar.daemon.start`, or (rpc socket, session socket). `tokens`: capacity for keys and
     values of the prompt being served, including its answer. `head`, `tail`: the seams' widths in tokens. `page_tokens`:
-    tokens per page. `shared_tokens`: capacity for segments that prompts read in place, so that all running prompts share
-    one copy (MEPIC); 0: prompts copy them. `weights_digest`: names the weights; by default all weights are hashed.
-    `capture_tokens`: smallest distance of a stored state from the end of a long prompt. `tokens_per_second`: rate of
-    prefill; the daemon declines what loads slower than it computes; 0: it declines nothing. `epsilon` and `options`: as
-    of `ashlar.Cache`.
+    tokens per page. `shared_tokens`: capacity for segments that prompts read in place, so that all running prompts
+    share one copy (MEPIC); 0: prompts copy them. `weights_digest`: names the weights; by default all weights are
+    hashed. `capture_tokens`: interval of depths at which states inside a prompt are stored. `tokens_per_second`: rate
+    of prefill; the daemon declines what loads slower than it computes; 0: it declines nothing. `epsilon` and `options`:
+    as in `ashlar.Cache`.
 
     ValueError: the model is not supported. ImportError: the version of transformers is not supported. TypeError: an
     argument has the wrong type. ConnectionError: no daemon answers.
@@ -338,9 +338,9 @@ def attach(
 ) -> Iterator[Reuse]:
     """Lets `model.generate` and `model.forward` use the cache within the `with` block; both are restored after it.
 
-    `cache`: opened by `cache_for` for this model; it must remain open in the block. `segment_separator`: tokens that end
-    a segment in plain `input_ids`; none: `input_ids` have no segments. `tuple_method`: what computes the tuples of new
-    segments: "kernels", or "identity", the model's own rule. `assembler`: a class that derives from `Assembler`.
+    `cache`: opened by `cache_for` for this model; it must remain open in the block. `segment_separator`: tokens that
+    end a segment in plain `input_ids`; none: `input_ids` have no segments. `tuple_method`: what computes the tuples of
+    new segments: "kernels", or "identity", the model's own rule. `assembler`: a class that derives from `Assembler`.
 
     Yields a `Reuse`. A failure of the cache raises nothing: the prompt runs without it.
     """

@@ -68,8 +68,8 @@ class PromptRun:
 def planned_part(prompt: Prompt, keep: int) -> tuple[np.ndarray[Any, np.dtype[np.int32]], list[int]]:
     """Returns the tokens to plan, and the lengths of their segments, if `keep` last tokens run through the head.
 
-    A plan's last token is always computed. The plan ends at the first token whose logits are wanted, so it takes none of
-    these tokens from the cache, and its last run continues to the prompt's end.
+    A plan's last token is always computed. The plan ends at the first token whose logits are wanted, so it takes none
+    of these tokens from the cache, and its last run continues to the prompt's end.
     """
     planned = prompt.tokens[: len(prompt.tokens) - max(keep, 1) + 1]
     lengths = prompt.lengths
@@ -81,8 +81,9 @@ def planned_part(prompt: Prompt, keep: int) -> tuple[np.ndarray[Any, np.dtype[np
 class Assembler:
     """Runs prompts of one model through one cache, one prompt at a time. `ashlar.attach` creates one per `with` block.
 
-    `forward`: the model's own `forward`. `tuple_method`: what computes the tuples of new segments: "kernels", the engine
-    API's kernels; "identity", the model's own rule. A derived class may override the methods without an underscore.
+    `forward`: the model's own `forward`. `tuple_method`: what computes the tuples of new segments: "kernels", the
+    engine API's kernels; "identity", the model's own rule. A derived class may override the methods without an
+    underscore.
     """
 
     captures = True  # whether states inside the prompt are captured for a commit
@@ -100,8 +101,8 @@ class Assembler:
         self.model_seconds = 0.0  # time in runs of the model since the current prompt's start
 
     def run(self, cache: DynamicCache, tokens: np.ndarray[Any, Any], first: int, keep: int = 0) -> Any:
-        """Runs tokens, [tokens], from position `first` through the model, and the last `keep` tokens through its head too.
-        Returns the model's output."""
+        """Runs tokens, [tokens], from position `first` through the model, and the last `keep` tokens through its head
+        too. Returns the model's output."""
         ids = torch.from_numpy(tokens.astype(np.int64)).unsqueeze(0).to(self.model.device)
         # Positions are passed explicitly. Most models derive them from the cache, but Bamba begins at 0 again.
         positions = torch.arange(first, first + len(tokens), device=self.model.device).unsqueeze(0)
@@ -166,8 +167,8 @@ class Assembler:
         return max(0.0, plan.cached_tokens * self.seconds_per_token - spent)
 
     def _cancel(self, request: Request) -> bool:
-        """Cancels and ends a request. Returns whether its pages are free. Otherwise the daemon may still write them, and
-        `take_quiesced_pages` returns them later."""
+        """Cancels and ends a request. Returns whether its pages are free. Otherwise the daemon may still write them,
+        and `take_quiesced_pages` returns them later."""
         quiesced = False
         with contextlib.suppress(ConnectionError, RuntimeError):
             request.cancel()
@@ -237,7 +238,8 @@ class Assembler:
         return LinearTensors(place.index, state, conv_tail=_bytes(tail), transition=transition)
 
     def _write(self, cache: DynamicCache, table: np.ndarray[Any, Any], first: int, begin: int, end: int) -> None:
-        """Writes the keys and values of positions [begin, end) to the pages. Row 0 of the cache has position `first`."""
+        """Writes the keys and values of positions [begin, end) to the pages. Row 0 of the cache has position
+        `first`."""
         pages, slots = self.cache.slots(table, begin, end)
         for place in self.cache.shape.attention:
             layer = cache.layers[place.layer]
@@ -350,8 +352,9 @@ class Assembler:
         conversation: bytes,
         salt: str | bytes = b"",
     ) -> list[str]:
-        """Offers the states after `text`, all of which the model has run on the prompt's cache, and the captured states.
-        `text` is the prompt and its answer, [tokens]. Returns the outcome of each offer, in ascending order of depth.
+        """Offers the states after `text`, all of which the model has run on the prompt's cache, and the captured
+        states. `text` is the prompt and its answer, [tokens]. Returns the outcome of each offer, in ascending order of
+        depth.
 
         Fault: the cache holds a different number of tokens, or `text` does not begin with the prompt.
         """

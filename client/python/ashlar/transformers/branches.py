@@ -42,11 +42,12 @@ def whole_blocks(model: Model, begin: int, end: int) -> list[int]:
 
 
 def branch(model: Model, plan: Plan, tokens: _Tokens, end: int, step: int, ends_of_messages: set[int]) -> int | None:
-    """Returns the depth before `end` at which the next prompt most likely diverges from this one. Returns None if that
-    is not worth a state: there are whole blocks, the daemon asks for another depth, or little is computed.
+    """Returns the depth before `end` at which the next prompt most likely diverges from this one. Returns None if a
+    state there is not worth its cost: there are whole blocks, the daemon asks for another depth, or little is computed.
 
-    This is the begin of the last message, found by the tokens that end messages, if it is in the second half. Otherwise
-    it is one sixteenth before the end, the typical length of a question after a document, and at least `step` tokens.
+    This is the beginning of the last message, found by the tokens that end messages, if it is in the second half.
+    Otherwise it is one sixteenth before the end, the typical length of a question after a document, and at least `step`
+    tokens.
     """
     begin = plan.steps[-1].begin if plan.steps else 0
     asked = any(step.capture and step.end < end for step in plan.steps)
@@ -61,7 +62,7 @@ def branch(model: Model, plan: Plan, tokens: _Tokens, end: int, step: int, ends_
     depth = (end - max(step, end // 16)) // step * step
     begins = [at + 1 for at in np.flatnonzero(np.isin(tokens, list(ends_of_messages))).tolist()]
     while begins and len(tokens) - begins[-1] <= _HEADER_TOKENS:
-        begins.pop()  # the answer's
+        begins.pop()  # the header of the answer
     if begins and begins[-1] > end // 2:
         depth = begins[-1]
     return depth if begin < depth < end else None

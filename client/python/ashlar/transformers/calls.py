@@ -38,8 +38,8 @@ _SERVED_OPTIONS = frozenset(
 
 
 def of_model(model: Any, described: str, weights: Weights | None = None) -> str | None:
-    """Returns whether the model computes as it did when its adapters were `described`, with these weights: an open
-    cache names only these states."""
+    """Returns why the model's states differ from those that an open cache names: by its mode, by its adapters, which
+    were `described`, or by its weights. None: they do not differ."""
     if torch.is_autocast_enabled(model.device.type):
         return "autocast"
     if model.training:
@@ -53,9 +53,9 @@ def of_model(model: Any, described: str, weights: Weights | None = None) -> str 
 
 
 def of_prompt(ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str | None:
-    """Returns whether these are the arguments of one whole prompt."""
+    """Returns why the arguments are not those of one whole prompt, or None."""
     if args:
-        return "arguments without a name"
+        return "positional arguments"
     if not isinstance(ids, torch.Tensor) or ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
         return "no tokens"
     if ids.shape[0] != 1:
@@ -68,18 +68,18 @@ def of_prompt(ids: Any, args: tuple[Any, ...], arguments: dict[str, Any]) -> str
         if arguments.get(name) is not None:
             return name
     mask = arguments.get("attention_mask")
-    # A mask that hides nothing. Transformers also takes prepared masks, in a dict.
+    # Only a mask that hides nothing is accepted. Transformers also takes prepared masks, in a dict.
     if mask is None or (isinstance(mask, torch.Tensor) and mask.shape == ids.shape and bool((mask == 1).all())):
         return None
     return "attention_mask"
 
 
 def of_generate(model: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> tuple[str | None, Any]:
-    """Returns whether `generate` runs every token of one sequence once and in order, and the options that it uses."""
+    """Returns why `generate` does not run every token of one sequence once and in order, or None, and its options."""
     if arguments.get("custom_generate") is not None:
         return "custom_generate", None
     if not hasattr(model, "_prepare_generation_config"):
-        return "a generate of the model's own", None
+        return "custom generate method", None
     # Prepares options as the installed version does, on a copy: `arguments` (including the config), the model's
     # options, defaults.
     given = {name: value for name, value in arguments.items() if name != "generation_config"}
@@ -103,7 +103,7 @@ def _of_options(options: Any, assistant: Any) -> str | None:
 
 
 def _of_others(options: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> str | None:
-    """Checks arguments that are not options: images, adapters and the like may affect states."""
+    """Returns an argument that is not an option and may affect states, such as images or adapters."""
     if (name := _first(arguments, _CHOOSING | {"attention_mask"})) is not None:
         return name
     # Without a mask `generate` also hides padding tokens, unless the padding token ends texts.
@@ -115,7 +115,7 @@ def _of_others(options: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> st
 
 
 def _first(arguments: dict[str, Any], known: frozenset[str]) -> str | None:
-    """Returns the first given argument that is unknown."""
+    """Returns the name of the first given argument that is not `known`, or None."""
     given = sorted(
         name for name, value in arguments.items() if not (value is None or (value is False and name in _OFF))
     )
@@ -127,7 +127,7 @@ def _numbers(value: Any) -> set[int]:
 
 
 def of_forward(model: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> str | None:
-    """Returns whether `forward` is asked only for the logits of some last tokens."""
+    """Returns why `forward` returns more than the logits of some last tokens, or None."""
     keep = arguments.get("logits_to_keep", 0)
     if not isinstance(keep, int) or not 0 < keep < ids.shape[1]:
         return "logits_to_keep"
@@ -144,7 +144,7 @@ def of_forward(model: Any, ids: torch.Tensor, arguments: dict[str, Any]) -> str 
 
 
 def new_tokens(model: Any, options: Any, count: int, arguments: dict[str, Any]) -> int:
-    """Tokens that `generate` may add to `count`."""
+    """Returns the number of tokens that `generate` may add to a prompt of `count` tokens."""
     if options.max_new_tokens is not None:
         return int(options.max_new_tokens)
     given = arguments.get("max_length"), getattr(arguments.get("generation_config"), "max_length", None)

@@ -26,13 +26,15 @@ OLDEST, BELOW = (5, 18), (5, 25)
 
 DTYPES = {torch.float32: DType.F32, torch.float16: DType.F16, torch.bfloat16: DType.BF16}
 _NAMES = {torch.float32: "float32", torch.float16: "float16", torch.bfloat16: "bfloat16"}
-_SHIFT = 37  # positions by which the probe turns keys
+_SHIFT = 37  # positions by which the probe rotates keys
 
 
 @dataclasses.dataclass(frozen=True)
 class LinearPlace:
-    index: int  # among the layers of ashlar.Model
-    layer: int  # index among the model's layers, as its cache counts
+    """One linear layer of a model."""
+
+    index: int  # index into ashlar.Model.layers
+    layer: int  # index among the layers of the model's DynamicCache
     state: tuple[int, ...]  # [value heads, d_k, d_v], or [value heads, d_v, d_k]
     key_heads: int
     d_k: int
@@ -43,18 +45,23 @@ class LinearPlace:
 
 @dataclasses.dataclass(frozen=True)
 class AttentionPlace:
-    index: int
-    layer: int
+    """One attention layer of a model."""
+
+    index: int  # index into ashlar.Model.layers
+    layer: int  # index among the layers of the model's DynamicCache
 
 
 @dataclasses.dataclass(frozen=True)
 class Shape:
+    """The layers of a model whose states or keys are cached."""
+
     linear: tuple[LinearPlace, ...]
     attention: tuple[AttentionPlace, ...]
     adapters: str  # the active adapters when the model was described
 
 
 def check_version() -> None:
+    """ImportError: the installed version of transformers is not supported."""
     version = importlib.metadata.version("transformers")
     found = tuple(int(part) for part in version.split(".")[:2])
     if not OLDEST <= found < BELOW:
@@ -63,7 +70,8 @@ def check_version() -> None:
 
 
 def weights_digest(model: Any) -> str:
-    """SHA-256 over the config and all weights as they are loaded, from whatever folder."""
+    """Returns SHA-256 over the config and all weights in memory, in hexadecimal digits. It does not depend on the
+    folder."""
     digest = hashlib.sha256(config_text(model.config.to_dict()))
     for name, weight in sorted(model.state_dict().items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
@@ -88,7 +96,7 @@ def _refuse(layer: int, reason: str) -> ValueError:
 
 @contextlib.contextmanager
 def _probing(model: Any) -> Iterator[None]:
-    """A model that cannot be run as the others are is refused by name."""
+    """Converts errors of the probe into ValueError, which names the model's class."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, NotImplementedError, RuntimeError, TypeError) as error:
@@ -124,7 +132,8 @@ def turn(keys: torch.Tensor, frequencies: torch.Tensor, positions: int) -> torch
 
 
 def _rope(model: Any, layer: int, keys: torch.Tensor, shifted: torch.Tensor) -> Rope | None:
-    """How keys turn: tried, not believed."""
+    """Returns the rotation of a layer's keys, by comparing them with keys shifted by `_SHIFT` positions. None: not
+    rotated."""
     size = keys.double().norm()
     tolerance = 1e-3 if keys.dtype == torch.float32 else 5e-2
     if (shifted.double() - keys.double()).norm() <= tolerance * size:
@@ -170,8 +179,7 @@ def _linear(index: int, layer: int, whole: Tape, second: Tape) -> tuple[Linear, 
 
 @torch.no_grad()
 def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: int) -> tuple[Model, Shape]:
-    """Returns what a cache needs to know about the model, and where its layers are. ValueError: the model cannot be
-    served."""
+    """Returns the model's description for a cache, and its layers. ValueError: the model is not supported."""
     check_version()
     check_type(model)
     if model.dtype not in DTYPES:

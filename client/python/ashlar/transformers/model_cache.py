@@ -38,6 +38,7 @@ def faults() -> Iterator[None]:
 
 
 def calling(call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+    """Calls a function of the cache. Fault: it failed."""
     with faults():
         return call(*args, **kwargs)
 
@@ -55,6 +56,7 @@ class _Pages(Cache):
             self.rows[place.index] = tuple(numpy_view(rows, dtype) for rows in self.page_rows(place.index))
 
     def slots(self, table: np.ndarray[Any, Any], begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the page, and the slot in it, of each position in [begin, end)."""
         positions = np.arange(begin, end)
         pages = table[positions // self.model.page_tokens].astype(np.int64)
         return torch.from_numpy(pages), torch.from_numpy(positions % self.model.page_tokens)
@@ -110,7 +112,7 @@ class ModelCache(_Pages):
         self.free = list(range(self.pages))
 
     def renew_shared(self) -> None:
-        """Opens other shared pages. Prompts that read the present ones keep them."""
+        """Opens other shared pages. Prompts that read the current ones keep them. Fault: no daemon answers."""
         before, self.shared = self.shared, calling(self._open_shared)
         if before is not None:
             before.close()
@@ -124,7 +126,8 @@ class ModelCache(_Pages):
             self._memfd = -1
 
     def take(self, tokens: int) -> np.ndarray[Any, np.dtype[np.int32]] | None:
-        """Returns pages for this number of tokens, or None if there are not enough."""
+        """Returns pages for this number of tokens, [pages], or None if too few are free. Append them to `free`
+        afterwards."""
         count = -(-tokens // self.model.page_tokens)
         if len(self.free) < self.pages:
             self.free += calling(self.take_quiesced_pages, self.pages)

@@ -39,7 +39,7 @@ class Call:
         return self.arguments.get(self.rule.initial)
 
     def rows(self, key_heads: int) -> dict[str, torch.Tensor]:
-        """q, k, v, g and beta as the kernels take them: normalised, scaled, one key per key head; float32."""
+        """Returns q, k, v, g and beta as the kernels take them: normalized, scaled, one key per key head; float32."""
         rows = self.rule.rows(self.arguments, key_heads)
         return {name: row[0].float().cpu().contiguous() for name, row in rows.items()}
 
@@ -54,12 +54,14 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    function: str  # its name in the module of the model
+    """The recurrence of a kind of linear layer, which the model's module has as a function."""
+
+    function: str  # name of the function in the module of the model
     family: Family
     order: StateOrder
-    positional: tuple[str, ...]
-    by_token: frozenset[str]
-    initial: str
+    positional: tuple[str, ...]  # names of the arguments without keywords
+    by_token: frozenset[str]  # arguments with one row per token: [1, tokens, …]
+    initial: str  # name of the argument for the first state
     rows: Callable[[dict[str, Any], int], dict[str, torch.Tensor]]
     identity: Callable[[Callable[..., Any], dict[str, Any]], tuple[torch.Tensor, torch.Tensor]]
 
@@ -152,13 +154,15 @@ class Tape(DynamicCache):
             self.calls[self._layer] = call
 
     def tail(self, layer_idx: int, end: int, kernel: int) -> torch.Tensor:
-        """[channels, kernel − 1]: the convolution's inputs before token `end` of a run that began at token 0."""
+        """Returns the convolution's inputs before token `end` of a run that began at token 0: [channels, kernel −
+        1]."""
         inputs = self.inputs[layer_idx][0, :, max(0, end - kernel + 1) : end]
         return torch.nn.functional.pad(inputs, (kernel - 1 - inputs.shape[-1], 0)).contiguous()
 
     @contextlib.contextmanager
     def recording(self, model: Any) -> Iterator[None]:
-        """Records runs of `model` in this thread within the block. The rules of its module are wrapped meanwhile."""
+        """Records runs of `model` in this thread within the block, in which the rules of the model's module are
+        wrapped."""
         with _wrapping, self._wrapped_rules(sys.modules[type(model).__module__]):
             yield
 
@@ -178,10 +182,10 @@ class Tape(DynamicCache):
 
 
 def _wrapped(rule: Rule, function: Callable[..., Any]) -> Callable[..., Any]:
-    def take_down(*args: Any, **kwargs: Any) -> Any:
+    def record_call(*args: Any, **kwargs: Any) -> Any:
         tape: Tape | None = getattr(_here, "tape", None)
         if tape is not None:
             tape.take(Call(rule, function, {**dict(zip(rule.positional, args, strict=False)), **kwargs}))
         return function(*args, **kwargs)
 
-    return take_down
+    return record_call

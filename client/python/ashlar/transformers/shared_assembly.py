@@ -2,7 +2,7 @@
 """Assembles a prompt whose cached segments stay in shared pages, where all requests read one copy (MEPIC).
 
 Its linear layers, and the tokens between segments, are computed as for any prompt. The prompt's SharedCache keeps the
-pages: they return to the daemon when the last copy of that cache is gone.
+pages: they return to the daemon when the last copy of that cache is destroyed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ _UNANSWERED = 3  # requests for pages without an answer, after which the pages a
 
 
 class SharedAssembler(Assembler):
-    """As Assembler, but cached segments are not copied. `copies`: runs the model, and publishes segments from its own pages."""
+    """As Assembler, but cached segments are not copied. `copies`: runs the model, and publishes segments from its own
+    pages."""
 
     captures = False
 

@@ -40,7 +40,7 @@ class SharedRows:
 
     config: Any
     frequencies: torch.Tensor | None  # radians per position, fp64; None: keys are not rotated
-    lease: Any = None  # keeps the pages until the last cache that refers to these rows is gone
+    lease: Any = None  # keeps the pages until the last cache that refers to these rows is destroyed
     spans: list[Span] = dataclasses.field(default_factory=list)
     shifts: list[int] = dataclasses.field(default_factory=list)  # positions minus slots
     pages: dict[int, int] = dataclasses.field(default_factory=dict)  # address and bytes of each page that has a span

@@ -97,7 +97,8 @@ def _refuse(layer: int, reason: str) -> ValueError:
 
 @torch.no_grad()
 def check(model: Any, described: Model, shape: Shape) -> None:
-    """ValueError: the model's attention cannot read shared rows. The model is run on some, and on copies."""
+    """Compares a run of the model over shared rows with a run over copies. ValueError: its attention cannot read
+    them."""
     if not shape.attention:
         raise ValueError("shared_tokens: the model has no attention layers; set shared_tokens to 0")
     if model.device.type != "cpu":

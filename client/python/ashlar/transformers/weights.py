@@ -21,7 +21,7 @@ def _version(tensor: Any) -> int:
 
 
 def standing(model: Any) -> Standing:
-    """PEFT's layers are recognized by their attributes."""
+    """Returns the model's current snapshot. PEFT's layers are recognized by their attributes."""
     training, adapters, tensors = False, [], {}
     for name, module in model.named_modules():
         training |= module.training
@@ -49,4 +49,6 @@ class Weights:
         self._watch = WeightsWatch(model)
 
     def changed(self, now: Standing) -> bool:
+        """Returns whether the weights differ from those when this object was created. `now`: `standing` of the
+        model."""
         return any(now.tensors.get(name) != seen for name, seen in self._tensors.items()) or self._watch.changed()

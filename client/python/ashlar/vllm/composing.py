@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Worker half of segments: lands them for waiting prompts, writes them to the engine's blocks, and publishes new ones.
 
-A thread talks to the daemon. Keys and values land in pages of this process, because only the engine's writer knows the
-layout of the engine's blocks. Transitions and states are copied to tensors. After a prompt's segments are reported as
-landed, a later step does not depend on the daemon. Only the engine's thread runs the model and writes blocks, in the
+A separate thread calls the daemon. Keys and values land in pages of this process, because only the engine's writer has
+the layout of the engine's blocks. Transitions and states are copied to tensors. After a prompt's segments are reported
+as landed, a later step does not depend on the daemon. Only the engine's thread runs the model and writes blocks, in the
 order of the engine's own work on its device. The other thread reads what a run has left only after that work.
 """
 
@@ -152,7 +152,8 @@ class Composer:
         pace: Pace,
         order: Order,
     ) -> None:
-        """`most_tokens`: limit of one run. `publishes`: whether segments are run alone and stored. Raises Unsupported."""
+        """`most_tokens`: limit of one run. `publishes`: whether segments are run alone and stored. Raises
+        Unsupported."""
         self._engine, self._described, self._options, self._pace = engine, described, options, pace
         self._order = order
         self._states = {place.name: (place, held) for place, held in zip(described.linear, states, strict=True)}
@@ -213,7 +214,7 @@ class Composer:
 
     @property
     def busy(self) -> bool:
-        """Returns whether the thread still owes an answer."""
+        """Returns whether the thread has not answered all fetches."""
         return self._open_answers > 0
 
     def take_fetched(self) -> dict[int, Fetched]:
@@ -234,7 +235,8 @@ class Composer:
         return found
 
     def apply(self, jump: Jump) -> None:
-        """Writes keys, values and states of a jump to the request's blocks. Call it before the forward of the step after it.
+        """Writes keys, values and states of a jump to the request's blocks. Call it before the forward of the step
+        after it.
 
         The engine has already copied the running state to the block in which this step leaves its state.
         """
@@ -378,14 +380,14 @@ class Composer:
             landing.tuples = found
             return landed
         finally:
-            quiesced = True
+            is_quiesced = True
             if request is not None:
                 request.cancel()
-                quiesced = request.poll_quiesced() == ashlar.Verdict.OK
+                is_quiesced = request.poll_quiesced() == ashlar.Verdict.OK
                 request.end()
             if landed.jumps:
                 landing.table = table
-            elif quiesced:
+            elif is_quiesced:
                 self._pages.give(table.tolist())
 
     def _pays(self, tokens: int) -> bool:

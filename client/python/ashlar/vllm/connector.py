@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The class that vLLM loads. It forwards each call to the half of this process, and no call can fail a request."""
+"""The class that vLLM loads. It forwards each call to the scheduler half or the worker half of the connector. Errors
+are logged, and do not fail requests."""
 
 from __future__ import annotations
 
@@ -69,6 +70,11 @@ def _configurations_around(connector: KVConnectorBase_V1) -> list[Any]:
 
 
 class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
+    """vLLM's KV connector: see docs/vllm.md. vLLM creates one in the scheduler's process and one in each worker.
+
+    ValueError: an option is wrong; the message begins with its name. If the engine is not supported, the cache is off.
+    """
+
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = self._kv_transfer_config
@@ -167,7 +173,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_or(lambda: None)
     def unregister_kv_caches(self) -> None:
-        """Before the engine sleeps (vLLM 0.33)."""
+        """Called before the engine sleeps (vLLM 0.33)."""
         if self._worker is not None:
             self._worker.unregister()
 
@@ -201,10 +207,10 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._worker.start_loads(self._step())
 
     def wait_for_layer_load(self, layer_name: str) -> None:
-        """Loads end before their request is scheduled."""
+        """Does nothing: loads end before their request is scheduled."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """A text's blocks and states are saved together, in `wait_for_save`, because neither is useful alone."""
+        """Does nothing: `wait_for_save` saves a text's blocks and states together."""
 
     @_or(lambda: None)
     def wait_for_save(self) -> None:
@@ -213,7 +219,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_or(KVConnectorTransferResults)
     def get_transfer_results(self, finished_req_ids: set[str]) -> KVConnectorTransferResults:
-        if self._worker is None:  # the scheduler's half may not know this yet
+        if self._worker is None:  # the scheduler half may not have received this yet
             asked = self._step().asked()
             return KVConnectorTransferResults(finished_recving=asked, failed_recving=set(asked))
         # Failures are reported by request, even if one group has all blocks: a request that kept its blocks would be
@@ -267,7 +273,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return (0, False) if self._scheduler is None else self._scheduler.match(request, num_computed_tokens)
 
     def prefill_end(self, request: Any, start: int, end: int) -> int:
-        """Called by stops.py."""
+        """Returns where a prefill step that begins at `start` ends, at most `end`. Called by stops.py."""
         try:
             return end if self._scheduler is None else self._scheduler.prefill_end(request, start, end)
         except Exception:
@@ -276,17 +282,19 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @property
     def jumps(self) -> bool:
-        """Called by stops.py. Returns whether requests may jump."""
+        """Returns whether requests may jump. Called by stops.py."""
         return self._scheduler is not None and self._options.segments
 
     @_or(lambda: None)
     def leap(self, request: Any, tokens: int, managers: Any) -> int | None:
-        """Called by stops.py."""
+        """Moves a request over an interior if it has reached the interior's start. Returns the number of tokens of its
+        step, or None if the step is not limited. Called by stops.py."""
         return None if self._scheduler is None else self._scheduler.leap(request, tokens, managers)
 
     @_or(lambda: None)
     def next_stop(self, request: Any, start: int) -> int | None:
-        """Called by stops.py."""
+        """Returns where the step that begins at `start` must end because a jump follows, or None. Called by
+        stops.py."""
         return None if self._scheduler is None else self._scheduler.next_stop(request, start)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
@@ -300,8 +308,8 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     @_or(tuple)
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:
-        """Groups whose new blocks the engine need not zero. If a load ends inside a block, the block's rest must hold
-        finite numbers."""
+        """Returns the groups whose new blocks the engine need not zero. If a load ends inside a block, the block's rest
+        must hold finite numbers."""
         if self._scheduler is not None and self._scheduler.ends_within_block(request):
             return ()
         groups: tuple[int, ...] = super().get_loaded_kv_cache_group_ids(request)

@@ -103,7 +103,7 @@ class _Range:
             self.descriptor = -1
 
     def unmap(self) -> None:
-        """Gives the memory back; the addresses stay. OSError: the memory stays, too."""
+        """Releases the memory and keeps the addresses. OSError: the memory was not released."""
         if self.mapped:
             _answer(self._driver, "cuMemUnmap", self.address, self.size)
             self.mapped = False
@@ -146,7 +146,7 @@ class CudaMemory:
         except BaseException:
             self._range.free()
             raise
-        # Not at the exit of the process: the driver is gone by then, and frees all memory itself.
+        # Not at process exit: the driver has then been unloaded, and frees all memory itself.
         weakref.finalize(mapped, _free, self._range, here).atexit = False
 
     @property
@@ -162,12 +162,13 @@ class CudaMemory:
         return self._range.descriptor
 
     def release(self) -> None:
-        """Gives the memory back. Tensors keep their addresses and must not be used until `restore`. Raises OSError."""
+        """Releases the memory. Tensors keep their addresses and must not be used until `restore`. OSError: it was not
+        released."""
         torch.cuda.synchronize(self._device)
         self._range.unmap()
 
     def restore(self) -> None:
-        """Maps new memory at the same addresses, filled with zeros. Raises OSError."""
+        """Maps new memory at the same addresses, filled with zeros. OSError: the driver refused."""
         if not self._range.mapped:
             self._range.map()
             self.bytes.zero_()
@@ -183,5 +184,5 @@ class CudaMemory:
         }
 
     def close(self) -> None:
-        """The daemon's mapping and the engine's tensors stay."""
+        """Closes the descriptor. The daemon's mapping and the engine's tensors stay valid."""
         self._range.close()

@@ -2,9 +2,9 @@
 """Where a step of speculative decoding leaves the states of a hybrid model.
 
 A step computes known tokens and drafts. Its first state is that after the known tokens, in the block of the step's last
-token. The block `n` behind it has the state after `n` drafts. Convolutions have one list of inputs, in the first block:
-after `n` drafts, the last inputs begin `n` positions later. If the engine accepts drafts up to the end of the step's last
-block, it moves the state of that depth into the first block, over the others.
+token. The block `n` positions after it has the state after `n` drafts. Convolutions have one list of inputs, in the
+first block: after `n` drafts, the last inputs begin `n` positions later. If the engine accepts drafts up to the end of
+the step's last block, it moves the state of that depth into the first block, over the others.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ class Step:
     drafts: int
 
     def place(self, depth: int, end: int, block: int) -> Place | None:
-        """Returns the place of the state after `depth` tokens, `end` of which the engine has computed and accepted. None:
-        the step has no such state."""
+        """Returns the place of the state after `depth` tokens, `end` of which the engine has computed and accepted.
+        None: the step has no such state."""
         if self.start is None:
             return None
         last = self.start + self.tokens

@@ -22,7 +22,7 @@ class _Asked:
 
 
 class Fetches:
-    """A prompt is whatever the caller passes; it has at most one fetch."""
+    """The fetches in progress. A prompt, which may be any object, has at most one."""
 
     def __init__(self, ranks: int) -> None:
         self._ranks = ranks

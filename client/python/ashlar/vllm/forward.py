@@ -47,19 +47,20 @@ class Core(Protocol):
     normalized: bool  # whether `run_seen` returns keys with the norms that the recurrence uses
 
     def run(self, begin: int, end: int, block: int) -> None:
-        """Computes rows [begin, end) by the engine's kernels: from zero if `begin` is 0, else from the block's state and
-        tail."""
+        """Computes rows [begin, end) by the engine's kernels: from zero if `begin` is 0, else from the block's state
+        and tail."""
 
     def inputs(self) -> torch.Tensor:
         """Returns the convolution's inputs, [tokens, channels]. They are valid until `at_linear` returns."""
 
     def run_seen(self, count: int, block: int) -> dict[str, torch.Tensor]:
-        """Like `run` of the first rows. Returns the inputs of the recurrence, as `Cache.compute_alone` takes them, or of a
-        GPU's delta net as `tensors.delta_tuple` takes them."""
+        """Like `run` of the first rows. Returns the inputs of the recurrence, as `Cache.compute_alone` takes them, or
+        of a GPU's delta net as `tensors.delta_tuple` takes them."""
 
 
 class _DeltaNet:
-    """vLLM's operators for CPUs and for GPUs take the same arguments: mixed q, k and v, then b, a, the output and a name."""
+    """vLLM's operators for CPUs and for GPUs take the same arguments: mixed q, k and v, then b, a, the output and a
+    name."""
 
     def __init__(self, operator: Any, arguments: Sequence[Any], metadata: MetadataOf) -> None:
         """`metadata`: the engine's metadata of a layer's rows."""
@@ -103,7 +104,8 @@ class _DeltaNet:
 
 @contextlib.contextmanager
 def _rows_of_chunks(layer: Any) -> Iterator[dict[str, torch.Tensor]]:
-    """Records what a GPU's kernel for prompts gets: FLA's, FlashInfer's or another one, all of which take normalized keys."""
+    """Records what a GPU's kernel for prompts gets: FLA's, FlashInfer's or another one, all of which take normalized
+    keys."""
     rows: dict[str, torch.Tensor] = {}
 
     def see(module: Any, args: Any, given: dict[str, Any]) -> None:
@@ -200,7 +202,7 @@ def _rotary(module: Any) -> Any:
 
 
 def _rope(rotary: Any) -> ashlar.Rope:
-    """Raises Unsupported if the frequencies are not fixed."""
+    """Unsupported: the frequencies are not fixed."""
     kind, table = type(rotary).__name__, getattr(rotary, "cos_sin_cache", None)
     if getattr(rotary, "rotary_dim", 0) % 2 or not hasattr(rotary, "_compute_inv_freq") or table is None:
         raise Unsupported(f"segments: rotary embedding {kind} is not supported")
@@ -337,7 +339,8 @@ class EngineModel:
         """Returns how each attention layer's keys rotate, by name; None: not at all. Call it before the engine's first
         step, because it runs the model in the engine's blocks.
 
-        The model's own tables say it, and a run of few tokens at several positions confirms it. Raises Unsupported.
+        The rotation is read from the model's tables, and checked by a run of few tokens at several positions.
+        Unsupported: they differ.
         """
         parents = {id(child): each for each in self._model.modules() for child in each.children()}
         found: dict[str, ashlar.Rope | None] = {}
@@ -350,7 +353,7 @@ class EngineModel:
         for name, layer in self._attention.items():
             rotary = _rotary(parents[id(layer)])
             if rotary is None and known:
-                raise Unsupported(f"segments: {name}: a layer without rotary embedding, beside layers that have one")
+                raise Unsupported(f"segments: {name}: has no rotary embedding, unlike other layers")
             # Without states, positions are known by embeddings or biases, which a segment's keys do not follow.
             biased = getattr(getattr(layer, "impl", None), "alibi_slopes", None) is not None
             if rotary is None and (biased or not has_states):
@@ -361,7 +364,7 @@ class EngineModel:
             for name, keys in self._tried_keys(described, position).items():
                 wanted = _rotated(straight[name], found[name], position)
                 if (keys - wanted).norm() > _TOLERANCE * wanted.norm():
-                    raise Unsupported(f"segments: {name}: its keys do not rotate as its rotary embedding says")
+                    raise Unsupported(f"segments: {name}: its keys do not match its rotary embedding")
         return found
 
     def _tried_keys(self, described: Described, position: int) -> dict[str, torch.Tensor]:
@@ -395,8 +398,8 @@ class EngineModel:
         )
 
     def put_keys(self, name: str, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-        """Writes keys and values, [tokens, heads, dim], by the engine's own writer, which knows the layout. It runs on the
-        engine's stream; the arguments may be in CPU memory."""
+        """Writes keys and values, [tokens, heads, dim], by the engine's own writer, which knows the layout. It runs on
+        the engine's stream; the arguments may be in CPU memory."""
         layer = self._attention[name]
         rows = (each.to(self.device) for each in (keys, values))
         layer.impl.do_kv_cache_update(layer, *rows, layer.kv_cache, slots.to(self.device))

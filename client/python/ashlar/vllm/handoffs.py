@@ -39,7 +39,7 @@ class Handoff:
 
 
 def node_of(request: Any) -> str:
-    """Returns the node that a request names; empty: none. ValueError says what is wrong."""
+    """Returns the node that a request names; empty: none. ValueError: the parameter is wrong."""
     given = (request.kv_transfer_params or {}).get(PARAMETER, "")
     if not isinstance(given, str):
         raise ValueError(f"kv_transfer_params.{PARAMETER}: {given!r} was given; expected a node's name (cluster.node)")
@@ -56,7 +56,7 @@ def handed_depths(known: list[int], prompt: int) -> list[int]:
 
 
 class Handoffs:
-    """Hands texts off in a thread of its own, because a slow node would delay saves."""
+    """Hands texts off on a separate thread, because a slow node would delay saves."""
 
     def __init__(self, wait_ms: int) -> None:
         self._wait_ms = wait_ms
@@ -65,7 +65,7 @@ class Handoffs:
         self._thread: threading.Thread | None = None
 
     def add(self, cache: ashlar.Cache | None, handoff: Handoff) -> None:
-        """The cache has the text's states by now, if it keeps them."""
+        """Starts a handoff. Call it after the save of the text has ended."""
         if cache is None:
             self._outcomes.put("unavailable")
             return

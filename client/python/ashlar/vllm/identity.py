@@ -29,7 +29,7 @@ from ashlar.vllm.options import Options
 
 
 class Unsupported(Exception):
-    """The cache cannot serve this engine; it runs without."""
+    """The cache cannot serve this engine, which runs without it."""
 
 
 # Configurations of vLLM whose fields are read. The other ones do not change cached numbers, or `_check` refuses them.
@@ -151,7 +151,7 @@ LENGTH_COUNTS = (
 
 
 def _plain(value: Any) -> Any:
-    """Numbers and texts that are the same in every process."""
+    """Returns a value as numbers and strings that are equal in every process."""
     if isinstance(value, enum.Enum):
         return value.name
     if value is None or isinstance(value, (bool, int, float, str)):
@@ -212,7 +212,8 @@ def variables() -> dict[str, str]:
 
 
 def _config(model: Any) -> dict[str, Any]:
-    """The configuration before vLLM loaded the model: models write into their configuration while they are loaded."""
+    """Returns the configuration before vLLM loaded the model: models change their configuration while they are
+    loaded."""
     overrides, whole = model.hf_overrides, callable(model.hf_overrides)
     nested = {} if whole else {name: value for name, value in overrides.items() if isinstance(value, dict)}
     config = get_config(
@@ -229,7 +230,7 @@ def _config(model: Any) -> dict[str, Any]:
 
 
 def _rotations(config: Any, rotary: bool = False) -> set[str]:
-    """Types of rotary positions that a configuration names, at any depth."""
+    """Returns the types of rotary positions that a configuration names, at any depth."""
     found = set()
     for name, value in config.items() if isinstance(config, Mapping) else ():
         if rotary and name in ("rope_type", "type") and isinstance(value, str):
@@ -239,14 +240,16 @@ def _rotations(config: Any, rotary: bool = False) -> set[str]:
 
 
 def _length(model: Any, config: dict[str, Any]) -> int | None:
-    """Returns the engine's maximum length if keys depend on it: LongRoPE chooses between two sets of frequencies by it."""
+    """Returns the engine's maximum length if keys depend on it: LongRoPE chooses between two sets of frequencies by
+    it."""
     names = {str(model.hf_config.model_type), str(model.hf_text_config.model_type)}
     counts = any(name.startswith(LENGTH_COUNTS) for name in names)
     return int(model.max_model_len) if counts or _rotations(config) - _FIXED_ROTATIONS else None
 
 
 def _draft(vllm_config: Any) -> str | None:
-    """The directory of a draft model that is not part of the checkpoint. Its layers' caches are kept with the others."""
+    """The directory of a draft model that is not part of the checkpoint. Its layers' caches are kept with the
+    others."""
     speculative = vllm_config.speculative_config
     draft = None if speculative is None else speculative.draft_model_config
     if draft is None or str(draft.model) == str(vllm_config.model_config.model):
@@ -291,7 +294,7 @@ def tokenizer_digest(model: Any) -> str:
 
 
 def model_id(model: Any) -> str:
-    """Returns vLLM's name of the model. For a folder, this is its last component: its location says nothing about the
+    """Returns vLLM's name of the model. For a folder, this is its last component: its location does not identify the
     model."""
     return pathlib.Path(model.model).resolve().name if pathlib.Path(model.model).exists() else str(model.model)
 

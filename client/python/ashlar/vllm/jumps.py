@@ -3,9 +3,9 @@
 
 A prompt with segments is scheduled like any other. The scheduler looks its segments up; if nothing is found, the prompt
 is computed in the same step. Otherwise it waits until a worker has landed the hits. The prompt then computes up to the
-first interior, *jumps* over it by a higher `num_computed_tokens`, and continues from there,
-in ordinary steps. The worker writes the interior's keys, values and states before the forward of the step after the jump.
-Segments that are missing, late or not worth a step are computed.
+first interior, *jumps* over it by a higher `num_computed_tokens`, and continues from there, in ordinary steps. The
+worker writes the interior's keys, values and states before the forward of the step after the jump. Segments that are
+missing, late or not worth a step are computed.
 
 Missing segments are computed separately later (see cold_segments.py).
 """
@@ -57,7 +57,7 @@ class _Prompt:
     since: float = 0.0  # time at which the scheduler first considered the request; 0: not yet
     lookup: ashlar.Request | None = None  # the scheduler's own lookup, which comes before a fetch
     asked_others: bool = False  # the daemon was asked whether other engines compute its missing segments
-    sharing: Sharing | None = None  # they do
+    sharing: Sharing | None = None  # the wait for these engines; None: they compute nothing
     own: list[bytes] = dataclasses.field(default_factory=list)  # segments that this engine runs alone meanwhile
     landed: list[Interior] | None = None  # landed interiors before `decide`
     ready: bool = False  # the request no longer waits
@@ -82,7 +82,8 @@ class Jumps:
         stats: AshlarStats,
         ranks: int = 1,
     ):
-        """`hash_tokens`: tokens per block hash of the engine. `publishes`: whether missing segments are computed and stored."""
+        """`hash_tokens`: tokens per block hash of the engine. `publishes`: whether missing segments are computed and
+        stored."""
         self._ranks = ranks
         self._described, self._options, self._stats = described, options, stats
         self._hash_tokens = hash_tokens
@@ -109,7 +110,7 @@ class Jumps:
         names = Names(request, self._hash_tokens)
         self._prompts[request.request_id] = _Prompt(request, lengths, names, request.num_preemptions, salt)
 
-    def forget(self, request: Any, pool: Any) -> None:
+    def drop(self, request: Any, pool: Any) -> None:
         prompt = self._prompts.pop(request.request_id, None)
         if prompt is not None:
             self._leave(prompt, pool)
@@ -199,7 +200,8 @@ class Jumps:
         return not prompt.ready
 
     def _looked_up(self, prompt: _Prompt, found: int | None, pool: Any) -> bool:
-        """Returns whether the scheduler's lookup has found segments, which a worker then lands, or others compute some."""
+        """Returns whether the scheduler's lookup has found segments, which a worker then lands, or others compute
+        some."""
         lookup, options = prompt.lookup, self._options
         assert lookup is not None
         wait = lookup_wait(options, sum(prompt.lengths) - prompt.computed, self.tokens_per_second)
@@ -292,7 +294,8 @@ class Jumps:
         return [prompt.request for prompt in found if prompt.landed is not None and prompt.since > 0]
 
     def decide(self, request: Any, found: int, pool: Any) -> bool:
-        """Decides which landed segments are used. `found`: tokens of an exact prefix that can be loaded. False: none landed.
+        """Decides which landed segments are used. `found`: tokens of an exact prefix that can be loaded. False: none
+        landed.
 
         This renames blocks after a jump, so the engine's own cache may have other blocks of the request afterwards.
         """
@@ -333,7 +336,8 @@ class Jumps:
         return prompt is not None and prompt.refuses_prefix
 
     def external(self, request: Any, computed: int, pool: Any) -> int:
-        """Returns the number of tokens after `computed` that are loaded from the first segment before the first step."""
+        """Returns the number of tokens after `computed` that are loaded from the first segment before the first
+        step."""
         prompt = self._prompts.get(request.request_id)
         if prompt is None or not prompt.jumps:
             return 0
@@ -357,7 +361,7 @@ class Jumps:
     def leap(self, request: Any, tokens: int, managers: Sequence[Any], pool: Any) -> int | None:
         """Moves a running request over a landed interior if it has reached the interior's start.
 
-        Returns how many of `tokens` the next step should have; None: as many as the engine chooses.
+        Returns the number of `tokens` for the next step; None: the engine chooses it.
         """
         prompt = self._current(request, pool)
         if prompt is None or not (prompt.jumps or prompt.jumping or prompt.held):

@@ -92,10 +92,10 @@ class Loads:
                 self._resolve(landing)
 
     def suspend(self) -> None:
-        """Afterwards nothing lands in the engine's blocks: they get other memory."""
+        """Ends all loads. Afterwards nothing lands in the engine's blocks, so their memory may be released."""
         for landing in self._landings:  # usually none, because the engine has drained
             landing.begun = True
-            self._forgo(landing)
+            self._end_landing(landing)
         for landing in self._unresolved:
             self._resolve(landing)
         self._unresolved = []
@@ -107,7 +107,7 @@ class Loads:
 
     def close(self) -> None:
         for landing in self._landings + self._unresolved:
-            self._forgo(landing)
+            self._end_landing(landing)
         self._landings, self._unresolved = [], []
 
     # ---- starting
@@ -148,8 +148,8 @@ class Loads:
         return tables
 
     def _take_pages(self, staging: Staging, landing: _Landing) -> bool:
-        """Takes a page for each block in which something lands. False: too few are free. ValueError: the load needs more
-        pages than there are."""
+        """Takes a page for each block in which something lands. False: too few are free. ValueError: the load needs
+        more pages than there are."""
         described, load = self._described, landing.load
         if not described.attention:
             return True
@@ -164,8 +164,8 @@ class Loads:
         return taken is not None
 
     def _staged_tables(self, landing: _Landing) -> list[list[int]]:
-        """One table for all groups: every layer has its own part of a page. Nothing lands in the entries before and after
-        the load's pages, so they repeat its first page."""
+        """One table for all groups: every layer has its own part of a page. Nothing lands in the entries before and
+        after the load's pages, so they repeat its first page."""
         described, load, staged = self._described, landing.load, landing.staged
         if not staged:
             return []
@@ -232,16 +232,16 @@ class Loads:
                 if self._caches.staging is None:
                     self._report.unresolved[name] += 1
                 return False
-        self._forgo(landing)
+        self._end_landing(landing)
         return False
 
     def _resolve(self, landing: _Landing) -> None:
         if self._caches.staging is None:
             self._report.quiesced[landing.load.request] += 1
-        self._forgo(landing)
+        self._end_landing(landing)
 
-    def _forgo(self, landing: _Landing) -> None:
-        """Ends a landing. The caller knows that the daemon no longer writes for it, or ends the session next."""
+    def _end_landing(self, landing: _Landing) -> None:
+        """Ends a landing to which the daemon no longer writes, or whose session ends next."""
         if landing.copies is not None:
             landing.copies.wait()
         if landing.handle is not None:

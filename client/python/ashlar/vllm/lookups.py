@@ -21,8 +21,8 @@ from ashlar.vllm.segments import EPSILON
 from ashlar.vllm.state import State
 
 _POLL = 0.0001  # seconds
-_SHARE = 0.01  # of a prompt's prefill: the longest wait for a lookup
-_USUAL_WAIT = 0.002  # seconds; while the rate of prefill is unknown
+_SHARE = 0.01  # longest wait for a lookup, as a fraction of the prompt's prefill time
+_USUAL_WAIT = 0.002  # seconds; the wait while the rate of prefill is unknown
 _SHORTEST_WAIT, _LONGEST_WAIT = 0.0005, 0.02  # seconds
 
 

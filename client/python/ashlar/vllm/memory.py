@@ -58,7 +58,7 @@ class SharedMemory:
         self.size = size
 
     def close(self) -> None:
-        """The daemon's mapping and the engine's tensors stay."""
+        """Closes the descriptor. The daemon's mapping and the engine's tensors stay valid."""
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -123,8 +123,8 @@ def _split(tensor: torch.Tensor, block: int) -> int | None:
     if tokens == 0 or block % tokens != 0 or tensor.shape[0] * tokens % block != 0:
         return None
     # A kernel block's tokens begin where those of the previous one end.
-    behind = tensor.stride(0) == tokens * tensor.stride(2)
-    return block // tokens if tokens == block or behind else None
+    adjacent = tensor.stride(0) == tokens * tensor.stride(2)
+    return block // tokens if tokens == block or adjacent else None
 
 
 def _is_dense(tensor: torch.Tensor) -> bool:
@@ -266,8 +266,8 @@ class States:
         return tail + [self.state(later)] if self.has_tail or not tail else tail
 
     def parts(self, block: int, later: int | None = None, accepted: int = 0) -> list[torch.Tensor]:
-        """Returns the state in a block, and its tail if it has one, in place. If the blocks hold states of drafts and the
-        layer is opaque, returns a copy.
+        """Returns the state in a block, and its tail if it has one, in place. If the blocks hold states of drafts and
+        the layer is opaque, returns a copy.
 
         `later`: the block with the state after `accepted` drafts, by default the same.
         """

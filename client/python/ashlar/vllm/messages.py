@@ -19,7 +19,8 @@ from ashlar.vllm.handoffs import Handoff
 
 @dataclasses.dataclass
 class Load:
-    """A plan to land in a request's blocks. `blocks`: one list per group of the engine's caches. An empty plan fails."""
+    """A plan to land in a request's blocks. `blocks`: one list per group of the engine's caches. An empty plan
+    fails."""
 
     request: str
     plan: bytes

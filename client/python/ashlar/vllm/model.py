@@ -78,7 +78,7 @@ class LinearPlace:
     shapes: tuple[tuple[int, ...], ...]
     dtypes: tuple[torch.dtype, ...]
     inputs: int | None = None  # dimension of the first shape along which a convolution's last inputs are; None: no such
-    # Most drafts of a step. The state after each draft is in a block of its own, behind that of the step's first state,
+    # Most drafts of a step. The state after each draft is in a separate block after that of the step's first state,
     # whose convolution has the inputs of all drafts.
     drafts: int = 0
 
@@ -118,12 +118,12 @@ class Described:
     packed: bool  # a block's rows are not its tokens: a part of a block is moved through a spare block
     keeps_within: bool  # a step leaves the state at its last block's end even if the step continues after it
     staged: int = 0  # bytes of host memory through which the caches are copied; 0: the daemon maps them
-    # This rank's layers as segments store them, without what only workers know: see `segments.segments_model`. A text:
-    # why segments do not support the layer.
+    # This rank's layers as segments store them, without the fields that only workers have
+    # (`segments.segments_model`). A string is the reason why segments do not support the layer.
     segments: list[ashlar.Attention | ashlar.Linear | str] = dataclasses.field(default_factory=list)
 
     def named(self, model: ashlar.Model) -> ashlar.Model:
-        """Returns the model with its weights' digest. Raises RuntimeError if the digest is not known yet."""
+        """Returns the model with its weights' digest. RuntimeError: the digest is not known yet."""
         digest = self.identity.weights_digest()
         if digest is None:
             raise RuntimeError("the weights are not hashed yet")
@@ -131,7 +131,8 @@ class Described:
 
     @property
     def whole_blocks(self) -> bool:
-        """Returns whether texts resume only at the ends of blocks, because the place of a token in a block is unknown."""
+        """Returns whether texts resume only at the ends of blocks, because the place of a token in a block is
+        unknown."""
         layers = [self.model.layers[layer] for layer, _ in self.attention]
         return any(isinstance(layer, ashlar.Opaque) for layer in layers) or not all(w.heads for w in self.windows)
 
@@ -166,7 +167,7 @@ class Described:
 
     @property
     def page_bytes(self) -> int:
-        """Bytes of one block of all attention layers, of this rank."""
+        """The bytes of one block of all attention layers, on this rank."""
         size = 0
         for layer, _ in self.attention:
             shape = self.model.layers[layer]
@@ -179,7 +180,7 @@ class Described:
 
     @property
     def staged_pages(self) -> int:
-        """Blocks that fit into the staging memory."""
+        """The number of blocks that fit into the staging memory."""
         return self.staged // self.page_bytes if self.attention else 0
 
     @property
@@ -206,8 +207,8 @@ class Described:
         return [blocks[group][: self.count(tokens)] for group in self.attention_groups]
 
     def window(self, place: WindowPlace, blocks: Sequence[list[int]], tokens: int) -> list[int]:
-        """Likewise, the blocks that hold what the next token sees after this number of tokens. There may be fewer than
-        there is space for."""
+        """Like `pages`, but returns the blocks with the window of the next token after this number of tokens. At the
+        start of a text there are fewer."""
         first = tokens // place.chunk * place.chunk if place.chunk else max(0, tokens - place.reach)
         return blocks[place.group][first // self.block : self.count(tokens)]
 
@@ -234,14 +235,14 @@ def _layer_number(name: str) -> tuple[bool, int, str]:
 
 
 def check_version() -> None:
-    """Raises Unsupported."""
+    """Unsupported: the installed version of vLLM is not supported."""
     unknown = unknown_version()
     if unknown is not None:
         raise Unsupported(unknown)
 
 
 def is_staged(vllm_config: Any, options: Options) -> bool:
-    """Whether the engine's caches are copied through host memory; otherwise the daemon maps them."""
+    """Returns whether the engine's caches are copied through host memory. Otherwise the daemon maps them."""
     device = str(vllm_config.device_config.device_type)
     return options.kv_memory == "staged" or (options.kv_memory == "auto" and device != "cpu")
 
@@ -395,7 +396,7 @@ def _without_drafts(spec: Any) -> Any:
 
 
 def _tail(spec: Any, tp: int) -> dict[str, Any]:
-    """The last inputs of a layer's convolution, as in `ashlar.Linear`."""
+    """Returns the convolution fields of `ashlar.Linear` for a layer."""
     from vllm.model_executor.layers.mamba.mamba_utils import is_conv_state_dim_first
 
     channels_first = is_conv_state_dim_first()
@@ -462,8 +463,8 @@ def _segment_layer(spec: Any, manager: type, layer: Any, tp: int) -> ashlar.Atte
 
 
 def _flops(model: Any, layers: Sequence[Any]) -> tuple[float, float]:
-    """FLOPs of prefill per token and per squared number of tokens, as the daemon estimates them from a layout: estimates
-    by the model's width if a layer is opaque, because its bytes do not tell the width. (0, 0): the daemon's estimate."""
+    """Returns the FLOPs of prefill per token and per squared number of tokens. If a layer is opaque, they are estimated
+    from the model's width. (0, 0): the daemon estimates them from the layout."""
     if not any(isinstance(layer, ashlar.Opaque) for layer in layers):
         return 0.0, 0.0
     width = model.get_hidden_size()
@@ -544,7 +545,8 @@ def layers_of(kv_cache_config: Any, text: Any, tp: int) -> Layers:
 
 
 def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int) -> Described:
-    """Raises Unsupported with a reason."""
+    """Returns the description of the engine's model. Unsupported: the cache cannot serve it; the message has the
+    reason."""
     _check(vllm_config, options)
     tp = vllm_config.parallel_config.tensor_parallel_size
     layers = layers_of(kv_cache_config, vllm_config.model_config.hf_text_config, tp)

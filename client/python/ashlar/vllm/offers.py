@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the connector's half in the scheduler offers to the cache: at which depths, and the blocks that are held until the
-workers have saved them."""
+"""The scheduler half of saves: chooses the depths whose states are offered, and holds their blocks until the workers
+have saved them."""
 
 from __future__ import annotations
 
@@ -88,8 +88,8 @@ class Offers:
         return save
 
     def offer_end(self, followed: Followed, ids: Sequence[list[int]]) -> Save | None:
-        """Returns a save of an ended request's decoded tokens, up to its last computed one. No step overwrites its states
-        again."""
+        """Returns a save of an ended request's decoded tokens, up to its last computed one. No step overwrites its
+        states again."""
         request, end = followed.request, followed.request.num_computed_tokens
         if followed.mixed or self._jumps.exact_tokens(request) is not None:
             return None

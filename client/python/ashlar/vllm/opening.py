@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Opening the cache without making the engine wait for a daemon that is not there."""
+"""Opens the cache without blocking the engine if no daemon answers."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Opening:
 
     @property
     def cache(self) -> ashlar.Cache | None:
-        """Returns None if there is no cache, or its daemon is gone."""
+        """The open cache. None: it is not open, or not connected."""
         cache = self._cache
         if cache is None:
             return None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Lookups of prefixes by the connector's half in the scheduler."""
+"""Lookups of prefixes by the scheduler half of the connector."""
 
 from __future__ import annotations
 

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The engine's requests as the connector's half in the scheduler follows them, and the names under which the cache knows
-them."""
+"""The scheduler half's record of the engine's requests, and their names in the cache."""
 
 from __future__ import annotations
 
@@ -30,7 +29,7 @@ _MOST_SAID = 16  # number of reasons that are logged
 
 @dataclasses.dataclass
 class Name:
-    """Everything besides tokens on which a request's keys depend."""
+    """Everything except tokens that determines the cache keys of a request."""
 
     salt: str
     media: list[tuple[int, bytes]]  # position and digest
@@ -93,13 +92,13 @@ class Names:
         self._media.close()
 
     def reset(self) -> None:
-        """Afterwards names differ from all that were given before."""
+        """Begins a new generation: names differ from all earlier ones."""
         self.generation = uuid.uuid4().hex
 
     def begin(self, request: Any) -> list[Future[bytes]]:
         """Starts to compute the digests of the request's media."""
         media: list[Future[bytes]] = []
-        with contextlib.suppress(Unnamed):  # for the reason that `find` logs
+        with contextlib.suppress(Unnamed):  # `find` logs the reason
             self._media.begin(request, media)
         return media
 
@@ -143,6 +142,6 @@ class Names:
             return False
         if adapter is None:
             return identity.plain
-        # Not if its adapter is loaded again in each step, or changes encoders: the engine reuses outputs of encoders by
-        # the adapter's name.
+        # Requests whose adapter is loaded again in each step, or changes encoders, are excluded: the engine reuses
+        # outputs of encoders by the adapter's name.
         return not adapter.load_inplace and not (request.mm_features and identity.adapted_encoders)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Saves of a worker: offers the texts of each step to the cache, in a thread of its own."""
+"""Saves of a worker: offers the texts of each step to the cache, on a separate thread."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connector's half in the scheduler: looks prompts up, sends plans to the workers, and decides what is saved."""
+"""The scheduler half of the connector: looks prompts up, sends plans to the workers, and decides what is saved."""
 
 from __future__ import annotations
 
@@ -113,17 +113,17 @@ class Scheduler:
         self._opening.close()
 
     def reset(self) -> bool:
-        """Afterwards objects that were stored before are not found: the engine may have other weights, whose digest is
-        unknown.
+        """Begins a new generation of weights, whose digest is unknown: objects that were stored before are no longer
+        found.
 
         Returns False if some of the engine's requests continue with earlier keys or states.
         """
         self._names.reset()
-        self._begin_anew(lambda followed: True)
+        self._exclude_computed(lambda followed: True)
         return not any(followed.mixed for followed in self._followed.values())
 
-    def _begin_anew(self, concerns: Callable[[Followed], bool]) -> None:
-        """Requests that have keys or states are no longer saved, and the engine's own cache is emptied."""
+    def _exclude_computed(self, concerns: Callable[[Followed], bool]) -> None:
+        """Excludes requests that have keys or states from saves, and empties the engine's own cache."""
         for followed in filter(concerns, self._followed.values()):
             if not followed.mixed and (followed.loading > 0 or followed.request.num_computed_tokens > 0):
                 followed.mixed = True
@@ -301,7 +301,7 @@ class Scheduler:
     def new_request(self, request: Any) -> None:
         adapter = request.lora_request
         if adapter is not None and self._names.adapters.arrive(adapter):
-            self._begin_anew(lambda each: adapter_name(each) == adapter.lora_name)
+            self._exclude_computed(lambda each: adapter_name(each) == adapter.lora_name)
         media = self._names.begin(request)
         if not self._names.serves(request):
             return
@@ -315,7 +315,7 @@ class Scheduler:
             logger.warning("Ashlar: request %s: %s", request.request_id, error)
 
     def prefill_end(self, request: Any, start: int, end: int) -> int:
-        """As that of Offers."""
+        """As `Offers.prefill_end`."""
         followed = self._followed.get(request.request_id)
         return self._offers.prefill_end(followed, start, end) if self._saves and followed is not None else end
 
@@ -364,7 +364,7 @@ class Scheduler:
             self.reset()
         changed = self._names.adapters.hear(report.adapters)
         if changed:
-            self._begin_anew(lambda followed: adapter_name(followed) in changed)
+            self._exclude_computed(lambda followed: adapter_name(followed) in changed)
         if self._segments.enabled and 0 in report.layouts:
             self._jumps.lookups.open(report.layouts[0])
             limit = (self._options.call_ms + self._options.land_ms) / 1000
@@ -429,7 +429,7 @@ class Scheduler:
                 if self._opening.cache is not None:
                     self._handoffs.add(followed, self._jumps.exact_tokens(request))
         finally:
-            self._jumps.forget(request, self._pool)
+            self._jumps.drop(request, self._pool)
             if followed is not None and followed.loading:
                 followed.ended = True
             elif followed is not None:

@@ -3,8 +3,8 @@
 
 While the engine has no requests, a thread in the scheduler's process waits for segments at the daemon, one at a time.
 The scheduler runs each one alone, like a missing segment of its own prompts, and a worker publishes it. So the segments
-have the engine's own namespace and weights, and pass through no request, tokenizer or HTTP server. A process beside the
-server would need all of these, and the layout that only workers know.
+have the engine's own namespace and weights, and pass through no request, tokenizer or HTTP server. A separate process
+would need all of these, and the layout that only workers have.
 
 An engine's core without requests does not step. The thread wakes it with the message that vLLM itself puts into the
 core's input queue at shutdown; the core then steps while `pending`.
@@ -37,7 +37,7 @@ _PATIENCE = 2.0  # seconds; if the engine gets requests first, the asking engine
 
 
 def find_wake() -> Callable[[], None] | None:
-    """Returns a call that makes the engine's core look for work. Call it while the core creates its scheduler.
+    """Returns a function that wakes the engine's core. Call it while the core creates its scheduler.
 
     Returns None if the core has no loop, because the caller of `LLM` steps it.
     """
@@ -71,7 +71,8 @@ class Serving:
         wake: Callable[[], None],
         run_seconds: float,
     ) -> None:
-        """`cache`: returns the open cache of segments. `may_serve`: called by any thread. `run_seconds`: limit of a run."""
+        """`cache`: returns the open cache of segments. `may_serve`: called by any thread. `run_seconds`: limit of a
+        run."""
         self._cache, self._may_serve, self._wake, self._run_seconds = cache, may_serve, wake, run_seconds
         self._given: Served | None = None
         self._changed = threading.Condition()

@@ -40,7 +40,7 @@ class Sharing:
         return time.monotonic() > self._deadline
 
     def over(self) -> bool:
-        """Returns whether no other engine computes anything more for the prompt, or it is late."""
+        """Returns whether all other engines have ended their part of the prompt, or the wait has timed out."""
         if self._over or not self._job.poll():
             return self._over or self.late
         self._over = self._job.result() != ashlar.Verdict.RESTART or self.late
@@ -50,5 +50,5 @@ class Sharing:
 
     @property
     def ended(self) -> bool:
-        """Returns whether the call to the daemon is over. It is soon after the lookup's end."""
+        """Returns whether the call to the daemon is over, which it is shortly after the lookup has ended."""
         return self._job.poll()

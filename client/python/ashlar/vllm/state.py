@@ -30,7 +30,7 @@ REASONS: dict[str, tuple[str, str]] = {
 
 
 def why_unreachable(path: str) -> str:
-    """The reason why no session can be opened at this socket: no_daemon, permission or refused."""
+    """Returns why no session can be opened at this socket: no_daemon, permission or refused."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(1)
         try:
@@ -60,7 +60,8 @@ class State:
         return REASONS[self._reason][0] if self._reason else ""
 
     def set(self, reason: str, detail: str = "") -> None:
-        """Logs a change: a WARNING with the reason and the remedy if the cache is not used. The state "off" is final."""
+        """Logs a change: a WARNING with the reason and the remedy if the cache is not used. The state "off" is
+        final."""
         state, remedy = REASONS[reason]
         with self._lock:
             if self.name == OFF or (reason, detail) == self._said:

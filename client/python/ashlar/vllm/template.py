@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Returns how many of a prompt's last tokens a chat template writes differently in the next turn, such as `<think>`."""
+"""Finds the last tokens of a prompt that a chat template writes differently in the next turn, such as `<think>`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST = 64  # tokens; a template that rewrites more changes messages, and not on
 
 
 def rewritten_tokens(render: Callable[[_Messages], Sequence[int]]) -> int:
-    """Returns 0 if there are none, or if their number depends on the messages. `render` returns a prompt's tokens,
+    """Returns the number of these tokens; 0 if it depends on the messages. `render` returns a prompt's tokens,
     including the beginning of the answer."""
     found = set()
     for question in ("Why?", "What does the second paragraph of this text say about it?"):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The connector's half in a worker: it registers the engine's caches, and passes each step to loads, saves and segments."""
+"""The worker half of the connector: registers the engine's caches, and passes each step to loads, saves and
+segments."""
 
 from __future__ import annotations
 
@@ -101,7 +102,7 @@ class Worker:
             memory.release()
 
     def restore(self) -> None:
-        """Call it after `unregister`. Raises OSError: the GPU has no memory for the engine's caches."""
+        """Call it after `unregister`. OSError: the GPU has no memory for the engine's caches."""
         memory = self.allocator.memory
         if self._open is None or self._opening is not None:
             return
@@ -201,7 +202,7 @@ class Worker:
         return bool(self._report.ran) or any(each.ended for each in self._report.fetched.values())
 
     def save(self, step: StepMetadata) -> None:
-        """Hands over the texts that this step has computed."""
+        """Passes the texts that this step has computed to the saves."""
         self._pace.end(step.scheduled_tokens)
         self._saves.give(step)
 

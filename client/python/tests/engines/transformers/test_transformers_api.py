@@ -333,7 +333,7 @@ def test_a_daemon_killed_at_any_moment_only_costs_time(model, daemon, plain, mom
             said = model.generate(prompt, **GREEDY)
             assert daemon.pid is None
             if moment == "commit":
-                assert torch.equal(said, composed), "it had been set"
+                assert torch.equal(said, composed), "the prompt had been assembled"
             else:
                 assert torch.equal(said, computed)
             assert torch.equal(model.generate(PROMPT, **GREEDY), plain), "still without a daemon"

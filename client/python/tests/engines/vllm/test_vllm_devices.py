@@ -68,21 +68,21 @@ def run_ahead(device):
     device.Stream.add = lambda stream, work: real(stream, work) if stream is device.ENGINE else work()
 
 
-def forget_to_wait_for_the_step(device):
+def omit_the_wait_for_the_step(device):
     device.Event.synchronize = lambda event: None
 
 
-def forget_to_wait_for_copies_of_a_save(device):
+def omit_the_wait_for_copies_of_a_save(device):
     device.Stream.synchronize = lambda stream: None
 
 
-def forget_to_ask_for_the_end(device):
+def omit_the_query_for_the_end(device):
     device.Event.query = lambda event: True
 
 
-def run_ahead_and_forget_to_ask(device):
+def run_ahead_and_omit_the_query(device):
     run_ahead(device)
-    forget_to_ask_for_the_end(device)
+    omit_the_query_for_the_end(device)
 
 
 @pytest.mark.parametrize(
@@ -90,10 +90,10 @@ def run_ahead_and_forget_to_ask(device):
     [
         (leave, True),
         (run_ahead, True),
-        (forget_to_wait_for_the_step, False),
-        (forget_to_wait_for_copies_of_a_save, False),
-        (forget_to_ask_for_the_end, False),  # never asks whether copies into blocks have ended
-        (run_ahead_and_forget_to_ask, False),  # never asks whether the engine's work in these blocks has ended
+        (omit_the_wait_for_the_step, False),
+        (omit_the_wait_for_copies_of_a_save, False),
+        (omit_the_query_for_the_end, False),  # never asks whether copies into blocks have ended
+        (run_ahead_and_omit_the_query, False),  # never asks whether the engine's work in these blocks has ended
     ],
 )
 def test_the_waits_between_streams_are_necessary_and_sufficient(spoil, right, shared_daemon):

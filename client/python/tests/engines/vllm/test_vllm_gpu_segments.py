@@ -302,11 +302,11 @@ def wait(device):
     """Spoils nothing."""
 
 
-def forget_to_wait_for_the_run(device):
+def omit_the_wait_for_the_run(device):
     device.Event.synchronize = lambda event: None
 
 
-@pytest.mark.parametrize("spoil, right", [(wait, True), (forget_to_wait_for_the_run, False)])
+@pytest.mark.parametrize("spoil, right", [(wait, True), (omit_the_wait_for_the_run, False)])
 def test_segments_are_published_landed_and_composed_with_two_streams(spoil, right, shared_daemon):
     """The composer's thread copies on its own stream. The errors of keys are those of bf16."""
     name = f"far segments {spoil.__name__}"

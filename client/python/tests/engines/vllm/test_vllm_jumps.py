@@ -197,7 +197,7 @@ def test_an_ended_request_frees_everything():
     fetch = engine.land([(8, 92, False)])
     (state,) = engine.tables[1]
     engine.at(8)
-    engine.jumps.forget(engine.request, engine.pool)
+    engine.jumps.drop(engine.request, engine.pool)
     assert state.references == 0 and engine.step({"one": 1}) == ([], [], [fetch])
 
 

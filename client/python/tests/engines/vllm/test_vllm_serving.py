@@ -287,11 +287,11 @@ def test_the_end_of_a_prompt_does_not_wait_for_the_daemon():
     while not (made := engine.jumps.lookups.made)[1:] or not made[1].jobs:
         assert waits(engine)
     job = weakref.ref(made[1].jobs.pop())
-    engine.jumps.forget(engine.request, engine.pool)
+    engine.jumps.drop(engine.request, engine.pool)
     assert made[1].ended and job() is not None, "dropping it would wait for it"
     job().verdict = ashlar.Verdict.PENDING
     engine.jumps.add(engine.request, [100, 100])
-    engine.jumps.forget(engine.request, engine.pool)
+    engine.jumps.drop(engine.request, engine.pool)
     assert job() is None
 
 
