@@ -181,7 +181,7 @@ class PageStore:
         for i, (outcome, reservation) in enumerate(self._handle.reserve(keys)):
             outcomes.append(outcome)
             if reservation is not None:
-                outcomes[i] = "busy"  # until the slot is published
+                outcomes[i] = "busy"  # replaced when the slot is published
                 granted.append((i, reservation))
         try:
             while granted:

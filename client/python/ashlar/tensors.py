@@ -79,7 +79,7 @@ def compose(state: torch.Tensor, transition: torch.Tensor, update: torch.Tensor,
         assert layer.decay_table is not None
         table = torch.tensor(list(layer.decay_table), dtype=torch.float32, device=state.device)
         factors = (table.view(layer.value_heads, layer.d_k, layer.d_v) * transition[:, None, :]).exp()
-        factors = factors.masked_fill(transition.isinf()[:, None, :], 0.0)  # also where A is 0
+        factors = factors.masked_fill(transition.isinf()[:, None, :], 0.0)  # covers A = 0, where the product is NaN
         carried = running * (factors.transpose(1, 2) if value_first else factors)
     state.copy_(carried + update.float())
 

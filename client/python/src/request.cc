@@ -516,7 +516,7 @@ void BindEnd(nb::class_<PyRequest>& request) {
             self.request->Cancel();
           },
           "Cancels the landing. Does not wait.")
-      .def("poll_quiesced", &Waiting<&Request::PollQuiet>,
+      .def("poll_quiesced", &Waiting<&Request::PollQuiesced>,
            "Returns OK if nothing can write to the pages any longer: they are the engine's, and "
            "`Cache.take_quiesced_pages` does not return them. Otherwise PENDING. RuntimeError: it has returned them.")
       .def(

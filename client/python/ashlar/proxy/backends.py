@@ -100,7 +100,7 @@ class Choice:
 
 
 class Backends:
-    """All public methods run on the event loop's thread."""
+    """The backends of a proxy, and their probes. Call all public methods on the event loop's thread."""
 
     def __init__(self, backends: Sequence[Backend], model_id: str, probe_seconds: float, round_robin: bool) -> None:
         self.all = list(backends)

@@ -33,7 +33,7 @@ class Question:
 
 
 class Unprobed(Exception):
-    """Why a request is forwarded without a probe; a label of metrics."""
+    """A request is forwarded without a probe. The message is the reason, a label of metrics."""
 
 
 class Prompts:

@@ -88,7 +88,7 @@ def refusal(status: int, message: str, kind: str) -> web.Response:
 
 
 class _Failed(Exception):
-    """A backend failed before the first byte; a label of metrics."""
+    """A backend failed before the first byte. The message is the reason, a label of metrics."""
 
 
 class _Broken(Exception):

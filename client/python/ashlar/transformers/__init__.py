@@ -114,7 +114,7 @@ def cache_for(
     head, tail = whole("head", head), whole("tail", tail)
     if weights_digest is not None:
         text("weights_digest", weights_digest)
-    weights = Weights(model)  # before they are hashed
+    weights = Weights(model)  # taken before the weights are hashed, so that later changes are detected
     described, shape = describe(model, weights_digest, head, tail, page_tokens)
     if shared_tokens > 0:
         shared_cache.check(model, described, shape)
@@ -342,7 +342,8 @@ def attach(
     end a segment in plain `input_ids`; none: `input_ids` have no segments. `tuple_method`: what computes the tuples of
     new segments: "kernels", or "identity", the model's own rule. `assembler`: a class that derives from `Assembler`.
 
-    Yields a `Reuse`. A failure of the cache raises nothing: the prompt runs without it.
+    Yields a `Reuse`. TypeError, ValueError: an argument is wrong. A failure of the cache raises nothing: the prompt
+    runs without it.
     """
     check_type(model)
     if not isinstance(cache, ModelCache):

@@ -122,7 +122,7 @@ class Assembler:
         `keep`: the number of last tokens that also run through the model's head, in one run. `reserved`: the number of
         tokens for which pages are reserved after the prompt. Call `end` with the result.
 
-        Fault: the cache failed and holds nothing of this prompt; compute the prompt without it.
+        Fault: the cache failed, and the prompt's pages are released; compute the prompt without the cache.
         """
         tokens, began, self.model_seconds = prompt.tokens, time.perf_counter(), 0.0
         planned, lengths = planned_part(prompt, keep)

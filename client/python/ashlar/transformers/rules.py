@@ -35,7 +35,7 @@ class Call:
 
     @property
     def start(self) -> torch.Tensor | None:
-        """The state that the call began with."""
+        """The state before the call's first token; None: zero."""
         return self.arguments.get(self.rule.initial)
 
     def rows(self, key_heads: int) -> dict[str, torch.Tensor]:

@@ -50,7 +50,7 @@ class SharedAssembler(Assembler):
         self.copies.compose(request, place, step, state)
 
     def assemble(self, prompt: Prompt, upto: int, keep: int, reserved: int = 0) -> PromptRun:
-        """As Assembler.assemble. Fault: the segments cannot be shared; the cache holds nothing of this prompt."""
+        """As Assembler.assemble. Fault: the segments cannot be shared, and their pages are released."""
         began, self.copies.model_seconds, published = time.perf_counter(), 0.0, 0
         planned, lengths = planned_part(prompt, keep)
         request = calling(self.pages.begin, planned, lengths, salt=prompt.salt)

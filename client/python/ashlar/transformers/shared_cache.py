@@ -139,7 +139,7 @@ def check(model: Any, described: Model, shape: Shape) -> None:
     if failure is not None:
         raise ValueError(f"shared_tokens: {failure}") from failure
     apart = float((found - whole).norm() / whole.norm().clamp_min(1e-30))
-    if not apart <= (1e-2 if model.dtype == torch.float32 else 1e-1):  # as in `describe`
+    if not apart <= (1e-2 if model.dtype == torch.float32 else 1e-1):  # the tolerances of `describe`
         raise ValueError(
             f"shared_tokens: outputs over shared keys differ by {apart:.2g} from those over copies; set shared_tokens "
             "to 0"

@@ -120,8 +120,8 @@ class KnownAdapters:
         self._asked: set[int] = set()
 
     def arrive(self, adapter: Any) -> bool:
-        """Call it when a request of this adapter begins. Returns whether the engine's own blocks under the adapter's name may
-        have other content."""
+        """Call it when a request of this adapter begins. Returns whether the engine's own blocks under the adapter's
+        name may have other content."""
         name, number = adapter.lora_name, adapter.lora_int_id
         known = self._known.get(number)
         before = self._blocks.get(name)

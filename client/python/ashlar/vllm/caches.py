@@ -149,7 +149,7 @@ class EngineCaches:
         return sorted(linear, key=lambda tensors: tensors.layer)
 
     def _unpack(self, save: Save, tables: list[list[int]], tokens: int) -> None:
-        """The rows of a text's last tokens are in spare blocks, which replace its last ones."""
+        """Unpacks the rows of a text's last tokens into spare blocks, which replace its last ones."""
         for table, layers, spare in zip(tables, self._described.attention_groups.values(), save.spare, strict=True):
             for layer in layers:
                 self.keys[layer].unpack(table[-1], spare, tokens)
@@ -158,8 +158,8 @@ class EngineCaches:
     # ---- writing
 
     def fill(self, handle: ashlar.Request, load: Load, staged: list[int]) -> Copies | None:
-        """Copies landed data into the engine's blocks: states and windows first, then staging pages. Returns the copies,
-        which may end later if there is staging memory; None if something is missing or the lease has ended."""
+        """Copies landed data into the engine's blocks: states and windows first, then staging pages. Returns the
+        copies, which may end later if there is staging memory; None if something is missing or the lease has ended."""
         within = load.tokens % self._described.block
         if within and not self.within_blocks:
             return None
@@ -188,7 +188,8 @@ class EngineCaches:
         return True
 
     def _scatter(self, staging: Staging, load: Load, staged: list[int], within: int) -> None:
-        """Copies staging pages into the request's own blocks. Running requests share the blocks of its present tokens."""
+        """Copies staging pages into the request's own blocks. Running requests share the blocks of its present
+        tokens."""
         tables = self._described.pages(load.blocks, load.tokens)
         held = max(load.present // self._described.block, len(tables[0]) - len(staged))
         own = staged[len(staged) - (len(tables[0]) - held) :]

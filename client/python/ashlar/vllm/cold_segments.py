@@ -37,7 +37,7 @@ class _Cold:
 
 @dataclasses.dataclass
 class _Run:
-    """The segment that runs alone."""
+    """The segment that currently runs separately."""
 
     number: int
     name: bytes  # empty for a segment of another engine
@@ -102,7 +102,8 @@ class ColdSegments:
         return self._running is not None or bool(self._segments) or serves
 
     def next(self, idle: bool, pool: Any) -> Alone | None:
-        """Returns a segment to run alone in this step: any segment if the engine is idle, else one that two requests had."""
+        """Returns a segment to run alone in this step: any segment if the engine is idle, else one that two requests
+        had."""
         self._count_served()
         if self._running is not None:
             return None
@@ -119,7 +120,7 @@ class ColdSegments:
         fits = pool.get_num_free_blocks() >= 2 * needed
         if fits or idle:
             self._segments.pop(name, None)
-        if served is not None and self._generation:  # it would be published under a name of other weights
+        if served is not None and self._generation:  # its name does not belong to the new weights
             fits = False
         if not fits:
             self._end_served(served, False)

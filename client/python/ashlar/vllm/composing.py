@@ -124,7 +124,7 @@ class _Landing:
 
 @dataclasses.dataclass
 class _Ran:
-    """A segment that was run alone, and the tensors to publish."""
+    """A segment that was run separately, and the tensors to publish."""
 
     alone: Alone
     is_current: Callable[[], bool]
@@ -139,7 +139,7 @@ class _Ran:
 
 
 class Composer:
-    """The engine's thread calls all methods except those of the thread below."""
+    """Lands and publishes segments. The engine's thread calls all methods above "the composer's thread"."""
 
     def __init__(
         self,
@@ -503,7 +503,7 @@ class Composer:
 
 
 def _state_shape(layer: ashlar.Linear) -> tuple[int, int, int]:
-    """As the engine stores states."""
+    """Returns the shape of a state as the engine stores it."""
     value_first = layer.order is ashlar.StateOrder.VALUE_FIRST
     return (layer.value_heads, layer.d_v, layer.d_k) if value_first else (layer.value_heads, layer.d_k, layer.d_v)
 

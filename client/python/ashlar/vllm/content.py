@@ -49,7 +49,8 @@ def _feed(digest: _Digest, value: Any) -> None:
 
 
 def content_digest(*values: Any) -> bytes:
-    """Returns SHA-256 of all numbers and strings in the values. TypeError: a value has an unknown type, or is on a GPU."""
+    """Returns SHA-256 of all numbers and strings in the values. TypeError: a value has an unknown type, or is on a
+    GPU."""
     digest = hashlib.sha256()
     _feed(digest, values)
     return digest.digest()

@@ -24,7 +24,7 @@ def load_driver() -> Any:
 
 
 def _answer(driver: Any, name: str, *arguments: Any) -> Any:
-    """The results of a driver call, without its code. OSError names a refused call."""
+    """Returns the results of a driver call, without its code. OSError: the driver refused the call."""
     code, *answer = getattr(driver, name)(*arguments)
     if code != driver.CUresult.CUDA_SUCCESS:
         raise OSError(f"{name}: {getattr(code, 'name', code)}")

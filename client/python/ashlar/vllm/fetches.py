@@ -39,7 +39,7 @@ class Fetches:
         return self._number
 
     def release(self, number: int) -> None:
-        """The workers release what they have landed. Later answers are ignored."""
+        """Makes the workers release what they have landed. Later answers are ignored."""
         self._asked.pop(number, None)
         self._new = [each for each in self._new if each.number != number]
         self._released.append(number)

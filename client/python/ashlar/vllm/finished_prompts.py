@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The scheduler half of handoffs: prompts of finished requests that name a node. Workers hand them off after their saves."""
+"""The scheduler half of handoffs: prompts of finished requests that name a node. Workers hand them off after their
+saves."""
 
 from __future__ import annotations
 

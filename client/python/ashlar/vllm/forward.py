@@ -288,7 +288,7 @@ class _Group:
     """Layers that share a table of blocks."""
 
     layers: list[str]
-    builder: Any  # of the engine's metadata
+    builder: Any  # the engine's metadata builder
     parts: int = 1  # blocks of the kernels in one of the engine's blocks
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 
 class HeldBlocks:
-    """The scheduler would free the blocks, because the last computed token is in another block."""
+    """Holds blocks that the scheduler would free, because the last computed token is in another block."""
 
     def __init__(self) -> None:
         self._blocks: list[Any] = []
@@ -19,8 +19,8 @@ class HeldBlocks:
     def hold(self, tables: Sequence[list[Any]], index: int, crosses_end: bool, pool: Any) -> bool:
         """Holds the blocks at `index`. Returns False if there is none.
 
-        `crosses_end`: a step or a jump crosses the end of these blocks, so they have no state of their end. They are taken
-        from the request, because the engine's own cache would name them as if they had.
+        `crosses_end`: a step or a jump crosses the end of these blocks, so they have no state of their end. They are
+        taken from the request, because the engine's own cache would name them as if they had.
         """
         if index < 0 or any(index >= len(table) or table[index].is_null for table in tables):
             return crosses_end and all(index >= len(table) or table[index].is_null for table in tables)

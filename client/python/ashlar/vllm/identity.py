@@ -248,7 +248,7 @@ def _length(model: Any, config: dict[str, Any]) -> int | None:
 
 
 def _draft(vllm_config: Any) -> str | None:
-    """The directory of a draft model that is not part of the checkpoint. Its layers' caches are kept with the
+    """Returns the directory of a draft model that is not part of the checkpoint. Its layers' caches are kept with the
     others."""
     speculative = vllm_config.speculative_config
     draft = None if speculative is None else speculative.draft_model_config

@@ -21,8 +21,8 @@ class LoadBlocks:
         self._pool = pool
 
     def begin(self, name: str, ids: tuple[list[int], ...], tokens: int, present: int) -> list[list[int]]:
-        """`ids`: the request's blocks. `tokens`: those of the load, whose first `present` ones the engine has. Returns the
-        spare blocks of each group. ValueError: too few blocks are free."""
+        """`ids`: the request's blocks. `tokens`: those of the load, whose first `present` ones the engine has. Returns
+        the spare blocks of each group. ValueError: too few blocks are free."""
         spare = self._take_spare(name, present)
         self._loaded[name] = [page for table in self._described.pages(ids, tokens) + spare for page in table]
         return spare
@@ -45,7 +45,7 @@ class LoadBlocks:
         return [ids[group * count : (group + 1) * count] for group in range(groups)]
 
     def fail(self, name: str) -> None:
-        """The load was not sent to the workers."""
+        """Call it if a load was not sent to the workers: no rank writes its blocks."""
         self._loaded.pop(name, None)
 
     def end(self, name: str) -> None:

@@ -40,7 +40,7 @@ class _Landing:
 
 
 class Loads:
-    """The engine's thread calls all methods."""
+    """The loads of a worker. The engine's thread calls all methods."""
 
     def __init__(
         self,
@@ -144,7 +144,7 @@ class Loads:
             # Running requests share these blocks: what lands there goes to the block that the engine never reads.
             spare = load.spare[group] if load.spare else []
             table[:held] = [_NULL_BLOCK] * (held - len(spare)) + spare
-            table += [table[-1]] * (load.table - len(table))  # after the prefix, where nothing lands
+            table += [table[-1]] * (load.table - len(table))  # nothing lands after the prefix
         return tables
 
     def _take_pages(self, staging: Staging, landing: _Landing) -> bool:

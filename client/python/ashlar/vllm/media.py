@@ -59,7 +59,7 @@ class MediaNames:
             raise Unnamed(f"mm_features: {reason}")
 
     def _reason(self, request: Any) -> str:
-        """Why the request's media have no names; empty: they have."""
+        """Returns why the request's media have no names; empty: they have names."""
         if self._encoders is None:
             return "expected mm_processor_cache_type lru, no mm_encoder_attn_dtype and no ec_transfer_config"
         if len(request.mm_features) > _MOST:

@@ -122,7 +122,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
         return {load.request for load in self.loads}
 
     def refusal(self) -> WorkerReport | None:
-        """The report of a worker that can neither load nor save."""
+        """Returns the report of a worker that can neither load nor save."""
         if not self.loads and not self.saves:
             return None
         asked, saves = Counter(self.asked()), Counter(save.number for save in self.saves)

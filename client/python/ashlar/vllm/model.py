@@ -333,7 +333,8 @@ def _has_rows(spec: Any) -> bool:
 
 
 def _attention(spec: Any, name: str, tp: int) -> ashlar.Attention | ashlar.Opaque:
-    """A sliding window with the spec of full attention belongs to an engine that keeps all of its blocks."""
+    """Returns the attention layer of a spec. A sliding window with the spec of full attention belongs to an engine that
+    keeps all blocks of a text."""
     if not _has_rows(spec):
         return ashlar.Opaque(token_bytes=_block_bytes(spec, name) // spec.block_size * tp)
     return ashlar.Attention(

@@ -103,7 +103,7 @@ class PrefixLookups:
         return lookup
 
     def _pause(self, now: float) -> None:
-        """A late daemon would delay the next prompts as well."""
+        """Pauses lookups, because a slow daemon would also delay the next prompts."""
         self._paused_until = now + _PAUSE
         if now >= self._warn_again:
             self._warn_again = now + _WARN_EVERY

@@ -92,7 +92,8 @@ class EngineWeights:
 
 
 class StepWeights:
-    """The weights and adapters at the steps of a worker. `begin` is for the engine's thread, all else for any thread."""
+    """The weights and adapters at the steps of a worker. Call `begin` on the engine's thread, other methods on any
+    thread."""
 
     def __init__(self) -> None:
         self._weights: EngineWeights | None = None  # None: not watched
@@ -130,7 +131,7 @@ class StepWeights:
         """Returns whether the weights are those that the scheduler has named. If not, `take_outdated` returns it."""
         if seen is None:
             return True
-        with order.copies():  # not on the engine's stream, in which its next step is already queued
+        with order.copies():  # the engine's stream already has its next step
             current = seen.current()
         if not current:
             self._outdated.put(seen.generation)

@@ -67,7 +67,7 @@ class Followed:
     media: list[Future[bytes]] = dataclasses.field(default_factory=list)  # digests, in the order of its mm_features
     step: Step | None = None  # its last step, if that leaves states of drafts
     first_step: int = 0  # step that first computed or loaded a part of it
-    nameless: bool = False  # it has no name, so it is not cached
+    nameless: bool = False  # whether it has no name, and is therefore not cached
     asked: float | None = None  # time at which its name was requested
     node: str = ""  # node of the decode engine that continues the request
     depths: list[int] = dataclasses.field(default_factory=list)  # depths whose states were offered or loaded

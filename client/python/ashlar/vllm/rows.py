@@ -26,7 +26,8 @@ class RowOrder:
     """The order of rows in one layer's blocks, [heads, tokens, row] each."""
 
     def __init__(self, index: torch.Tensor | None = None) -> None:
-        """`index`: for each token, the places of its row's numbers within a head's part of a block. None: consecutive."""
+        """`index`: for each token, the places of its row's numbers within a head's part of a block. None:
+        consecutive."""
         self._index = index
 
     def read(self, stored: torch.Tensor, tokens: int) -> torch.Tensor:

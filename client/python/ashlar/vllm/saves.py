@@ -87,7 +87,7 @@ class Saves:
                 self._keep_within_blocks(saving)
                 self._copy_running(saving)
         seen = self._weights.look(step) if given else None
-        mark = self._caches.order.mark() if given else None  # after the copies
+        mark = self._caches.order.mark() if given else None  # the copies precede this mark
         for saving in given:
             saving.seen, saving.mark = seen, mark
             if not self._weights.has_adapter(saving.save.adapter):

@@ -179,7 +179,7 @@ class Scheduler:
     # ---- loading
 
     def allocated(self, request: Any, blocks: Any, external: int) -> None:
-        """The request waits for `external` tokens. If this raises, `fail_load` ends its wait."""
+        """Starts the load of `external` tokens, for which the request waits. If this raises, call `fail_load`."""
         followed = self._followed.get(request.request_id)
         if self._jumps.allocated(request, external):
             return
@@ -404,7 +404,7 @@ class Scheduler:
                 self._jumps.decide(request, found, self._pool)
 
     def _refuse(self, names: Iterable[str]) -> None:
-        """A worker has another name for the engine's model, so its saves would never be found."""
+        """Turns the cache off: a worker's identity of the model differs, so its saves would never be found."""
         for name in names:
             differing = ", ".join(differences(self._described.identity.text, name))
             if differing and (self._loads or self._saves):

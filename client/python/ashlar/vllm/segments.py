@@ -40,7 +40,7 @@ def refused(vllm_config: Any, options: Options) -> str:
         return f"they have never run on {device}; run tools/gpu-check, then set segments_on_gpu"
     if (
         vllm_config.use_v2_model_runner
-    ):  # it keeps the numbers of computed tokens on the device, where no jump reaches them
+    ):  # it keeps the numbers of computed tokens on the device, where jumps cannot change them
         return "vLLM's model runner V2 is not supported; set VLLM_USE_V2_MODEL_RUNNER to 0"
     if parallel.data_parallel_size > 1 and vllm_config.model_config.is_moe:  # all ranks would have to run a segment
         return "data_parallel_size above 1 is not supported for mixtures of experts"
@@ -73,8 +73,8 @@ def segments_model(
 ) -> ashlar.Model:
     """Returns the layout of this rank's segments: with rotated keys, and states as the engine's kernels store them.
 
-    `ropes`: the rotation of each attention layer, by name. `decays`: A of each Mamba-2 layer. Each rank's segments have a
-    namespace of their own. A prompt jumps over an interior if all ranks have landed it.
+    `ropes`: the rotation of each attention layer, by name. `decays`: A of each Mamba-2 layer. Each rank's segments have
+    a namespace of their own. A prompt jumps over an interior if all ranks have landed it.
     """
     names = {place.layer: place.name for place in described.linear} | {layer: name for layer, name, _ in described.keys}
     layers: list[ashlar.Attention | ashlar.Linear] = []
@@ -129,7 +129,8 @@ def named_apart(request: Any) -> bool:
 
 
 class Names:
-    """Block hashes of a request in the engine's own prefix cache. The hash of a block after jumps depends on these jumps."""
+    """Block hashes of a request in the engine's own prefix cache. The hash of a block after jumps depends on these
+    jumps."""
 
     def __init__(self, request: Any, tokens: int) -> None:
         """`tokens`: tokens per hash."""

@@ -57,12 +57,12 @@ class Served:
 
     tokens: npt.NDArray[np.int32]
     first: bool  # the first segment of prompts
-    started: bool = False  # it was taken, or is no longer wanted
+    started: bool = False  # whether it was taken, or is no longer needed
     published: bool | None = None  # None: it has not ended
 
 
 class Serving:
-    """The engine's thread calls all methods except those of the thread below."""
+    """Computes segments for other engines. The engine's thread calls all methods above "the thread"."""
 
     def __init__(
         self,

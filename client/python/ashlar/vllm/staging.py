@@ -124,7 +124,7 @@ class Staging:
         return code == 0
 
     def options(self) -> dict[str, Any]:
-        """The arguments of ashlar.Cache."""
+        """Returns the arguments of ashlar.Cache for this memory."""
         if self._memory is None:
             return {"memory_kind": ashlar.MemoryKind.NONE}
         return {**self._memory.options(), "pages": self.pages, "places": self.places}

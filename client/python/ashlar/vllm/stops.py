@@ -53,7 +53,7 @@ def install() -> None:
     @functools.wraps(own_schedule)
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(getattr(each, "jumps", False) for each in _connectors(self.connector)):
-            self.need_mamba_block_aligned_split = True  # also for models without states, whose requests jump as well
+            self.need_mamba_block_aligned_split = True  # models without states also jump
         return own_schedule(self, *args, **kwargs)
 
     Scheduler.schedule = schedule

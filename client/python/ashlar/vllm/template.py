@@ -47,7 +47,7 @@ def template_of(options: Options) -> str | None:
 
 
 def rewritten_by(model_config: Any, template: str | None = None) -> int:
-    """The same for a template, by default the model's own; 0 if there is none."""
+    """Returns `rewritten_tokens` of a template, by default the model's own; 0 if there is none."""
     try:
         tokenizer = cached_tokenizer_from_config(model_config)
         if tokenizer is None or not (template or getattr(tokenizer, "chat_template", None)):

@@ -112,7 +112,7 @@ class Worker:
         self._saves.start()
 
     def refuse(self) -> None:
-        """The worker cannot serve: loads and saves end at once, and the scheduler is asked to send no more."""
+        """Reports that this worker serves nothing: loads and saves end at once, and the scheduler sends no more."""
         self._report.refusing[self._rank] += 1
         self._described.identity.weights.close()
 
