@@ -438,15 +438,17 @@ void BindSegments(nb::class_<PyRequest>& request) {
       .def("raw_publish", &Publish, Any("missing"), Any("linear"), Any("page_table"), Any("first_position"))
       .def("raw_publish_many", &PublishMany, Any("runs"))
       .def_prop_ro(
-          "segments_computed_elsewhere", [](const PyRequest& self) { return self.request->segments_computed_elsewhere(); },
+          "segments_computed_elsewhere",
+          [](const PyRequest& self) { return self.request->segments_computed_elsewhere(); },
           "Number of segments that other engines compute for a request begun with `cold_parallel`. If it is not 0, "
           "call `wait_cold` and `look_again`.")
-      .def("wait_cold", &WaitingFor<kTimeout, &Request::WaitCold>, Any("timeout_ms"),
-           nb::sig("def wait_cold(self, timeout_ms: int) -> Verdict"),
-           "Waits for the segments that other engines compute (`segments_computed_elsewhere`), at most `timeout_ms`.\n\n"
-           "OK: all were published, or have become this engine's. RESTART: some engines failed; their segments are "
-           "appended to `missing`: compute them and call it again. PENDING: timeout; call it again, or `look_again`, "
-           "which uses what was published.")
+      .def(
+          "wait_cold", &WaitingFor<kTimeout, &Request::WaitCold>, Any("timeout_ms"),
+          nb::sig("def wait_cold(self, timeout_ms: int) -> Verdict"),
+          "Waits for the segments that other engines compute (`segments_computed_elsewhere`), at most `timeout_ms`.\n\n"
+          "OK: all were published, or have become this engine's. RESTART: some engines failed; their segments are "
+          "appended to `missing`: compute them and call it again. PENDING: timeout; call it again, or `look_again`, "
+          "which uses what was published.")
       .def("raw_start_wait_cold", &StartWaitCold, Any("timeout_ms"))
       .def("abandon", &Abandon, Any("missing"), nb::sig("def abandon(self, missing: int) -> None"),
            "Releases the run missing[missing] without publishing it.")
