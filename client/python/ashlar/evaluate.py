@@ -4,8 +4,9 @@
     ashlar-eval --model FOLDER --prompts prompts.jsonl --json figures.json
 
 Each line of the file is `{"segments": ["…", …], "question": "…", "answers": ["…", …]}`; `answers` may be missing. The
-ways are full prefill; segments composed at several seam widths; `naive`: the keys of separately computed segments,
-without seams and without states; `prefix`: only the first segment comes from the cache. Figures of each way:
+ways are full prefill; segments composed at several seam widths; `naive`: separately computed segments without seams,
+whose states are added without transitions; `keys`: their keys alone, without states; `prefix`: only the first segment
+comes from the cache. Figures of each way:
 
 - `loss`: next-token loss of the question and the first answer (full prefill's own answer, if none is given)
 - `kl`: KL divergence of these tokens' distributions from those of full prefill
@@ -42,7 +43,7 @@ from ashlar.transformers.model import weights_digest
 from ashlar.transformers.model_cache import ModelCache
 
 METRICS = ("loss", "kl", "agreement", "f1", "rouge_l", "reused", "ttft_ms")
-FULL, NAIVE, PREFIX = "full", "naive", "prefix"
+FULL, NAIVE, KEYS, PREFIX = "full", "naive", "keys", "prefix"
 _RESAMPLES = 2000
 _MARK = "\ue000"  # takes the place of a prompt's text while the chat template is rendered
 
@@ -62,6 +63,14 @@ class Outcome:
     answer: list[int]
     seconds: float  # time to first token
     reused: float = 0.0  # fraction of the prompt
+
+
+class _Naive(Assembler):
+    def compose(self, request: Any, place: Any, step: Any, state: torch.Tensor) -> None:
+        """Adds the segment's state, and leaves its transition out."""
+        alone = torch.zeros_like(state)
+        super().compose(request, place, step, alone)
+        state += alone
 
 
 class _KeysAlone(Assembler):
@@ -281,11 +290,12 @@ def evaluate(
         name = f"composed {width}"
         seams[name] = max(width, least), width
         evaluation.composed(name, daemon, *seams[name])
-    seams[NAIVE] = least, 0
-    if not linear and "composed 0" in evaluation.figures:  # a model without states gives the same result
-        evaluation.figures[NAIVE] = evaluation.figures["composed 0"]
-    else:
-        evaluation.composed(NAIVE, daemon, least, 0, _KeysAlone)
+    for name, assembler in ((NAIVE, _Naive), (KEYS, _KeysAlone)):
+        seams[name] = least, 0
+        if not linear and "composed 0" in evaluation.figures:  # a model without states gives the same result
+            evaluation.figures[name] = evaluation.figures["composed 0"]
+        else:
+            evaluation.composed(name, daemon, least, 0, assembler)
     seams[PREFIX] = 0, 0
     evaluation.prefix(daemon)
     return [

@@ -47,7 +47,7 @@ def test_the_program_writes_all_figures_of_all_ways(family, tmp_path, capsys):
     evaluation.main(arguments.split())
     printed = capsys.readouterr().out
     rows = {row["way"]: row for row in json.loads(file.read_text())["ways"]}
-    assert list(rows) == ["full", "composed 0", "composed 16", "naive", "prefix"]
+    assert list(rows) == ["full", "composed 0", "composed 16", "naive", "keys", "prefix"]
     assert all(name in printed for name in (*rows, *evaluation.METRICS))
     for row in rows.values():
         for metric in evaluation.METRICS:
@@ -59,10 +59,10 @@ def test_the_program_writes_all_figures_of_all_ways(family, tmp_path, capsys):
         rows["full"]["reused"]["mean"] == 0 < rows["prefix"]["reused"]["mean"] < rows["composed 16"]["reused"]["mean"]
     )
     if family == "llama":
-        assert rows["naive"]["kl"] == rows["composed 0"]["kl"], "without linear layers they are the same"
+        assert rows["keys"]["kl"] == rows["naive"]["kl"] == rows["composed 0"]["kl"], "equal without linear layers"
     else:
         assert rows["composed 0"]["seam_head"] == 3, "the convolution's inputs are recomputed"
-        assert rows["naive"]["kl"]["mean"] > rows["composed 0"]["kl"]["mean"]
+        assert rows["keys"]["kl"]["mean"] > rows["naive"]["kl"]["mean"] > rows["composed 0"]["kl"]["mean"]
 
 
 @pytest.mark.parametrize(
@@ -95,6 +95,30 @@ def test_prompts_are_made_from_documentation(tmp_path):
     for line in map(json.loads, file.read_text().splitlines()):
         sentence = f"{line['question'].partition('there: ')[2]} {line['answers'][0]}"
         assert any(sentence in passage for passage in line["segments"])
+
+
+def test_a_model_is_trained_on_documentation_and_evaluated(tmp_path):
+    pages = tmp_path / "packages" / "list-doc" / "usr" / "share"
+    pages.mkdir(parents=True)
+    words = [f"{first}{second}" for first in ("read", "write", "sort", "count") for second in ("er", "ing", "able")]
+    for number in range(40):
+        chosen = [words[(number * 7 + place * (number + 1)) % len(words)] for place in range(60)]
+        sentences = [
+            f"The {a} of the list is in the {b} and reads what the {a} has to say of it."
+            for a, b in zip(chosen, chosen[1:])
+        ]
+        page = "".join(f"<p>{number} {' '.join(sentences[at : at + 4])}</p>" for at in range(0, 56, 4))
+        (pages / f"{number}.html").write_text(f"<title>not prose</title>{page}<p>Zu kurz.</p>")
+    script, file = ROOT / "examples/python/quality/train_text.py", tmp_path / "figures.json"
+    sizes = ["--steps", "2", "--rows", "2", "--tokens", "96", "--passages", "2", "--prompts", "2"]
+    printed = subprocess.run(
+        [sys.executable, script, tmp_path, *sizes], check=True, capture_output=True, text=True
+    ).stdout
+    assert "40 documents" not in printed and "38 documents" in printed, "two are held out"
+    arguments = f"--model {tmp_path} --prompts {tmp_path / 'prompts.jsonl'} --json {file} --widths 8 --answer-tokens 2"
+    evaluation.main([*arguments.split(), "--dram", "64MiB"])
+    rows = {row["way"]: row for row in json.loads(file.read_text())["ways"]}
+    assert rows["composed 8"]["loss"]["mean"] > 0 and rows["composed 8"]["reused"]["mean"] > 0.5
 
 
 def test_answers_are_compared_by_their_words():
