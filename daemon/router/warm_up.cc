@@ -13,8 +13,8 @@ void Router::Warm(storage::TenantId tenant, std::vector<ColdSegment> cold,
                   std::function<void(absl::StatusOr<States>)> done) {
   const auto states = std::make_shared<States>();
   const auto places = std::make_shared<std::vector<size_t>>();
-  std::vector<Cold> missing;
-  for (Cold& one : cold) {
+  std::vector<ColdSegment> missing;
+  for (ColdSegment& one : cold) {
     const bool here = !cache_.upkeep().inventory().Where(tenant, one.work.key, one.shard).empty();
     states->push_back(here ? PlannedSegmentState::kPresent : PlannedSegmentState::kPending);
     if (here) continue;
