@@ -65,9 +65,9 @@ TEST_F(CheckingAlone, RefusesAStateOfAnotherType) {
 
 TEST_F(CheckingAlone, RefusesACaptureBeyondTheRows) {
   run_.capture_end = 11;
-  EXPECT_EQ(Say(), "alone.run.capture_end: [4, 11) of 10 tokens");
+  EXPECT_EQ(Say(), "alone.run.capture_end: [4, 11); expected capture_begin <= capture_end <= 10");
   run_.capture_end = 3;
-  EXPECT_EQ(Say(), "alone.run.capture_end: [4, 3) of 10 tokens");
+  EXPECT_EQ(Say(), "alone.run.capture_end: [4, 3); expected capture_begin <= capture_end <= 10");
 }
 
 TEST_F(CheckingAlone, RefusesRowsThatOverlap) {

@@ -225,7 +225,7 @@ TEST_F(EngineRefusalTest, MalformedDeclarePagesIsRefusedByName) {
           {"pages: out of range; expected 1 to", [](R& r) { r.set_pages(0xffffffff); }},
           {"layers: attention layer 1 is missing", [](R& r) { r.clear_layers(); }},
           {"layers[1]: the layout has only 1", [](R& r) { *r.add_layers() = r.layers(0); }},
-          {"layers[0].layer: expected attention layer 1", [](R& r) { r.mutable_layers(0)->set_layer(0); }},
+          {"layers[0].layer: 0; expected attention layer 1", [](R& r) { r.mutable_layers(0)->set_layer(0); }},
           {"layers[0].key_offset: must be aligned", [](R& r) { r.mutable_layers(0)->set_key_offset(2); }},
           {"layers[0].page_stride: must be aligned", [](R& r) { r.mutable_layers(0)->set_page_stride(449); }},
           {"layers[0].token_stride: must be aligned", [](R& r) { r.mutable_layers(0)->set_token_stride(113); }},

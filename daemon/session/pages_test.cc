@@ -138,7 +138,7 @@ TEST_F(GroupedPagesTest, RefusesInvalidGroups) {
   expect([](R& r) { r.set_pages(kPages); }, "pages: must be 0 with groups, which set it per group");
   expect([](R& r) { r.mutable_groups(1)->set_page_tokens(0); }, "groups[1].page_tokens: out of range");
   expect([](R& r) { r.mutable_groups(0)->set_pages(0); }, "groups[0].pages: out of range; expected 1 to");
-  expect([](R& r) { r.mutable_layers(1)->set_group(2); }, "layers[1].group: 2 is out of range");
+  expect([](R& r) { r.mutable_layers(1)->set_group(2); }, "layers[1].group: 2; expected less than 2");
   expect([](R& r) { r.clear_groups(); }, "page_tokens: out of range");
   expect([](R& r) { r.set_common_pages(true), r.mutable_groups(1)->set_pages(8); },
          "groups[1].pages: must be equal in all groups with common_pages");
