@@ -21,6 +21,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/escaping.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/str_replace.h"
 #include "daemon/runtime/log_limiter.h"
 #include "kernels/mutex.h"
 
@@ -166,7 +167,8 @@ std::string Text(absl::string_view text) {
   const bool bare = !text.empty() && std::all_of(text.begin(), text.end(), [](char c) {
     return absl::ascii_isgraph(c) && c != '"' && c != '=' && c != '\\';
   });
-  return bare ? std::string(text) : absl::StrCat("\"", absl::CHexEscape(text), "\"");
+  if (bare) return std::string(text);
+  return absl::StrCat("\"", absl::StrReplaceAll(absl::CHexEscape(text), {{"\\'", "'"}}), "\"");
 }
 
 // Protobuf writes its own line to stderr for every text that is not UTF-8, as often as a sender likes and between lines

@@ -21,6 +21,7 @@ TEST(Log, TextStaysOnOneLine) {
   EXPECT_EQ(FormatLogLine(false, "session opened", {{"pid", 12}, {"client", "libashlar/1"}}),
             "session opened pid=12 client=libashlar/1");
   EXPECT_EQ(FormatLogLine(false, "m", {{"client", "a b\n\"c\" x=1"}}), "m client=\"a b\\n\\\"c\\\" x=1\"");
+  EXPECT_EQ(FormatLogLine(false, "m", {{"client", "a tenant's \\'"}}), "m client=\"a tenant's \\\\'\"");
   EXPECT_EQ(FormatLogLine(false, "m", {{"client", ""}}), "m client=\"\"");
   EXPECT_EQ(FormatLogLine(false, "m", {{"client", "\xff"}}), "m client=\"\\xff\"");
 }
