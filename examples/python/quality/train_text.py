@@ -9,8 +9,8 @@ The model has the layers of Qwen3-Next, without experts: 8 layers, of which 2 ar
 of its training has passages of several documents, and then quotes of them: each names a package, and repeats a sentence
 of its passage. A prompt has the same form, and asks for the second half of a quote.
 
-The documentation comes from Debian's archive: `apt-get download`, without installing anything. The last model is kept
-after every 100 steps; if the folder has one, --resume continues from it.
+The documentation comes from Debian's archive: `apt-get download`, without installing anything. The script
+saves the model after every 100 steps. --resume starts a new run of --steps steps with the saved model's weights.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import math
 import pathlib
 import random
 import re
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator
@@ -36,7 +37,7 @@ PACKAGES = (
     "apache2-doc debian-faq debian-handbook debian-policy debian-reference-en developers-reference git-doc "
     "installation-guide-amd64 maint-guide postgresql-doc-15 python3.11-doc"
 ).split()
-HELD_OUT = 0.05  # of the documents
+HELD_OUT = 0.05  # fraction of the documents
 VOCABULARY = 4096
 PASSAGE = range(64, 224)  # tokens
 SENTENCE = range(10, 28)  # words of a quote
@@ -48,22 +49,37 @@ class _Paragraphs(html.parser.HTMLParser):
     """Collects the prose of a page: its paragraphs, items of lists, and definitions."""
 
     BLOCKS = frozenset(("p", "li", "dd"))
+    OTHERS = frozenset(("ul", "ol", "dl", "dt", "pre", "table", "h1", "h2", "h3", "h4", "h5", "h6"))
 
     def __init__(self) -> None:
         super().__init__()
         self.found: list[str] = []
+        self._open: list[str] = []  # blocks that contain the current place, outermost first
         self._text: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: object) -> None:
-        if tag in self.BLOCKS:
+        if tag in self.BLOCKS | self.OTHERS:
             self._end()
+            # HTML closes a paragraph at the next block, and an item or a definition at the next of its kind.
+            closed = ("p", "dd", "dt") if tag in ("dd", "dt") else ("p", tag)
+            while self._open and self._open[-1] in closed:
+                self._open.pop()
+            self._open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag in self.BLOCKS:
+        if tag in self.BLOCKS | self.OTHERS:
             self._end()
+            if tag in self._open:
+                while self._open.pop() != tag:
+                    pass
 
     def handle_data(self, data: str) -> None:
-        self._text.append(data)
+        if self._open and self._open[-1] in self.BLOCKS:
+            self._text.append(data)
+
+    def close(self) -> None:
+        super().close()
+        self._end()
 
     def _end(self) -> None:
         text = " ".join("".join(self._text).split())
@@ -75,12 +91,16 @@ class _Paragraphs(html.parser.HTMLParser):
 
 
 def download(folder: pathlib.Path) -> None:
-    """Unpacks the packages into the folder. CalledProcessError if the archive lacks one or cannot be reached."""
-    folder.mkdir(parents=True)
-    subprocess.run(["apt-get", "-qq", "download", *PACKAGES], cwd=folder, check=True, stderr=subprocess.DEVNULL)
-    for package in sorted(folder.glob("*.deb")):
-        subprocess.run(["dpkg-deb", "-x", package.name, package.name.partition("_")[0]], cwd=folder, check=True)
+    """Creates the folder with the unpacked packages. CalledProcessError if the archive lacks one or cannot be reached;
+    then the folder does not exist."""
+    partial = folder.with_name(f"{folder.name}.part")
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir(parents=True)
+    subprocess.run(["apt-get", "-qq", "download", *PACKAGES], cwd=partial, check=True)
+    for package in sorted(partial.glob("*.deb")):
+        subprocess.run(["dpkg-deb", "-x", package.name, package.name.partition("_")[0]], cwd=partial, check=True)
         package.unlink()
+    partial.rename(folder)
 
 
 def documents(folder: pathlib.Path) -> list[tuple[str, list[str]]]:
@@ -96,6 +116,7 @@ def documents(folder: pathlib.Path) -> list[tuple[str, list[str]]]:
             ):
                 reader = _Paragraphs()
                 reader.feed(file.read())
+                reader.close()
             paragraphs = []
             for text in reader.found:
                 digest = hashlib.sha256(text.encode()).digest()
@@ -178,15 +199,18 @@ class Texts:
         tokens: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return tokens
 
+    def sentences(self, passage: str) -> list[str]:
+        """Returns the sentences of a passage that can be quoted."""
+        sentences = re.findall(r"(?:^|(?<=[.!?] ))[A-Z][^.!?]+\.", passage)
+        return [each for each in sentences if len(each.split()) in SENTENCE]
+
     def prompt(self, chance: random.Random, passages: int) -> tuple[list[str], list[tuple[str, str, str]]]:
         """Returns the segments, and (introduction, first half, second half) of the quotes."""
         segments, quotes = [], []
         for package, found in chance.sample(self.pages, passages):
             passage = chance.choice(found)
             segments.append(f"Documentation of {package}: {passage}\n\n")
-            sentences = re.findall(r"(?:^|(?<=[.!?] ))[A-Z][^.!?]+\.", passage)
-            sentences = [each for each in sentences if len(each.split()) in SENTENCE]
-            if sentences:
+            if sentences := self.sentences(passage):
                 words = chance.choice(sentences).split()
                 half = len(words) // 2
                 quotes.append((f"From {package}: ", " ".join(words[:half]), f" {' '.join(words[half:])}"))
@@ -219,8 +243,10 @@ def loss_of(model: transformers.PreTrainedModel, rows: torch.Tensor) -> torch.Te
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
 
 
-def train(model: transformers.PreTrainedModel, texts: Texts, folder: pathlib.Path, given: argparse.Namespace) -> None:
-    chance = random.Random(given.seed)
+def train(
+    model: transformers.PreTrainedModel, texts: Texts, folder: pathlib.Path, seed: int, given: argparse.Namespace
+) -> None:
+    chance = random.Random(seed)
     model.train()
     matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
     others = [weight for weight in model.parameters() if weight.ndim < 2]
@@ -247,6 +273,8 @@ def train(model: transformers.PreTrainedModel, texts: Texts, folder: pathlib.Pat
 def write_prompts(texts: Texts, path: pathlib.Path, passages: int, count: int, seed: int) -> None:
     chance = random.Random(seed)
     lines: list[str] = []
+    if not any(texts.sentences(passage) for _, found in texts.pages for passage in found):
+        raise SystemExit(f"none of the {len(texts.pages)} held-out pages has a sentence to quote; add documentation")
     while len(lines) < count:
         segments, quotes = texts.prompt(chance, passages)
         if quotes:
@@ -257,14 +285,16 @@ def write_prompts(texts: Texts, path: pathlib.Path, passages: int, count: int, s
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("folder", type=pathlib.Path, help="of the model; packages are kept in its folder packages")
-    parser.add_argument("--steps", type=int, default=1200)
-    parser.add_argument("--rows", type=int, default=8, help="of a step (%(default)s)")
-    parser.add_argument("--tokens", type=int, default=640, help="of a row (%(default)s)")
-    parser.add_argument("--passages", type=int, default=4, help="of a prompt (%(default)s)")
-    parser.add_argument("--prompts", type=int, default=64)
-    parser.add_argument("--seed", type=int, default=20)
-    parser.add_argument("--resume", action="store_true", help="start with the weights in the folder")
+    parser.add_argument(
+        "folder", type=pathlib.Path, help="folder of the model; its subfolder packages has the documentation"
+    )
+    parser.add_argument("--steps", type=int, default=1200, help="number of training steps (%(default)s)")
+    parser.add_argument("--rows", type=int, default=8, help="number of rows per step (%(default)s)")
+    parser.add_argument("--tokens", type=int, default=640, help="number of tokens per row (%(default)s)")
+    parser.add_argument("--passages", type=int, default=4, help="number of passages per prompt (%(default)s)")
+    parser.add_argument("--prompts", type=int, default=64, help="number of prompts to write (%(default)s)")
+    parser.add_argument("--seed", type=int, default=20, help="seed of the weights and of the rows (%(default)s)")
+    parser.add_argument("--resume", action="store_true", help="start with the weights in the folder, and new rows")
     given = parser.parse_args()
     sources = given.folder / "packages"
     if not sources.is_dir():
@@ -279,15 +309,27 @@ def main() -> None:
     print(
         f"{len(texts.pages)} documents, {sum(map(len, passages)) / 1e6:.1f} MB in {len(passages)} passages", flush=True
     )
-    write_prompts(Texts(pages[:held_out], tokenizer), given.folder / "prompts.jsonl", given.passages, given.prompts, 1)
+    held_texts = Texts(pages[:held_out], tokenizer)
+    if len(held_texts.pages) < given.passages:
+        raise SystemExit(
+            f"--passages: {given.passages}; only {len(held_texts.pages)} of {len(pages)} pages are held out with passages; "
+            "set a lower number"
+        )
+    write_prompts(held_texts, given.folder / "prompts.jsonl", given.passages, given.prompts, 1)
     torch.manual_seed(given.seed)
+    runs, seed = given.folder / "runs", given.seed
     if given.resume:
+        # Each resumed run trains on other rows.
+        done = int(runs.read_text()) if runs.is_file() else 1
+        seed += done
+        runs.write_text(f"{done + 1}\n")
         model = transformers.Qwen3NextForCausalLM.from_pretrained(given.folder)
     else:
+        runs.unlink(missing_ok=True)
         model = transformers.Qwen3NextForCausalLM(config())
         remember(model)
     print(f"{sum(weight.numel() for weight in model.parameters())} weights", flush=True)
-    train(model, texts, given.folder, given)
+    train(model, texts, given.folder, seed, given)
 
 
 if __name__ == "__main__":
