@@ -114,8 +114,10 @@ Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
   Probe(space, text);
   if (text.span_tokens() > 0) ProbeSpans(space, text);
   const auto prompt = text.tokens().first(text.tokens().size() - 1);
-  table_.costs()[tenant].Computed(text.model().costs.Flops(0, prompt.size()) / text.model().shard.size,
-                                  PrefillTime(text, static_cast<double>(prompt.size())));
+  if (text.tokens_per_second > 0) {
+    table_.costs()[tenant].Computed(text.model().costs.Flops(0, prompt.size()) / text.model().shard.size,
+                                    PrefillTime(text, static_cast<double>(prompt.size())));
+  }
   PrefixPlanner::Match match = space.planner->Lookup(prompt, text.span_tokens() > 0);
   size_t whole = 0;
   uint64_t missed = match.missed == nullptr ? 0 : match.missed->depth();
