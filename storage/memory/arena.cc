@@ -27,7 +27,11 @@ absl::Status TakePages(int descriptor, void* data, uint64_t bytes, const ArenaOp
   ReserveOptions reserve;
   if (options.huge_pages && madvise(data, bytes, MADV_HUGEPAGE) == 0) reserve.advised = data;
   if (options.numa.mode == NumaPolicy::Mode::kBind) reserve.only_nodes = options.numa.nodes;
-  if (absl::Status reserved = ReservePages(descriptor, bytes, reserve); !reserved.ok()) return reserved;
+  if (absl::Status reserved = ReservePages(descriptor, bytes, reserve); absl::IsResourceExhausted(reserved)) {
+    return absl::ResourceExhaustedError(absl::StrCat(reserved.message(), " or lower dram.capacity_bytes"));
+  } else if (!reserved.ok()) {
+    return reserved;
+  }
   return options.lock ? LockPages(data, bytes) : absl::OkStatus();
 }
 

@@ -85,7 +85,7 @@ absl::Status ReservePages(int memfd, uint64_t bytes, const ReserveOptions& optio
   if (available < keep_free || before > available - keep_free || wanted > available - keep_free - before) {
     return absl::ResourceExhaustedError(absl::StrCat(wanted, " bytes of memory requested; ", available,
                                                      " bytes available, ", before, " reserved, ", keep_free,
-                                                     " kept free; free memory or lower dram.capacity_bytes"));
+                                                     " kept free; free memory"));
   }
   // Taken piece by piece, so that memory is not counted both as taken and as promised.
   constexpr uint64_t kPiece = uint64_t{64} << 20;
