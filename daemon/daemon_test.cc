@@ -118,8 +118,8 @@ TEST(Metrics, CountLandingsThatNeverStart) {
   const auto match = engine.Match(Tokens(24), {24});
   ASSERT_TRUE(match.ok());
   const v1::LandRequest silenced = engine.LandRequest(match->lease(), {At(0, 0)});
-  v1::QuiesceReply quiet;
-  ASSERT_TRUE(engine.Call(engine.QuiesceRequest(silenced.landing()), &quiet).ok());
+  v1::QuiesceReply quiesced;
+  ASSERT_TRUE(engine.Call(engine.QuiesceRequest(silenced.landing()), &quiesced).ok());
   EXPECT_THAT(*engine.Land(silenced), ElementsAre(MissReason::kCancelled));
   EXPECT_THAT(*engine.Land(engine.LandRequest(std::string(16, 'x'), {At(0, 0), At(1, 24)})),
               ElementsAre(MissReason::kLeaseLost, MissReason::kLeaseLost));

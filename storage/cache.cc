@@ -347,9 +347,9 @@ void Cache::Compose(SessionId session, LandingId number, const LeaseId& lease, C
                           std::move(done));
 }
 
-void Cache::Quiesce(SessionId session, LandingId landing, std::function<void()> quiet) {
-  impl_->lander.Quiesce(session, landing, [this, session, landing, quiet = std::move(quiet)] {
-    impl_->composer.Quiesce(session, landing, quiet);
+void Cache::Quiesce(SessionId session, LandingId landing, std::function<void()> quiesced) {
+  impl_->lander.Quiesce(session, landing, [this, session, landing, quiesced = std::move(quiesced)] {
+    impl_->composer.Quiesce(session, landing, quiesced);
   });
 }
 

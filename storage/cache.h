@@ -193,8 +193,8 @@ class Cache {
   // `done` may be called before Compose returns.
   void Compose(SessionId session, LandingId number, const LeaseId& lease, Composition composition,
                std::function<void(CompositionVerdict)> done);
-  // Cancels the landing or composition, then calls `quiet` when it no longer writes (immediately if it is unknown).
-  void Quiesce(SessionId session, LandingId landing, std::function<void()> quiet);
+  // Cancels the landing or composition, then calls `quiesced` when it no longer writes (immediately if it is unknown).
+  void Quiesce(SessionId session, LandingId landing, std::function<void()> quiesced);
 
   // Parts of the cache, for callers other than engines.
   Adoption& adoption();                  // objects that exist elsewhere

@@ -64,8 +64,8 @@ void Hand(CacheState& cache, const std::vector<std::shared_ptr<PromptRun>>& prom
   } else {
     for (const auto& prompt_run : prompt_runs) prompt_run->OwnTokens();
     const auto miss = [prompt_runs] { MissAll(prompt_runs); };
-    task = cache.look_ups.Start([prompt_runs, work, miss] { RunOr([&] { work(prompt_runs); }, miss); },
-                                Background::Late{.patience = cache.patience, .otherwise = miss});
+    task = cache.lookups.Start([prompt_runs, work, miss] { RunOr([&] { work(prompt_runs); }, miss); },
+                               Background::Late{.patience = cache.patience, .otherwise = miss});
     if (task == nullptr) miss();
   }
   for (size_t i = 0; i < begun.size(); ++i) {

@@ -47,7 +47,7 @@ absl::StatusOr<std::shared_ptr<CacheState>> CacheState::Open(std::shared_ptr<Cli
   cache->epsilon = options.epsilon;
   cache->compose = options.compose;
   cache->land = Milliseconds(options.land_ms);
-  cache->quiet = Milliseconds(options.quiet_ms);
+  cache->quiesce = Milliseconds(options.quiet_ms);
   cache->patience = Milliseconds(options.timeout_ms);
   if (options.workers.run != nullptr) cache->workers = std::make_unique<LentWorkers>(options.workers);
   if (absl::Status status = cache->OpenModel(model); !status.ok()) return status;

@@ -55,7 +55,7 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   double epsilon = 0;
   std::string warning;  // non-fatal warning about the options; empty: none
   ComposeBy compose = ComposeBy::kProcess;
-  Milliseconds land{0}, quiet{0};
+  Milliseconds land{0}, quiesce{0};
   Milliseconds patience{0};                   // how long a started call waits for a free thread
   std::unique_ptr<kernels::Workers> workers;  // null: only the calling thread works
 
@@ -73,7 +73,7 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   }
   std::atomic<uint64_t> daemon_advances = 0;  // layers that the daemon has advanced
   // Separate threads for calls that may wait long, so that they do not delay one another.
-  Background background, look_ups, handoffs, cold_waits, serving, fills;
+  Background background, lookups, handoffs, cold_waits, serving, fills;
 
  private:
   explicit CacheState(std::shared_ptr<Client> its_client) : client(std::move(its_client)), staging(*client) {}

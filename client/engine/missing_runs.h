@@ -45,7 +45,7 @@ class MissingRuns {
 
   std::span<const Run> runs() const { return runs_; }
   // The number of segments that other engines compute, at first.
-  uint32_t elsewhere() const { return static_cast<uint32_t>(elsewhere_); }
+  uint32_t computed_elsewhere() const { return static_cast<uint32_t>(elsewhere_); }
   // Waits for these. kRestart: runs() has more. kPending: not over yet.
   Status WaitCold(std::chrono::milliseconds timeout);
   // Waits in parts, so that the request's end stops the wait.

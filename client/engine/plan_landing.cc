@@ -179,9 +179,9 @@ PlanLanding::Verdict PlanLanding::TakeVerdict(bool wait) {
     }
     taken_since_ = now;
   }
-  if (wait) landing_->WaitQuiesced(cache_.quiet);
+  if (wait) landing_->WaitQuiesced(cache_.quiesce);
   if (landing_->quiesced()) return Verdict::kTaken;
-  return !wait && now - *taken_since_ < cache_.quiet ? Verdict::kPending : Verdict::kUnresolved;
+  return !wait && now - *taken_since_ < cache_.quiesce ? Verdict::kPending : Verdict::kUnresolved;
 }
 
 void PlanLanding::Cancel() {

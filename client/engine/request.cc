@@ -244,7 +244,7 @@ Status Request::MarkPublished(uint32_t missing) noexcept {
 }
 
 uint32_t Request::segments_computed_elsewhere() const noexcept {
-  return Ready(impl_).ok() ? impl_->prompt_run->missing().elsewhere() : 0;
+  return Ready(impl_).ok() ? impl_->prompt_run->missing().computed_elsewhere() : 0;
 }
 Status Request::WaitCold(uint32_t timeout_ms) noexcept {
   return OnReady(impl_, [&](PromptRun& prompt_run) {
@@ -281,7 +281,7 @@ Status LookAgainLater(RequestState* state, const GivenPages& given) {
     if (Status status = prompt_run.TakeOtherPages(given); !status.ok()) return status;
     prompt_run.OwnTokens();
     const auto miss = [prompt_run = state->prompt_run] { prompt_run->Miss(MissReason::kBusy); };
-    state->starting = prompt_run.cache().look_ups.Start(
+    state->starting = prompt_run.cache().lookups.Start(
         [prompt_run = state->prompt_run, miss] { RunOr([&] { prompt_run->LookAgain(); }, miss); },
         Background::Late{.patience = prompt_run.cache().patience, .otherwise = miss});
     if (state->starting == nullptr) miss();

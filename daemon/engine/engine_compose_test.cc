@@ -99,8 +99,8 @@ TEST_F(EngineComposeTest, AnotherSessionsLeaseIsLost) {
 TEST_F(EngineComposeTest, AQuiesceBeforeItsCallPreventsWrites) {
   const std::vector<std::byte> before = Memory();
   const v1::AdvanceRequest request = AdvanceRequest();
-  v1::QuiesceReply quiet;
-  ASSERT_TRUE(engine_.Call(engine_.QuiesceRequest(request.number()), &quiet).ok());
+  v1::QuiesceReply quiesced;
+  ASSERT_TRUE(engine_.Call(engine_.QuiesceRequest(request.number()), &quiesced).ok());
   EXPECT_EQ(Outcome(Ask(request)), MissReason::kCancelled);
   EXPECT_EQ(before, Memory());
   EXPECT_EQ(Outcome(Ask(AdvanceRequest())), MissReason::kNone);

@@ -348,15 +348,15 @@ void EngineService::Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply*
     return done(
         absl::FailedPreconditionError("daemon_epoch: the daemon has restarted since; its earlier landings have ended"));
   }
-  const auto quiet = [done] { done(absl::OkStatus()); };
+  const auto quiesced = [done] { done(absl::OkStatus()); };
   const std::optional<SessionTable::Owner> owner = table_.OwnerOf(request.session());
-  if (!owner.has_value()) return quiet();  // it has drained, or never existed
+  if (!owner.has_value()) return quiesced();  // it has drained, or never existed
   const bool posted =
-      loop_.PostRelease(owner->tenant, [this, secret = request.session(), landing = request.landing(), quiet] {
+      loop_.PostRelease(owner->tenant, [this, secret = request.session(), landing = request.landing(), quiesced] {
         const std::shared_ptr<Session> session = table_.Find(secret);
-        if (session == nullptr || !session->metadata().open) return table_.WhenDrained(secret, quiet);
+        if (session == nullptr || !session->metadata().open) return table_.WhenDrained(secret, quiesced);
         session->metadata().landings.Silence(landing);
-        cache_.Quiesce(session->about().id, landing, quiet);
+        cache_.Quiesce(session->about().id, landing, quiesced);
       });
   if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }

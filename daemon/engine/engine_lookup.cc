@@ -26,7 +26,7 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
   for (const v1::Prompt& prompt : request.prompts()) lookups += CountLookups(prompt, *model);
   if (lookups > limits::kMaxLookupsPerMatch) {
     return done(
-        Invalid("prompts: too many; expected at most ", limits::kMaxLookupsPerMatch, " shards of segments together"));
+        Invalid("prompts: ", lookups, " shards of segments together; expected at most ", limits::kMaxLookupsPerMatch));
   }
   std::vector<Asked> prompts;
   for (int i = 0; i < request.prompts_size(); ++i) {

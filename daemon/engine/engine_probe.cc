@@ -71,8 +71,8 @@ void EngineService::ProbeHere(storage::TenantId tenant, const ProbedModel& name,
   const absl::StatusOr<Opened> opened = FindOpened(tenant, name, prompt->segment_lengths_size() > 0);
   if (!opened.ok()) return done(opened.status());
   const std::shared_ptr<const Model>& model = opened->model;
-  if (CountLookups(*prompt, *model) > limits::kMaxLookupsPerMatch) {
-    return done(Invalid("prompt: too many; expected at most ", limits::kMaxLookupsPerMatch, " shards of segments"));
+  if (const uint64_t lookups = CountLookups(*prompt, *model); lookups > limits::kMaxLookupsPerMatch) {
+    return done(Invalid("prompt: ", lookups, " shards of segments; expected at most ", limits::kMaxLookupsPerMatch));
   }
   auto asked = ReadPrompt("prompt", *prompt, *model);
   if (!asked.ok()) return done(asked.status());

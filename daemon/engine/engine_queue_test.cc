@@ -155,9 +155,9 @@ TEST_F(BoundedQueueTest, AFullQueueRefusesAtOnceButAcceptsReleases) {
   v1::QuiesceRequest quiesce;
   quiesce.set_session(session_->about().secret);
   quiesce.set_daemon_epoch(table_->daemon_epoch());
-  v1::QuiesceReply quiet;
+  v1::QuiesceReply quiesced;
   std::promise<absl::Status> quiesce_answer;
-  service_->Quiesce(quiesce, &quiet, [&](absl::Status status) { quiesce_answer.set_value(status); });
+  service_->Quiesce(quiesce, &quiesced, [&](absl::Status status) { quiesce_answer.set_value(status); });
   auto release_future = release_answer.get_future();
   EXPECT_EQ(release_future.wait_for(std::chrono::milliseconds(1)), std::future_status::timeout);
   hold_.set_value();

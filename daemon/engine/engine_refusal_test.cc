@@ -274,7 +274,7 @@ TEST_F(EngineRefusalTest, MalformedMatchIsRefusedByName) {
           {"prompts[1].needed_in_ns", [](M& r) { r.mutable_prompts(1)->set_needed_in_ns(-1); }},
           {"prompts[1].needed_in_ns",
            [](M& r) { r.mutable_prompts(1)->set_needed_in_ns(limits::kMaxNeededInNanos + 1); }},
-          {"prompts: too many; expected at most 65536 shards of segments together",
+          {" shards of segments together; expected at most 65536",
            [](M& r) {
              for (uint64_t i = 0; i < limits::kMaxLookupsPerMatch; i += limits::kMaxSegments) {
                r.add_prompts()->mutable_segment_lengths()->Resize(limits::kMaxSegments, 1);

@@ -300,8 +300,8 @@ TEST_F(EngineServiceTest, UnknownAndEndedSessionsAreUnauthenticated) {
   // The landings of a closed session are quiesced.
   v1::QuiesceRequest quiesce = engine_.QuiesceRequest(0);
   quiesce.set_session(ended);
-  v1::QuiesceReply quiet;
-  EXPECT_TRUE(engine_.Call(quiesce, &quiet).ok());
+  v1::QuiesceReply quiesced;
+  EXPECT_TRUE(engine_.Call(quiesce, &quiesced).ok());
 }
 
 // A session of another daemon process may have landings for which that daemon, still draining, writes.

@@ -38,17 +38,17 @@ ObjectHeader HeaderOf(uint8_t key, ObjectKind kind = ObjectKind::kPrefixBlock) {
   header.bytes = 1000;
   return header;
 }
-void Tell(EventHub& hub, const ObjectHeader& header, TierKind was, TierKind now, storage::TenantId tenant = 0) {
+void Report(EventHub& hub, const ObjectHeader& header, TierKind was, TierKind now, storage::TenantId tenant = 0) {
   hub.Resides({tenant, storage::PoolKind::kPublic}, header, {.nearest = now, .was = was});
 }
 
 TEST(EventHub, PublishesStoreMoveAndRemove) {
   EventHub hub;
   const auto all = hub.Subscribe({});
-  Tell(hub, HeaderOf(1), TierKind::kNone, TierKind::kDram);
-  Tell(hub, HeaderOf(1), TierKind::kDram, TierKind::kDram);  // only used again
-  Tell(hub, HeaderOf(1), TierKind::kDram, TierKind::kSsd);
-  Tell(hub, HeaderOf(1), TierKind::kSsd, TierKind::kNone);
+  Report(hub, HeaderOf(1), TierKind::kNone, TierKind::kDram);
+  Report(hub, HeaderOf(1), TierKind::kDram, TierKind::kDram);  // only used again
+  Report(hub, HeaderOf(1), TierKind::kDram, TierKind::kSsd);
+  Report(hub, HeaderOf(1), TierKind::kSsd, TierKind::kNone);
   const std::vector<CacheEvent> events = all->Take(10, kNow);
   ASSERT_EQ(events.size(), 3u);
   EXPECT_EQ(events[0].kind, Kind::kStored);
@@ -64,8 +64,8 @@ TEST(EventHub, FiltersByTenantAndNamespace) {
   EventHub hub;
   const auto tenant = hub.Subscribe({.tenant = 1, .ns = {}});
   const auto ns = hub.Subscribe({.tenant = {}, .ns = NamespaceId{}});
-  Tell(hub, HeaderOf(1), TierKind::kNone, TierKind::kDram, 0);
-  Tell(hub, HeaderOf(2), TierKind::kNone, TierKind::kDram, 1);
+  Report(hub, HeaderOf(1), TierKind::kNone, TierKind::kDram, 0);
+  Report(hub, HeaderOf(2), TierKind::kNone, TierKind::kDram, 1);
   const std::vector<CacheEvent> events = tenant->Take(10, kNow);
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].key.bytes[0], 2);
@@ -75,14 +75,14 @@ TEST(EventHub, FiltersByTenantAndNamespace) {
 TEST(EventHub, ASlowSubscriberGetsAGapAndDelaysNoOther) {
   EventHub hub;
   const auto slow = hub.Subscribe({}, 2), other = hub.Subscribe({});
-  for (uint8_t i = 1; i <= 5; ++i) Tell(hub, HeaderOf(i), TierKind::kNone, TierKind::kDram);
+  for (uint8_t i = 1; i <= 5; ++i) Report(hub, HeaderOf(i), TierKind::kNone, TierKind::kDram);
   EXPECT_EQ(other->Take(10, kNow).size(), 5u);
   std::vector<CacheEvent> events = slow->Take(10, kNow);
   ASSERT_EQ(events.size(), 3u);
   EXPECT_EQ(events[2].kind, Kind::kGap);
   EXPECT_EQ(events[2].lost, 3u);
   EXPECT_EQ(events[2].sequence, 5u);
-  Tell(hub, HeaderOf(6), TierKind::kNone, TierKind::kDram);
+  Report(hub, HeaderOf(6), TierKind::kNone, TierKind::kDram);
   events = slow->Take(10, kNow);
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].sequence, 6u);
@@ -125,11 +125,11 @@ class KvEventsTest : public ::testing::Test {
 };
 
 TEST_F(KvEventsTest, BlocksAreEncodedWithTheirTokensAndParents) {
-  Tell(hub_, Block(0), TierKind::kNone, TierKind::kDram);
-  Tell(hub_, Block(1), TierKind::kNone, TierKind::kDram);
-  Tell(hub_, Block(1), TierKind::kDram, TierKind::kSsd);
-  Tell(hub_, Block(0), TierKind::kDram, TierKind::kNone);
-  Tell(hub_, HeaderOf(9, ObjectKind::kSegment), TierKind::kNone, TierKind::kDram);
+  Report(hub_, Block(0), TierKind::kNone, TierKind::kDram);
+  Report(hub_, Block(1), TierKind::kNone, TierKind::kDram);
+  Report(hub_, Block(1), TierKind::kDram, TierKind::kSsd);
+  Report(hub_, Block(0), TierKind::kDram, TierKind::kNone);
+  Report(hub_, HeaderOf(9, ObjectKind::kSegment), TierKind::kNone, TierKind::kDram);
   const Json batch = Json::from_msgpack(EncodeKvEvents(events_->Take(100, kNow), texts_, 12.5));
   ASSERT_EQ(batch.size(), 3u);
   EXPECT_EQ(batch[0], 12.5);
@@ -152,7 +152,7 @@ TEST_F(KvEventsTest, BlocksAreEncodedWithTheirTokensAndParents) {
 }
 
 TEST_F(KvEventsTest, SendsOnlyPrefixBlocks) {
-  Tell(hub_, HeaderOf(9, ObjectKind::kSegment), TierKind::kNone, TierKind::kDram);
+  Report(hub_, HeaderOf(9, ObjectKind::kSegment), TierKind::kNone, TierKind::kDram);
   hub_.Resides({0, storage::PoolKind::kPrivate}, Block(0), {.nearest = TierKind::kDram, .was = TierKind::kNone});
   EXPECT_EQ(EncodeKvEvents(events_->Take(100, kNow), texts_, 1), "");
 }
@@ -161,10 +161,10 @@ TEST_F(KvEventsTest, SendsSegmentsIfAskedTo) {
   texts_.KeepSegments();
   const ObjectHeader segment = HeaderOf(9, ObjectKind::kSegment);
   texts_.NoteSegment(0, kTextNs, segment.key, {5, 6, 7});
-  Tell(hub_, segment, TierKind::kNone, TierKind::kDram);
-  Tell(hub_, segment, TierKind::kDram, TierKind::kNone);
+  Report(hub_, segment, TierKind::kNone, TierKind::kDram);
+  Report(hub_, segment, TierKind::kDram, TierKind::kNone);
   texts_.Erase(0, std::nullopt);
-  Tell(hub_, segment, TierKind::kNone, TierKind::kSsd);
+  Report(hub_, segment, TierKind::kNone, TierKind::kSsd);
   const Json events = Json::from_msgpack(EncodeKvEvents(events_->Take(100, kNow), texts_, 1))[1];
   ASSERT_EQ(events.size(), 3u);
   EXPECT_EQ(events[0]["type"], "SegmentStored");
@@ -187,8 +187,8 @@ TEST_F(KvEventsTest, ATextIsNotedAsASegmentOnlyIfTheyAreSent) {
 
 TEST_F(KvEventsTest, AGapClearsKnownBlocks) {
   for (int i = 0; i < 20; ++i) {
-    Tell(hub_, Block(0), TierKind::kNone, TierKind::kDram);
-    Tell(hub_, Block(0), TierKind::kDram, TierKind::kNone);
+    Report(hub_, Block(0), TierKind::kNone, TierKind::kDram);
+    Report(hub_, Block(0), TierKind::kDram, TierKind::kNone);
   }
   const Json batch = Json::from_msgpack(EncodeKvEvents(events_->Take(100, kNow), texts_, 1));
   EXPECT_EQ(batch[1].back()["type"], "AllBlocksCleared");
@@ -251,7 +251,7 @@ TEST_F(KvEventsTest, SubscribersReceiveBlocksAndRequestMissedOnes) {
       {.address = "tcp://127.0.0.1:*", .replay_address = "tcp://127.0.0.1:*", .topic = "kv"}, hub_, texts_, refused_);
   ASSERT_TRUE(publisher.ok()) << publisher.status();
   // Before any subscriber exists.
-  Tell(hub_, Block(0), TierKind::kNone, TierKind::kDram);
+  Report(hub_, Block(0), TierKind::kNone, TierKind::kDram);
   while ((*publisher)->batches() < 1) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   void* const context = zmq_ctx_new();
   {
@@ -267,8 +267,8 @@ TEST_F(KvEventsTest, SubscribersReceiveBlocksAndRequestMissedOnes) {
     std::vector<std::string> message;
     std::thread teller([&] {  // until the subscription has arrived
       for (int i = 0; i < 200; ++i) {
-        Tell(hub_, Block(1), TierKind::kNone, TierKind::kDram);
-        Tell(hub_, Block(1), TierKind::kDram, TierKind::kNone);
+        Report(hub_, Block(1), TierKind::kNone, TierKind::kDram);
+        Report(hub_, Block(1), TierKind::kDram, TierKind::kNone);
         std::this_thread::sleep_for(std::chrono::milliseconds(10));
       }
     });
@@ -356,7 +356,7 @@ class LargeKvEventsTest : public KvEventsTest {
     publisher_ = *std::move(publisher);
   }
   void TellLarge(size_t batches) {
-    for (size_t i = 0; i < batches; ++i) Tell(hub_, large_, TierKind::kNone, TierKind::kDram);
+    for (size_t i = 0; i < batches; ++i) Report(hub_, large_, TierKind::kNone, TierKind::kDram);
     told_ += batches;
     while (publisher_->batches() < told_) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }

@@ -82,7 +82,7 @@ class SlowDirectory final : public TestDirectory {
       }
     }
   }
-  bool Told(const ObjectHeader& header) const { return in_etcd.contains(Id(header.ns, header.key)); }
+  bool Announced(const ObjectHeader& header) const { return in_etcd.contains(Id(header.ns, header.key)); }
   size_t queued() const { return queue_.size(); }
 
   bool Announce(const NamespaceId& ns, const Key& key, const Holding& holding, double worth) override {
@@ -183,11 +183,11 @@ TEST_F(AnnouncerOfManyTest, ReannouncesDisplacedObjects) {
   }
   directory_.Drain(8);
   EXPECT_EQ(directory_.in_etcd.size(), 8u);
-  EXPECT_FALSE(directory_.Told(TestPlan(1, 64))) << "others of more uses were sent in its place";
+  EXPECT_FALSE(directory_.Announced(TestPlan(1, 64))) << "others of more uses were sent in its place";
   Use(1);
   Use(1);
   directory_.Drain(8);
-  EXPECT_TRUE(directory_.Told(TestPlan(1, 64))) << "the next use says it";
+  EXPECT_TRUE(directory_.Announced(TestPlan(1, 64))) << "the next use says it";
   Run();
   EXPECT_EQ(directory_.in_etcd.size(), 20u);
   // An object that was announced again and has ended is withdrawn.

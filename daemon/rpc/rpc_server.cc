@@ -121,9 +121,9 @@ struct RpcServer::Impl {
   Mutex mutex;
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool serving ABSL_GUARDED_BY(mutex) = true;
-  std::map<std::string, bool> services ABSL_GUARDED_BY(mutex);  // besides the daemon's own
+  std::map<std::string, bool> services ABSL_GUARDED_BY(mutex);  // does not contain the daemon's own services
   UserServer strangers ABSL_GUARDED_BY(mutex);
-  std::map<uid_t, UserServer> user_servers ABSL_GUARDED_BY(mutex);  // of tenants' users
+  std::map<uid_t, UserServer> user_servers ABSL_GUARDED_BY(mutex);  // one per user of a tenant
 
   std::unique_ptr<RpcListener> listener;
 };

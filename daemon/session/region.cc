@@ -27,7 +27,7 @@ uint64_t InWholePages(uint64_t bytes) {
 
 // Frees all pages after the end of a memfd, which the engine could have allocated (FALLOC_FL_KEEP_SIZE) and which would
 // never be freed.
-absl::Status CutBehindEnd(int memfd) {
+absl::Status CutAfterEnd(int memfd) {
   constexpr auto kEnd = static_cast<uint64_t>(std::numeric_limits<off_t>::max());
   if ((fcntl(memfd, F_GET_SEALS) & F_SEAL_GROW) == 0 && fcntl(memfd, F_ADD_SEALS, F_SEAL_GROW) != 0) {
     return absl::InvalidArgumentError("register_region.descriptor: cannot be sealed with F_SEAL_GROW");
@@ -80,7 +80,7 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Register(const UniqueFd& memfd, 
   }
   absl::StatusOr<std::shared_ptr<Region>> region = Map(memfd.get(), bytes);
   if (region.ok()) {
-    if (absl::Status cut = CutBehindEnd(memfd.get()); !cut.ok()) return cut;
+    if (absl::Status cut = CutAfterEnd(memfd.get()); !cut.ok()) return cut;
     (*region)->memfd_ = std::make_shared<const UniqueFd>(fcntl(memfd.get(), F_DUPFD_CLOEXEC, 0));
     if ((*region)->memfd_->valid()) return region;
     return absl::ResourceExhaustedError(

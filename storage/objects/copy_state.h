@@ -17,7 +17,7 @@ enum class CopyPhase : uint8_t {
   kNone,        // no space is allocated
   kCopying,     // space is allocated; the first `loaded` extents are there
   kCommitting,  // on a disk: written, but not yet acknowledged
-  kWhole,       // all bytes are there; before Entry::ready, a publisher still writes them
+  kWhole,       // complete; until Entry::ready is set, a reservation that a publisher writes
   kDraining,    // cancelled, while pieces of it are still being written
   kBroken,      // the bytes are invalid; the space stays until its last reader and user are gone
 };

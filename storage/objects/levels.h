@@ -29,7 +29,7 @@ class Levels {
 
   size_t size() const { return levels_.size(); }            // levels of this node
   size_t sibling_count() const { return sibling_count_; }   // number of sibling levels at the top
-  size_t below_siblings() const { return sibling_count_; }  // the level below all of them
+  size_t below_siblings() const { return sibling_count_; }  // index of the level below the siblings
   size_t memory() const { return memory_; }                 // levels that engines can map
   size_t common() const { return common_; }                 // the level of sessions that do not choose one
   size_t disk() const { return disk_level_; }               // kNowhere: this node has no disk

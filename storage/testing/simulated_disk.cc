@@ -144,7 +144,7 @@ SimulatedDisk::Block SimulatedDisk::Torn(const Block& before, const Block& after
 // Unresolved blocks of earlier writes under a durable write are settled: they never come back.
 void SimulatedDisk::SettleUnder(const Unsynced& write) {
   for (Unsynced& older : unsynced_) {
-    if (!older.doubtful) continue;
+    if (!older.unresolved) continue;
     const uint64_t first = std::max(older.first, write.first);
     const uint64_t end = std::min(older.first + older.blocks.size(), write.first + write.blocks.size());
     for (uint64_t block = first; block < end; ++block) older.settled[block - older.first] = true;
@@ -223,15 +223,15 @@ absl::Status SimulatedDisk::File::Sync() {
   const bool fails = disk_.Chance(disk_.faults_.sync_error);
   disk_.counts_.sync_errors += fails;
   for (Unsynced& write : disk_.unsynced_) {
-    if (write.doubtful) continue;
+    if (write.unresolved) continue;
     if (fails) {
-      write.doubtful = true;
+      write.unresolved = true;
       continue;
     }
     disk_.SettleUnder(write);
     for (size_t i = 0; i < write.blocks.size(); ++i) disk_.Keep(write, i);
   }
-  std::erase_if(disk_.unsynced_, [](const Unsynced& write) { return !write.doubtful; });
+  std::erase_if(disk_.unsynced_, [](const Unsynced& write) { return !write.unresolved; });
   if (disk_.FailsHere()) return disk_.CheckPower();
   return fails ? absl::UnavailableError("simulated disk: sync error") : absl::OkStatus();
 }

@@ -107,7 +107,7 @@ class SimulatedDisk {
     uint64_t first = 0;  // block
     std::vector<Block> blocks;
     std::vector<bool> settled;  // by block: true if a later write to it is durable
-    bool doubtful = false;      // a sync of it failed: no later one covers it
+    bool unresolved = false;    // a sync of it failed: no later one covers it
   };
 
   bool Chance(double probability) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);

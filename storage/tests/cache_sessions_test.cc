@@ -106,16 +106,16 @@ TEST_F(CacheSessionsTest, AQuiescedLandingNeverWritesAgain) {
   EXPECT_EQ(landing->layers, 1u);
   cache_.Quiesce(kBob, 7, Note("not Bob's"));
   cache_.Quiesce(kAnn, 8, Note("unknown"));
-  cache_.Quiesce(kAnn, 7, Note("quiet"));
+  cache_.Quiesce(kAnn, 7, Note("quiesced"));
   EXPECT_THAT(notes_, ElementsAre("not Bob's", "unknown")) << "a layer is queued";
   const std::vector<float> before(pages_.memory().begin(), pages_.memory().end());
   rig_.executor.CompleteAll();
-  EXPECT_THAT(notes_, ElementsAre("not Bob's", "unknown", "quiet"));
+  EXPECT_THAT(notes_, ElementsAre("not Bob's", "unknown", "quiesced"));
   EXPECT_THAT(*landing->verdict, ElementsAre(MissReason::kCancelled));
   EXPECT_EQ(landing->layers, 1u);
   EXPECT_TRUE(std::ranges::equal(before, pages_.memory()));
-  cache_.Quiesce(kAnn, 7, Note("still quiet"));
-  EXPECT_EQ(notes_.back(), "still quiet");
+  cache_.Quiesce(kAnn, 7, Note("still quiesced"));
+  EXPECT_EQ(notes_.back(), "still quiesced");
 }
 
 TEST_F(CacheSessionsTest, ALandingKeepsItsObjectsWhenTheLeaseIsReleased) {
@@ -205,14 +205,14 @@ TEST_F(CacheSessionsTest, CallbacksMayCallTheCache) {
   ASSERT_TRUE(rig_.Publish(kAnn, plan_, 1));
   const Match match = rig_.Lookup(kAnn, plan_);
   cache_.Land(kAnn, 1, match.lease, TestTarget(pages_, {{0, 0}}),
-              {.progress = [&](uint32_t) { cache_.Quiesce(kAnn, 1, Note("quiet")); },
+              {.progress = [&](uint32_t) { cache_.Quiesce(kAnn, 1, Note("quiesced")); },
                .done =
                    [&](const std::vector<MissReason>&) {
                      cache_.Release(kAnn, match.lease);
                      cache_.CloseSession(kAnn, Note("drained"));
                    }});
   rig_.executor.CompleteAll();
-  EXPECT_THAT(notes_, ElementsAre("quiet", "drained"));
+  EXPECT_THAT(notes_, ElementsAre("quiesced", "drained"));
   EXPECT_EQ(cache_.stats().leases, 0u);
 }
 

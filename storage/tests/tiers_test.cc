@@ -378,9 +378,9 @@ TEST_F(TiersTest, ACancelledLandingThatWaitsForADiskEndsAtOnce) {
   const Match match = rig_->Lookup(kSession, Plan(1));
   const TestPages pages(16);
   const auto landing = rig_->StartLanding(kSession, 9, match.lease, TestTarget(pages, {{0, 0}}));
-  bool quiet = false;
-  rig_->cache->Quiesce(kSession, 9, [&] { quiet = true; });
-  EXPECT_TRUE(quiet);
+  bool quiesced = false;
+  rig_->cache->Quiesce(kSession, 9, [&] { quiesced = true; });
+  EXPECT_TRUE(quiesced);
   EXPECT_THAT(landing->verdict.value(), ElementsAre(MissReason::kCancelled));
   bool drained = false;
   rig_->cache->CloseSession(kSession, [&] { drained = true; });

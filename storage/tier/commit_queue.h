@@ -25,7 +25,7 @@ class CommitQueue {
  public:
   struct Outcome {
     absl::Status status;
-    bool in_doubt = false;  // unresolved: not acknowledged, but the record may exist after a crash; delete it
+    bool unresolved = false;  // not acknowledged, but the record may exist after a crash; delete it
   };
 
   // `failed` is called for every failed sync and batch, before the affected commits.

@@ -326,9 +326,9 @@ void SsdTier::Free(Slot slot) {
   const auto found = uncommitted_.find(FirstExtent(slot));
   Require(found != uncommitted_.end(), "freed a slot that is not allocated, or is committed");
   Require(found->second.writes_in_flight == 0 && !found->second.committing, "freed a slot during a write");
-  std::string doubtful = std::move(found->second.doubtful);
+  std::string unresolved = std::move(found->second.unresolved);
   uncommitted_.erase(found);
-  eraser_.Erase(std::move(slot), std::move(doubtful), nullptr);
+  eraser_.Erase(std::move(slot), std::move(unresolved), nullptr);
 }
 
 void SsdTier::Release(const Slot& slot) {
@@ -413,7 +413,7 @@ void SsdTier::Commit(TenantId tenant, PoolKind pool, const ObjectHeader& header,
                    Uncommitted& state = uncommitted_.at(key);
                    state.committing = false;
                    state.failed = true;
-                   if (outcome.in_doubt) state.doubtful = name;
+                   if (outcome.unresolved) state.unresolved = name;
                  }
                  done(outcome.status);
                });

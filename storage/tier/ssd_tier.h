@@ -155,8 +155,8 @@ class SsdTier final : public Tier {
     size_t writes_in_flight = 0;
     bool begun = false;
     bool committing = false;
-    bool failed = false;   // a write of it failed
-    std::string doubtful;  // name of a record of it that may be durable
+    bool failed = false;     // a write of it failed
+    std::string unresolved;  // name of a record of it that may be durable
   };
   // An object of a tenant that was not added.
   struct Unknown {

@@ -13,8 +13,9 @@ namespace ashlar::storage {
 
 // All must outlive the cache.
 struct Tiers {
-  std::vector<Tier*> memory;  // fastest first; the first `sibling_count` are siblings, with the next one below each
-  SsdTier* ssd = nullptr;     // after them; may be null
+  // Fastest first. The first `sibling_count` are siblings; memory[sibling_count] is the level below each of them.
+  std::vector<Tier*> memory;
+  SsdTier* ssd = nullptr;          // after them; may be null
   RemoteSource* remote = nullptr;  // after all others; may be null
   size_t sibling_count = 1;
   size_t common = 0;  // the index in `memory` that sessions use unless they set another (Cache::SetLevel)

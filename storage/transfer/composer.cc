@@ -136,13 +136,13 @@ void Composer::Conclude(Call call) {
   observer_.Composed(call.tenant, call.verdict.outcome, clock_.Now() - call.begin);
   call.objects.clear();
   call.done(std::move(call.verdict));
-  for (const auto& quiet : call.quiet) quiet();
+  for (const auto& quiesced : call.quiesced) quiesced();
 }
 
-void Composer::Quiesce(SessionId session, LandingId id, std::function<void()> quiet) {
+void Composer::Quiesce(SessionId session, LandingId id, std::function<void()> quiesced) {
   const auto found = compositions_.find({session, id});
-  if (found == compositions_.end()) return quiet();
-  found->second.quiet.push_back(std::move(quiet));
+  if (found == compositions_.end()) return quiesced();
+  found->second.quiesced.push_back(std::move(quiesced));
   Cancel(Name(found->first), found->second);
 }
 

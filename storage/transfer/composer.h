@@ -38,8 +38,8 @@ class Composer {
   // lease.
   void Compose(SessionId session, TenantId tenant, LandingId id, std::span<const FoundObject> found,
                const VerifiedLayers& verified, Composition composition, Done done);
-  // Cancels; `quiet` is called after the verdict, or immediately for an unknown composition.
-  void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
+  // Cancels; `quiesced` is called after the verdict, or immediately for an unknown composition.
+  void Quiesce(SessionId session, LandingId id, std::function<void()> quiesced);
   void CloseSession(SessionId session);  // cancels all of it
 
   size_t compositions() const { return compositions_.size(); }
@@ -55,7 +55,7 @@ class Composer {
     bool started = false;
     CancelFlag cancel;
     Done done;
-    std::vector<std::function<void()>> quiet;
+    std::vector<std::function<void()>> quiesced;
     uint64_t held_bytes = 0;  // held by the request
   };
   using Name = std::pair<SessionId, LandingId>;

@@ -219,14 +219,14 @@ TEST_F(ComposerTest, ANumberInUseIsRefused) {
 
 TEST_F(ComposerTest, QuiescesAfterTheVerdict) {
   const auto verdict = Start(kAnn, 7, Work());
-  bool quiet = false;
+  bool quiesced = false;
   rig_.cache.Quiesce(kAnn, 7, [&] {
     EXPECT_TRUE(verdict->has_value());
-    quiet = true;
+    quiesced = true;
   });
-  EXPECT_FALSE(quiet);
+  EXPECT_FALSE(quiesced);
   rig_.executor.CompleteAll();
-  EXPECT_TRUE(quiet);
+  EXPECT_TRUE(quiesced);
   EXPECT_EQ((*verdict)->outcome, MissReason::kCancelled);
   EXPECT_TRUE(Untouched());
 }

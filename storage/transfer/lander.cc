@@ -68,7 +68,7 @@ class Lander::Landing final : public LandingOwner {
   Nanos waited_ = 0;                    // time spent waiting for such bytes
   std::optional<Nanos> waiting_since_;  // while it does
   const LandCallbacks callbacks_;
-  std::vector<std::function<void()>> quiet_;
+  std::vector<std::function<void()>> quiesced_;
   uint64_t held_bytes_ = 0;
 };
 
@@ -246,13 +246,13 @@ void Lander::Conclude(Landing& landing) {
   if (landed_bytes > 0) observer_.Landed(landing.tenant_, landed_bytes);
   landing.objects_.clear();
   landing.callbacks_.done(std::move(landing.verdict_));
-  for (const auto& quiet : landing.quiet_) quiet();
+  for (const auto& quiesced : landing.quiesced_) quiesced();
 }
 
-void Lander::Quiesce(SessionId session, LandingId id, std::function<void()> quiet) {
+void Lander::Quiesce(SessionId session, LandingId id, std::function<void()> quiesced) {
   const auto found = landings_.find({session, id});
-  if (found == landings_.end()) return quiet();
-  found->second->quiet_.push_back(std::move(quiet));
+  if (found == landings_.end()) return quiesced();
+  found->second->quiesced_.push_back(std::move(quiesced));
   found->second->Cancel();
 }
 

@@ -42,8 +42,8 @@ class Lander {
   // `found` are the objects of the lease, in the match's order; `verified` records which of its tuples are verified.
   void Land(SessionId session, TenantId tenant, LandingId id, std::span<const FoundObject> found,
             std::shared_ptr<VerifiedLayers> verified, LandTarget target, LandCallbacks callbacks);
-  // Cancels. `quiet` is called after the verdict, or immediately for an unknown landing.
-  void Quiesce(SessionId session, LandingId id, std::function<void()> quiet);
+  // Cancels. `quiesced` is called after the verdict, or immediately for an unknown landing.
+  void Quiesce(SessionId session, LandingId id, std::function<void()> quiesced);
   void CloseSession(SessionId session);  // cancels all landings of it
 
   size_t landings() const { return landings_.size(); }

@@ -276,7 +276,7 @@ TEST_P(MoverTest, ACancelledLandingWritesNothingMore) {
   ASSERT_THAT(events->progress, ElementsAre(1));
   const std::vector<float> before(pages.memory().begin(), pages.memory().end());
   cancel.Cancel();
-  EXPECT_FALSE(events->done) << "the next layer is queued: not quiet yet";
+  EXPECT_FALSE(events->done) << "the next layer is queued: not quiesced yet";
   executor_.CompleteAll();
   EXPECT_EQ(events->done, MissReason::kCancelled);
   EXPECT_THAT(events->corrupt, IsEmpty());

@@ -276,7 +276,7 @@ TEST_F(EngineStarted, ARestartedLookupKeepsTheTokens) {
 
 // Even with unresolved pages: an engine polls between two steps.
 TEST_F(EngineStarted, PollingForManyUnresolvedPagesDoesNotWait) {
-  constexpr int32_t kDoubts = 50;
+  constexpr int32_t kUnresolved = 50;
   GroupedEngine with(daemon_, Grouping::kOne);
   const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;
   engine::OpenOptions options = with.Options(rpc, session);
@@ -284,20 +284,20 @@ TEST_F(EngineStarted, PollingForManyUnresolvedPagesDoesNotWait) {
   Cache cache;
   ASSERT_TRUE(Eventually([&] { return Cache::Open(options, &cache).code == engine::Code::kOk; }));
   daemon_.Freeze();
-  for (int32_t i = 0; i < kDoubts; ++i) {
+  for (int32_t i = 0; i < kUnresolved; ++i) {
     const std::vector<int32_t> pages = {i};
     const Asked asked({{i, 1, 2, 3}}, pages);
     Request request;
     ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
   }
-  std::vector<int32_t> back(kDoubts);
+  std::vector<int32_t> back(kUnresolved);
   auto fastest = std::chrono::nanoseconds::max();
   for (int i = 0; i < 10; ++i) {
     const auto began = std::chrono::steady_clock::now();
     EXPECT_EQ(cache.TakeQuiescedPages(back.data(), back.size(), 0), 0u);
     fastest = std::min<std::chrono::nanoseconds>(fastest, std::chrono::steady_clock::now() - began);
   }
-  EXPECT_LT(fastest, std::chrono::milliseconds(kDoubts / 2)) << "a millisecond for each is a wait";
+  EXPECT_LT(fastest, std::chrono::milliseconds(kUnresolved / 2)) << "a millisecond for each is a wait";
   daemon_.Thaw();
   size_t taken = 0;
   EXPECT_TRUE(

@@ -105,7 +105,7 @@ absl::Status EmulatedEngine::Open(const tools::DaemonSockets& daemon, uint64_t p
   options.epsilon = 0;
   const engine::Status opened = engine::Cache::Open(options, &cache_);
   if (!opened.ok()) return absl::InternalError(opened.message);
-  seconds_a_token_ = tokens_per_second > 0 ? 1 / tokens_per_second : 0;
+  seconds_per_token_ = tokens_per_second > 0 ? 1 / tokens_per_second : 0;
   for (uint64_t page = 0; page < pages; ++page) pages_.push_back(static_cast<int32_t>(page));
   std::memset(cache_.data(), 0x3c, cache_.bytes());  // during measurements no page is touched for the first time
   return absl::OkStatus();
@@ -115,7 +115,7 @@ absl::Status EmulatedEngine::Fill(engine::Request& request, uint32_t& filled) {
   uint32_t missing = 0;
   const engine::Run* const runs = request.missing(&missing);
   for (; filled < missing; ++filled) {
-    const std::chrono::duration<double> takes(static_cast<double>(runs[filled].token_count) * seconds_a_token_);
+    const std::chrono::duration<double> takes(static_cast<double>(runs[filled].token_count) * seconds_per_token_);
     std::this_thread::sleep_for(takes);
     const engine::ComputedRun computed{tensors_.data(), static_cast<uint32_t>(tensors_.size()), pages_.data(),
                                        PagesOf(runs[filled].token_count)};
@@ -193,7 +193,8 @@ absl::StatusOr<EmulatedEngine::Times> EmulatedEngine::Ask(std::span<const int32_
   const Watch::time_point composing = Watch::now();
   if (absl::Status status = Compose(request, tokens.size(), times.seam_tokens); !status.ok()) return status;
   times.composing_ms = MillisecondsSince(composing);
-  std::this_thread::sleep_for(std::chrono::duration<double>(static_cast<double>(times.seam_tokens) * seconds_a_token_));
+  std::this_thread::sleep_for(
+      std::chrono::duration<double>(static_cast<double>(times.seam_tokens) * seconds_per_token_));
   if (const engine::Status status = request.Finish(); !status.ok()) return absl::InternalError(status.message);
   times.combine_ms = MillisecondsSince(combine);
   times.ttft_ms = MillisecondsSince(begin);

@@ -69,7 +69,7 @@ class EmulatedEngine {
   absl::Status Compose(engine::Request& request, uint64_t prompt_tokens, uint64_t computed);
 
   EmulatedSize size_;
-  double seconds_a_token_ = 1 / kTokensPerSecond;
+  double seconds_per_token_ = 1 / kTokensPerSecond;
   engine::Cache cache_;
   std::vector<std::byte> state_, tail_;  // in size_.dtype
   std::vector<float> transition_;

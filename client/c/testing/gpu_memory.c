@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 /* Memory of an emulated GPU (kernels/cuda/emulator): its driver's allocations are memfds that bear the GPU's name. Here
- * it is mapped as the processor's, which a real one's could not be. */
+ * it is mapped as memory of the CPU, which is impossible on a real GPU. */
 #define _GNU_SOURCE
 #include <sys/mman.h>
 #include <unistd.h>

@@ -251,8 +251,9 @@ class Job {
   JobState* impl_ = nullptr;
 };
 
-// One prompt. The destructor ends the lease, cancels calls and abandons reservations. It does not wait, unless it is
-// the last handle of its cache (see Threads). Pages that the daemon may still write go to Cache::TakeQuiescedPages.
+// One prompt. The destructor ends the lease, cancels calls and abandons reservations. It does not wait,
+// unless the request is the last handle (see Threads). Cache::TakeQuiescedPages returns pages that the daemon may still
+// write to.
 class Request {
  public:
   Request() = default;

@@ -5,8 +5,8 @@
 
 Each line of the file is `{"segments": ["…", …], "question": "…", "answers": ["…", …]}`; `answers` may be missing. The
 ways are full prefill; segments composed at several seam widths; `naive`: separately computed segments without seams,
-whose states are added without transitions; `keys`: their keys alone, without states; `prefix`: only the first segment
-comes from the cache. Figures of each way:
+whose states are added without transitions; `keys`: keys and values of separately computed segments, without their
+states; `prefix`: only the first segment comes from the cache. Figures of each way:
 
 - `loss`: next-token loss of the question and the first answer (full prefill's own answer, if none is given)
 - `kl`: KL divergence of these tokens' distributions from those of full prefill

@@ -203,8 +203,8 @@ class Request(_ashlar.Request):
         """Publishes a computed run. Returns "published", or why the cache does not keep it.
 
         `missing`: index into `Request.missing`. `linear`: the tensors of every linear layer. `page_table`: pages of the
-        run's keys and values, whose token 0 is at slot `first_position` of the table. The
-        caller may change tensors and pages after the call.
+        run's keys and values, whose token 0 is at slot `first_position` of the table. The caller may change tensors and
+        pages after the call.
         """
         return self.raw_publish(missing, linear, page_table, first_position)
 
@@ -253,15 +253,15 @@ class Request(_ashlar.Request):
         Rows are float32, one per computed token, at any distance: `q`, `k` [tokens, key_heads, d_k]; `v` and `out`
         [tokens, value_heads, d_v]; `g` the log decays, [tokens, value_heads] (GDN) or [tokens, value_heads, d_k] (GLA,
         KDA); `beta` [tokens, value_heads] (DeltaNet, GDN, KDA; dt of Mamba-2) or [tokens, value_heads, d_v] (dt of
-        Mamba-1). Without `q` there is no `out`, which is written.
+        Mamba-1). `out` is written. It requires `q`.
 
         `state`: as in `LinearTensors`, but float32, bfloat16, or float16 with `exponents`, int32, [value_heads]. It is
         read as the state before position `begin`, and written as that before `end`. `copies`: (position, array) pairs,
         ascending; each array receives the state at its position. With `norm_epsilon`, each head's q and k are first
         multiplied by 1 / sqrt(sum of squares + norm_epsilon), then q by `q_scale`.
 
-        A cached step must lie inside or outside the positions. RESTART: a hit failed to land; states and `out` are then
-        undefined. Abandon the plan and call `finish`.
+        [begin, end) must contain each cached step entirely or not at all. RESTART: a hit failed to land; states and
+        `out` are then undefined. Abandon the plan and call `finish`.
         """
         return self.raw_advance(
             layer, begin, end, state, q, k, v, g, beta, out, exponents, copies, norm_epsilon, q_scale

@@ -68,7 +68,7 @@ class WeightsWatch:
     """
 
     def __init__(self, model: Any, sampled: bool = True) -> None:
-        self._told = 0
+        self._loads = 0
         self._model, self._sampled = weakref.ref(model), sampled
         if callable(getattr(model, "load_weights", None)):
             model.load_weights = self._hooked(model.load_weights)
@@ -78,8 +78,8 @@ class WeightsWatch:
         watch = weakref.ref(self)
 
         def load_weights(*args: Any, **kwargs: Any) -> Any:
-            if (told := watch()) is not None:
-                told._told += 1
+            if (watching := watch()) is not None:
+                watching._loads += 1
             return own(*args, **kwargs)
 
         return load_weights
@@ -87,7 +87,7 @@ class WeightsWatch:
     def _look(self) -> tuple[list[Any], dict[Any, torch.Tensor]]:
         """Returns marks and samples of the parameters. Only makes views, because engines wait for it in each step that
         saves."""
-        marks: list[Any] = [self._told]
+        marks: list[Any] = [self._loads]
         samples: dict[Any, list[torch.Tensor]] = {}
         with torch.no_grad():
             for each, places in zip(self._parameters, self._sampled_places):

@@ -169,7 +169,7 @@ void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
   const auto own = membership_.records.find(membership_.self->incarnation);
   const bool registered = own != membership_.records.end() && own->second.create_revision == membership_.registered;
   writer_.SweepAt(connection_.clock.Now() + LeaseTime());  // others that lost their connection also return before then
-  if (same && membership_.lease != 0 && registered) return in_doubt_ ? Register(/*again=*/true) : Joined();
+  if (same && membership_.lease != 0 && registered) return unresolved_ ? Register(/*again=*/true) : Joined();
   if (membership_.registered != 0) {
     membership_.lost.merge(before);
     membership_.lost.erase(membership_.self->incarnation);
@@ -216,7 +216,7 @@ void DirectorySession::Register(bool again) {
     const mvccpb::KeyValue& member = response.responses(1).response_range().kvs(0);
     membership_.registered = member.create_revision();
     membership_.fence = member.mod_revision();
-    in_doubt_ = false;
+    unresolved_ = false;
     membership_.records[membership_.self->incarnation] = {membership_.self, membership_.registered};
     if (again) return Joined();
     {
@@ -287,7 +287,7 @@ void DirectorySession::Close(const absl::Status& why) {
   client_.Disconnect();
   follower_.Disconnected();
   const bool writing = writer_.Disconnected();
-  in_doubt_ |= writing || erasures_.acknowledging();
+  unresolved_ |= writing || erasures_.acknowledging();
   erasures_.Disconnected();
   SetHealth(false, absl::StrCat(endpoint, ": ", why.message()));
   erasures_.Refuse(absl::UnavailableError(absl::StrCat("the directory is not reachable: ", why.message())));

@@ -76,7 +76,7 @@ class DirectorySession {
   uint32_t attempts_ = 0;
   size_t endpoint_ = 0;
 
-  bool in_doubt_ = false;  // a write was not answered, and etcd may still do it
+  bool unresolved_ = false;  // a write was not answered, and etcd may still do it
   bool leaving_ = false;
   int64_t members_revision_ = 0;
   storage::Nanos keep_alive_at_ = 0, unanswered_since_ = 0;

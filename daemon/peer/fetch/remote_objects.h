@@ -102,7 +102,7 @@ class RemoteObjects final : public storage::RemoteSource {
   // extents on the transport's one thread. The piece is done when neither writes any more.
   struct Race {
     Piece piece;
-    uint64_t holder_generation = 0;  // of the copy, when the race began
+    uint64_t holder_generation = 0;  // the copy's generation when the race began
     std::array<Request, 2> requests;
     int won = -1;  // index of the winner; −1 without one
     absl::Status failed;

@@ -128,7 +128,7 @@ void Connections::Lost(Link& link, const absl::Status& why) {
   PeerConnection* const connection = Of(link);
   if (connection == nullptr || connection->lost) return;
   connection->lost = true;
-  Log("transport connection: lost", link.peer, std::string(why.message()));
+  Log(kConnectionLost, link.peer, std::string(why.message()));
   if (connection->peer != nullptr && connection->peer->link == &link) {
     peers_.Lost(*connection->peer, surroundings_.now());
   }

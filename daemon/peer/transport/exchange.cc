@@ -73,13 +73,13 @@ void Exchange::KeepPeers(const std::vector<HostPort>& peers) {
   peers_.Keep(peers, [this](PeerState& peer) { connections_.Remove(peer); });
 }
 
-void Exchange::Revoke(uint64_t number, std::function<void()> quiet) {
+void Exchange::Revoke(uint64_t number, std::function<void()> quiesced) {
   const std::shared_ptr<Allowed> allowed = grants_.Remove(number);  // the last transfer under it releases it
   if (allowed == nullptr) {
-    if (quiet) quiet();
+    if (quiesced) quiesced();
     return;
   }
-  allowed->quiet = std::move(quiet);
+  allowed->quiesced = std::move(quiesced);
   transfers_.EndEach(allowed->transfers, absl::FailedPreconditionError("the grant was revoked"));
 }
 

@@ -57,7 +57,7 @@ class Exchange final : private ConnectionEvents {
   void Allow(const Grant& grant, uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
     grants_.Add(grant, bytes, std::move(granted));
   }
-  void Revoke(uint64_t number, std::function<void()> quiet);
+  void Revoke(uint64_t number, std::function<void()> quiesced);
   void Register(std::byte* data, uint64_t bytes, MemoryType type, Transport::CopyIn copy_in);
   RemoteMemory Describe(const Spans& spans) const {  // thread-safe
     return areas_.Describe(spans, Transport::kMostArenas, Transport::kMostRuns);

@@ -14,15 +14,15 @@
 
 namespace ashlar::daemon {
 
-// A grant and all its transfers. Destroying the last reference calls `quiet`.
+// A grant and all its transfers. Destroying the last reference calls `quiesced`.
 struct Allowed {
   Grant grant;
   uint64_t bytes;
   std::shared_ptr<GrantedBytes> granted;
-  std::function<void()> quiet;
+  std::function<void()> quiesced;
   std::set<uint64_t> transfers;
   ~Allowed() {
-    if (quiet) quiet();
+    if (quiesced) quiesced();
   }
 };
 

@@ -21,28 +21,28 @@ constexpr size_t kAreaBytes = Areas::kArea;
 constexpr int64_t kLittleSilence = 300'000'000;
 
 // Sent to a reader over a pipe.
-struct Told {
+struct HolderReport {
   HostPort peer;
   Grant grant;
   RemoteMemory memory;
 };
-void Tell(int pipe, const Told& told) {
+void SendReport(int pipe, const HolderReport& report) {
   const auto put = [pipe](const void* data, size_t size) {
     ASSERT_EQ(write(pipe, data, size), static_cast<ssize_t>(size));
   };
-  const uint64_t arenas = told.memory.arenas.size(), runs = told.memory.runs.size();
-  put(&told.peer.port, sizeof told.peer.port);
-  put(&told.grant, sizeof told.grant);
+  const uint64_t arenas = report.memory.arenas.size(), runs = report.memory.runs.size();
+  put(&report.peer.port, sizeof report.peer.port);
+  put(&report.grant, sizeof report.grant);
   put(&arenas, sizeof arenas);
-  for (const RemoteArena& arena : told.memory.arenas) {
+  for (const RemoteArena& arena : report.memory.arenas) {
     const uint64_t numbers[] = {arena.base, arena.bytes, arena.key.size()};
     put(numbers, sizeof numbers);
     put(arena.key.data(), arena.key.size());
   }
   put(&runs, sizeof runs);
-  put(told.memory.runs.data(), runs * sizeof(RemoteRun));
+  put(report.memory.runs.data(), runs * sizeof(RemoteRun));
 }
-Told Hear(int pipe) {
+HolderReport ReceiveReport(int pipe) {
   const auto get = [pipe](void* data, size_t size) {
     for (size_t at = 0; at < size;) {
       const ssize_t got = read(pipe, static_cast<char*>(data) + at, size - at);
@@ -50,32 +50,32 @@ Told Hear(int pipe) {
       at += static_cast<size_t>(got);
     }
   };
-  Told told{.peer = {"127.0.0.1", 0}};
+  HolderReport report{.peer = {"127.0.0.1", 0}};
   uint64_t arenas = 0, runs = 0;
-  get(&told.peer.port, sizeof told.peer.port);
-  get(&told.grant, sizeof told.grant);
+  get(&report.peer.port, sizeof report.peer.port);
+  get(&report.grant, sizeof report.grant);
   get(&arenas, sizeof arenas);
   for (uint64_t i = 0; i < arenas; ++i) {
     uint64_t numbers[3];
     get(numbers, sizeof numbers);
     RemoteArena& arena =
-        told.memory.arenas.emplace_back(RemoteArena{std::string(numbers[2], 0), numbers[0], numbers[1]});
+        report.memory.arenas.emplace_back(RemoteArena{std::string(numbers[2], 0), numbers[0], numbers[1]});
     get(arena.key.data(), arena.key.size());
   }
   get(&runs, sizeof runs);
-  told.memory.runs.resize(runs);
-  get(told.memory.runs.data(), runs * sizeof(RemoteRun));
-  return told;
+  report.memory.runs.resize(runs);
+  get(report.memory.runs.data(), runs * sizeof(RemoteRun));
+  return report;
 }
 
 // Fetches repeatedly, and ends at the first failure. One read is in flight at a time: if a connection has failed and
 // there are more, UCX's software ends the holder's process.
-void ReadOn(Transport& transport, const Told& told) {
-  const auto memory = std::make_shared<const RemoteMemory>(told.memory);
+void ReadOn(Transport& transport, const HolderReport& report) {
+  const auto memory = std::make_shared<const RemoteMemory>(report.memory);
   std::vector<std::byte> here(1 << 20);
   for (bool well = true; well;) {
     Outcome outcome;
-    transport.Fetch(told.peer, told.grant, 0, {here}, 0, outcome.done(), memory);
+    transport.Fetch(report.peer, report.grant, 0, {here}, 0, outcome.done(), memory);
     well = outcome.Wait().ok();
   }
 }
@@ -87,7 +87,7 @@ TEST(LoanProcess, HoldsOrReads) {
   int pipe = 0;
   const auto transport = StartReading();
   if (std::sscanf(role, "read %d", &pipe) == 1) {
-    ReadOn(*transport, Hear(pipe));
+    ReadOn(*transport, ReceiveReport(pipe));
     for (;;) pause();
   }
   ASSERT_EQ(std::sscanf(role, "hold %d", &pipe), 1);
@@ -97,7 +97,7 @@ TEST(LoanProcess, HoldsOrReads) {
   const Spans spans = areas.Object(2 * kAreaBytes, true, random);
   for (const auto& span : spans) std::fill(span.begin(), span.end(), std::byte{0x11});
   const Grant grant = transport->Allow(2 * kAreaBytes, std::make_shared<HeldBytes>(spans));
-  Tell(pipe, {transport->address(), grant, transport->Describe(spans)});
+  SendReport(pipe, {transport->address(), grant, transport->Describe(spans)});
   for (;;) pause();
 }
 
@@ -119,21 +119,21 @@ TEST(LoanProcessesTest, AHolderThatDiesOrStopsIsDetected) {
     ASSERT_EQ(pipe(ends), 0);
     const pid_t child = StartLoanProcess("hold", ends[1]);
     close(ends[1]);
-    const Told told = Hear(ends[0]);
+    const HolderReport report = ReceiveReport(ends[0]);
     close(ends[0]);
-    const auto memory = std::make_shared<const RemoteMemory>(told.memory);
+    const auto memory = std::make_shared<const RemoteMemory>(report.memory);
     std::vector<std::byte> here(2 * kAreaBytes);
     for (int i = 0; i < 2; ++i) {  // the first one uses messages
       WaitFor([&] {                // a busy machine may be silent for longer
         Outcome whole;
-        asker->Fetch(told.peer, told.grant, 0, {here}, 0, whole.done(), memory);
+        asker->Fetch(report.peer, report.grant, 0, {here}, 0, whole.done(), memory);
         return whole.Wait().ok();
       });
       EXPECT_EQ(std::count(here.begin(), here.end(), std::byte{0x11}), static_cast<ptrdiff_t>(here.size()));
     }
     std::vector<Outcome> cut(16);
     const uint64_t before = asker->stats().read_bytes;
-    for (Outcome& each : cut) asker->Fetch(told.peer, told.grant, 0, {here}, 0, each.done(), memory);
+    for (Outcome& each : cut) asker->Fetch(report.peer, report.grant, 0, {here}, 0, each.done(), memory);
     WaitFor([&] { return asker->stats().read_bytes > before || cut[0].IsThere(); });
     kill(child, signal);
     bool lost = false;
@@ -165,7 +165,7 @@ TEST(LoanProcessesTest, AReaderThatDiesOrStopsKeepsNothing) {
     ASSERT_EQ(pipe(ends), 0);
     const pid_t child = StartLoanProcess("read", ends[0]);
     close(ends[0]);
-    Tell(ends[1], {holder->address(), grant, holder->Describe(spans)});
+    SendReport(ends[1], {holder->address(), grant, holder->Describe(spans)});
     close(ends[1]);
     WaitFor([&] { return holder->stats().loans > 0; });
     kill(child, signal);

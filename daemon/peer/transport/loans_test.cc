@@ -171,7 +171,7 @@ TEST_F(LoanTest, CancelReturnsWhenNoMoreWritesHappen) {
   AwaitNoLoans();
 }
 
-// A revoked source is reused once `quiet` has been called: no reader sees its new contents.
+// A revoked source is reused once `quiesced` has been called: no reader sees its new contents.
 TEST_F(LoanTest, ARevokedSourceIsNotReusedWhileItMayBeRead) {
   for (int i = 0; i < 10; ++i) {
     const Granted granted = Allow(2 * kArea);
@@ -197,11 +197,11 @@ TEST_F(LoanTest, APeerThatNeverReturnsLoansIsDisconnected) {
   Borrow(client, granted, 10'000'000'000);
   WaitFor([&] { return client.lost() || holder_->stats().loans == 1; });
   const auto begin = std::chrono::steady_clock::now();
-  std::atomic<bool> quiet{false};
-  holder_->Revoke(granted.grant.number, [&] { quiet = true; });
+  std::atomic<bool> quiesced{false};
+  holder_->Revoke(granted.grant.number, [&] { quiesced = true; });
   WaitFor([&] {
     client.lost();
-    return quiet.load();
+    return quiesced.load();
   });
   EXPECT_GE(std::chrono::steady_clock::now() - begin, std::chrono::nanoseconds(kShortSilence));
   WaitFor([&] { return client.lost(); });

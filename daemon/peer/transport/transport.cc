@@ -266,8 +266,8 @@ Grant Transport::Allow(uint64_t bytes, std::shared_ptr<GrantedBytes> granted) {
   return grant;
 }
 
-void Transport::Revoke(uint64_t number, std::function<void()> quiet) {
-  thread_->Put([this, number, quiet = std::move(quiet)] { thread_->exchange().Revoke(number, quiet); });
+void Transport::Revoke(uint64_t number, std::function<void()> quiesced) {
+  thread_->Put([this, number, quiesced = std::move(quiesced)] { thread_->exchange().Revoke(number, quiesced); });
 }
 
 uint64_t Transport::Fetch(const HostPort& peer, const Grant& grant, uint64_t offset, Spans targets, int64_t deadline,

@@ -42,7 +42,8 @@ enum class RemoteReads : uint8_t {
 // GPU memory is known by its registration (Transport::Register); all other memory is host memory.
 enum class MemoryType : uint8_t { kHost, kCuda };
 
-// TransportOptions::log's event for the first fault of a connection.
+// Events of TransportOptions::log: the first fault of a connection, and the end of a connection that was in use.
+inline constexpr const char* kConnectionLost = "transport connection: lost";
 inline constexpr const char* kProtocolViolation = "transport connection: protocol violation";
 
 struct TransportOptions {
@@ -69,8 +70,8 @@ struct TransportOptions {
   // nanoseconds; a connection in use without any message for this long is closed, and a peer must return loans within
   // it
   int64_t silence = 5'000'000'000;
-  // Writes a log line, on the transport's thread. `event` is its message: "transport connection: opened", "lost" or
-  // "refused"; kProtocolViolation, once per connection; or "transport memory: not registered for RDMA".
+  // Writes a log line, on the transport's thread. `event` is its message: kConnectionLost; kProtocolViolation, once per
+  // connection; "transport connection: opened" or "refused"; or "transport memory: not registered for RDMA".
   std::function<void(const std::string& event, const std::string& peer, const std::string& detail)> log;
 };
 
@@ -134,7 +135,7 @@ class Transport {
   // For an owner that replaces the thread: call Turn when woken, when the network has events, and when it is due.
   bool Turn();          // returns false if there was no work
   int64_t due() const;  // by the clock of the surroundings; INT64_MAX: never
-  // Ends transfers in flight with CANCELLED and calls `quiet` of the grants. Nothing is called afterwards.
+  // Ends transfers in flight with CANCELLED and calls `quiesced` of the grants. Nothing is called afterwards.
   ~Transport();
   Transport(const Transport&) = delete;
   Transport& operator=(const Transport&) = delete;
@@ -161,10 +162,10 @@ class Transport {
 
   // Called by the owner. A grant is valid until it is revoked.
   Grant Allow(uint64_t bytes, std::shared_ptr<GrantedBytes> granted);
-  // No transfer starts under the grant afterwards, and transfers in flight fail. `quiet` is called once, on the
+  // No transfer starts under the grant afterwards, and transfers in flight fail. `quiesced` is called once, on the
   // transport's thread, when no byte moves any more. A peer that does not read, or does not return a loan, gets at most
   // `silence`; then its connection is closed by force.
-  void Revoke(uint64_t number, std::function<void()> quiet);
+  void Revoke(uint64_t number, std::function<void()> quiesced);
 
   // Called by the other side. Copies the granted bytes from `offset` into `targets`. `deadline` is in nanoseconds from
   // now (0: the default). `memory` is the owner's description of the bytes, if any; it is used if the connection

@@ -57,10 +57,10 @@ class TransportTest : public testing::Test {
     asker_->Fetch(holder_->address(), grant, offset, std::move(targets), deadline, outcome.done());
     return outcome.Wait();
   }
-  static void Quiet(Transport& transport, const Grant& grant) {
-    std::promise<void> quiet;
-    transport.Revoke(grant.number, [&] { quiet.set_value(); });
-    quiet.get_future().wait();
+  static void Quiesce(Transport& transport, const Grant& grant) {
+    std::promise<void> quiesced;
+    transport.Revoke(grant.number, [&] { quiesced.set_value(); });
+    quiesced.get_future().wait();
   }
 
   const uint64_t seed_ = std::random_device{}();
@@ -95,7 +95,7 @@ TEST_F(TransportTest, FetchesAnySizeOverAnySpans) {
     std::vector<std::byte> part(length);
     ASSERT_TRUE(Fetch(read, offset, {part}).ok());
     EXPECT_TRUE(std::equal(part.begin(), part.end(), there.begin() + offset)) << size << " " << offset;
-    Quiet(*holder_, read);
+    Quiesce(*holder_, read);
   }
   const TransportStats stats = holder_->stats();
   EXPECT_EQ(stats.served, 2 * sizes.size());
@@ -207,7 +207,7 @@ TEST_F(TransportTest, ADeadlineEndsARequestAndNothingIsWrittenLater) {
   const Grant again = holder_->Allow(there.size(), std::make_shared<HeldBytes>(Spans{there}));
   EXPECT_TRUE(Fetch(again, 0, {other}).ok());
   EXPECT_TRUE(here == std::vector<std::byte>(5000));
-  Quiet(*holder_, read);  // the late answer's bytes may still be on their way out
+  Quiesce(*holder_, read);  // the late answer's bytes may still be on their way out
 }
 
 TEST_F(TransportTest, CancelsInTheMiddle) {
@@ -231,7 +231,7 @@ TEST_F(TransportTest, CancelsInTheMiddle) {
   std::vector<std::byte> here(kBytes);
   EXPECT_TRUE(Fetch(read, 0, {here}).ok());
   EXPECT_TRUE(here == there);
-  Quiet(*holder_, read);
+  Quiesce(*holder_, read);
 }
 
 TEST_F(TransportTest, ARevokedGrantFailsRequestsInFlight) {
@@ -243,7 +243,7 @@ TEST_F(TransportTest, ARevokedGrantFailsRequestsInFlight) {
     Outcome outcome;
     asker_->Fetch(holder_->address(), read, 0, {here}, 0, outcome.done());
     std::this_thread::sleep_for(std::chrono::microseconds(random_() % 3000));
-    Quiet(*holder_, read);
+    Quiesce(*holder_, read);
     std::fill(there->begin(), there->end(), std::byte{9});  // reused
     there.reset();
     const absl::Status status = outcome.Wait();

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The instructions of the GPU for which C++ has no words. emulator/device_isa.cuh has the same interface for a
-// processor: kernels include <device_isa.cuh>, and the build selects one of the two.
+// CPU: kernels include <device_isa.cuh>, and the build selects one of the two.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -305,9 +305,8 @@ class _Attempt:
         if answer.status in _UNAVAILABLE:
             raise _Failed(f"status_{answer.status}")
         chunks = answer.content.iter_any().__aiter__()
-        first = await self._chunk(
-            chunks
-        )  # read before the headers are sent, so that another backend can answer after a failure
+        # Read before the headers are sent, so that another backend can answer after a failure.
+        first = await self._chunk(chunks)
         self.started()
         metrics.first_byte_seconds.labels(backend.url).observe(time.perf_counter() - self._began)
         metrics.requests.labels(backend.url, answer.status).inc()

@@ -2,8 +2,7 @@
 """A storage backend of SGLang's HiCache (interface v2), loaded by its dynamic backend:
 
     --hicache-storage-backend dynamic --hicache-storage-backend-extra-config '{"backend_name": "ashlar",
-        "module_path": "ashlar.sglang", "class_name": "AshlarStorage", "interface_v1": 1,
-        "rpc_socket": "/run/ashlar/rpc.sock", "session_socket": "/run/ashlar/session.sock"}'
+        "module_path": "ashlar.sglang", "class_name": "AshlarStorage", "interface_v1": 1}'
 
 docs/sglang.md has the settings, metrics and limits.
 """

@@ -119,7 +119,7 @@ def _forward(
         return result
     given = [name for name in _UNSUPPORTED if options.get(name) is not None]
     if given or options.get("dropout", 0.0) > 0:
-        raise ValueError(f"{(given or ['dropout'])[0]}: not supported with shared_tokens; remove it")
+        raise ValueError(f"{(given or ['dropout'])[0]}: not supported by shared attention; set shared_tokens to 0")
     if query.shape[0] != 1:
         raise ValueError(f"query: {query.shape[0]} sequences; a cache with shared rows has 1")
     shared.attended = True

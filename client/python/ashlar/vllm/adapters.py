@@ -26,7 +26,7 @@ logger = init_logger("vllm.ashlar")
 
 # A worker's report about an adapter: (number, step, what), where `what` is one of these constants or the digest of the
 # load.
-Told = tuple[int, int, str]
+Report = tuple[int, int, str]
 LOADED, ABSENT, UNNAMED = "loaded", "absent", "unnamed"
 _ORDER = {ABSENT: 0, LOADED: 1}  # order of the reports of one step; digests follow
 _UNSURE = "unsure"  # instead of a digest: the digest of the engine's own blocks under a name is unknown
@@ -45,7 +45,7 @@ class _Found:
     model: weakref.ref[Any]
     load: AdapterLoad
     digest: Future[bytes] | None = None  # None: not requested
-    told: bool = False
+    reported: bool = False
 
 
 class LoadedAdapters:
@@ -56,30 +56,30 @@ class LoadedAdapters:
         self._found: dict[int, _Found] = {}  # by lora_int_id
         self._hasher = ThreadPoolExecutor(1, thread_name_prefix="ashlar-adapters")
 
-    def look(self, step: int, asked: Collection[int], told: Counter[Told]) -> None:
+    def look(self, step: int, asked: Collection[int], reports: Counter[Report]) -> None:
         """Call it in each step, once the step's adapters are active. `asked`: adapters whose digests are requested."""
         if self._manager is None:
             return
         present = self._manager.list_adapters()
         for number in self._found.keys() - present.keys():
             del self._found[number]
-            told[number, step, ABSENT] += 1
+            reports[number, step, ABSENT] += 1
         for number, model in present.items():
             found = self._found.get(number)
             if found is None or found.model() is not model:
                 self._found[number] = _Found(weakref.ref(model), AdapterLoad(number, step))
-                told[number, step, LOADED] += 1
+                reports[number, step, LOADED] += 1
         for number in asked:
             found = self._found.get(number)
             if found is None:
-                told[number, step, ABSENT] += 1
+                reports[number, step, ABSENT] += 1
             elif found.digest is None:
                 parts = {name: value for name, value in vars(present[number]).items() if name != "id"}
                 found.digest = self._hasher.submit(content_digest, parts)
         for number, found in self._found.items():
-            if found.digest is not None and found.digest.done() and not found.told:
-                found.told = True
-                told[number, found.load.step, self._outcome(found.digest)] += 1
+            if found.digest is not None and found.digest.done() and not found.reported:
+                found.reported = True
+                reports[number, found.load.step, self._outcome(found.digest)] += 1
 
     def _outcome(self, digest: Future[bytes]) -> str:
         try:
@@ -147,11 +147,11 @@ class KnownAdapters:
         asked, self._asked = self._asked, set()
         return asked
 
-    def hear(self, told: Counter[Told]) -> set[str]:
+    def hear(self, reports: Counter[Report]) -> set[str]:
         """Returns the names under which the engine's own blocks may have other content than the adapter's."""
         changed: set[str] = set()
         for (number, step, what), ranks in sorted(
-            told.items(), key=lambda each: (*each[0][:2], _ORDER.get(each[0][2], 2))
+            reports.items(), key=lambda each: (*each[0][:2], _ORDER.get(each[0][2], 2))
         ):
             known = self._known.get(number)
             if what in (LOADED, ABSENT):

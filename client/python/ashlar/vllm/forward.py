@@ -327,7 +327,7 @@ class EngineModel:
         return _Group(names, backend.get_builder_cls()(spec, names, self._config, self.device), parts)
 
     def has_tokens(self, tokens: npt.NDArray[np.int32]) -> bool:
-        """Returns whether the vocabulary has all these ids. Other ids end the process on a GPU."""
+        """Returns whether the vocabulary has all these ids. On a GPU, running other ids aborts the process."""
         return bool(tokens.min() >= 0 and tokens.max() < self._config.model_config.get_vocab_size())
 
     def decays(self, name: str) -> list[float]:

@@ -217,7 +217,7 @@ class Loads:
 
     def _patience(self, load: Load) -> float:
         """Returns the seconds after which a load is abandoned: as long as computing its tokens would take."""
-        options, computing = self._options, (load.tokens - load.present) * self._pace.seconds_a_token
+        options, computing = self._options, (load.tokens - load.present) * self._pace.seconds_per_token
         longest = (2 * options.call_ms + options.land_ms + options.quiet_ms) / 1000
         return min(longest, max(_LEAST_PATIENCE, computing or _USUAL_PATIENCE))
 

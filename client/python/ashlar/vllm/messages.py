@@ -12,7 +12,7 @@ import numpy.typing as npt
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorMetadata, KVConnectorWorkerMetadata
 
 import ashlar
-from ashlar.vllm.adapters import AdapterLoad, Told
+from ashlar.vllm.adapters import AdapterLoad, Report
 from ashlar.vllm.drafts import Place
 from ashlar.vllm.handoffs import Handoff
 
@@ -144,7 +144,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
         default_factory=Counter
     )  # each rank's name of the engine's model: Identity.text
     outdated: Counter[str] = dataclasses.field(default_factory=Counter)  # generations within which the weights changed
-    adapters: Counter[Told] = dataclasses.field(default_factory=Counter)  # the ranks' reports about adapters
+    adapters: Counter[Report] = dataclasses.field(default_factory=Counter)  # the ranks' reports about adapters
     # Ranks that cannot take segments from the cache.
     without_segments: Counter[int] = dataclasses.field(default_factory=Counter)
     # The layout of segments, by rank. Each rank reports it once.

@@ -11,8 +11,8 @@ _MEMORY = 0.8
 
 class Pace:
     def __init__(self) -> None:
-        self.seconds_a_token = 0.0  # 0: not known yet
-        self.seconds_a_step = 0.0  # seconds for a step of few tokens; 0: not known yet
+        self.seconds_per_token = 0.0  # 0: not known yet
+        self.seconds_per_step = 0.0  # seconds for a step of few tokens; 0: not known yet
         self._timer: Timer | None = None
         self._timed: tuple[Timer, int] | None = None
 
@@ -21,9 +21,9 @@ class Pace:
         if self._timed is not None and (seconds := self._timed[0].seconds()) is not None:
             tokens = self._timed[1]
             if tokens >= _TOKENS:
-                self.seconds_a_token = _mean(self.seconds_a_token, seconds / tokens)
+                self.seconds_per_token = _mean(self.seconds_per_token, seconds / tokens)
             else:
-                self.seconds_a_step = _mean(self.seconds_a_step, seconds)
+                self.seconds_per_step = _mean(self.seconds_per_step, seconds)
         self._timer, self._timed = order.timer(), None
 
     def end(self, tokens: int) -> None:
@@ -35,13 +35,13 @@ class Pace:
     @property
     def break_even_tokens(self) -> float:
         """Returns the number of a prompt's tokens that are computed in the time of one additional step."""
-        if self.seconds_a_token == 0 or self.seconds_a_step == 0:
+        if self.seconds_per_token == 0 or self.seconds_per_step == 0:
             return _TOKENS
-        return self.seconds_a_step / self.seconds_a_token
+        return self.seconds_per_step / self.seconds_per_token
 
     def saved(self, tokens: int, spent: float) -> float:
         """Returns the seconds of prefill that `tokens` did not take, minus the seconds spent."""
-        return max(0.0, tokens * self.seconds_a_token - spent)
+        return max(0.0, tokens * self.seconds_per_token - spent)
 
 
 def _mean(before: float, now: float) -> float:

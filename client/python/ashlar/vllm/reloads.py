@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from vllm.logger import init_logger
 
-from ashlar.vllm.adapters import AdapterLoad, LoadedAdapters, Told
+from ashlar.vllm.adapters import AdapterLoad, LoadedAdapters, Report
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.messages import StepMetadata
 from ashlar.vllm.order import Order
@@ -137,9 +137,9 @@ class StepWeights:
             self._outdated.put(seen.generation)
         return current
 
-    def look_at_adapters(self, step: StepMetadata, told: Counter[Told]) -> None:
+    def look_at_adapters(self, step: StepMetadata, reports: Counter[Report]) -> None:
         if self._adapters is not None and step.generation is not None:
-            self._adapters.look(step.number, step.adapters, told)
+            self._adapters.look(step.number, step.adapters, reports)
 
     def has_adapter(self, load: AdapterLoad | None) -> bool:
         return load is None or (self._adapters is not None and self._adapters.has(load))

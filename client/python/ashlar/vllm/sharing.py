@@ -50,5 +50,5 @@ class Sharing:
 
     @property
     def ended(self) -> bool:
-        """Returns whether the call to the daemon is over, which it is shortly after the lookup has ended."""
+        """Returns whether the call to the daemon has ended. It ends shortly after the lookup."""
         return self._job.poll()

@@ -210,7 +210,7 @@ class Worker:
         self._saves.report(self._report)
         self._report.aggregate(self._loads.take_report())
         self._report.outdated.update(self._weights.take_outdated())
-        pace = self._pace.seconds_a_token
+        pace = self._pace.seconds_per_token
         if self._rank == 0 and not self._told_pace / _TOLD <= pace <= self._told_pace * _TOLD:
             self._told_pace = pace
             self._report.pace[0] = round(pace * 1e9)

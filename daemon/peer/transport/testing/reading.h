@@ -31,9 +31,9 @@ void WaitFor(Condition condition) {
 
 // Returns when the owner has the grant's memory back.
 inline void RevokeNow(Transport& transport, const Grant& grant) {
-  std::promise<void> quiet;
-  transport.Revoke(grant.number, [&] { quiet.set_value(); });
-  quiet.get_future().wait();
+  std::promise<void> quiesced;
+  transport.Revoke(grant.number, [&] { quiesced.set_value(); });
+  quiesced.get_future().wait();
 }
 
 // Memory in areas, and an object whose extents are anywhere in them.

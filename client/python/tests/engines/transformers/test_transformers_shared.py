@@ -332,7 +332,7 @@ def test_attention_that_is_not_a_softmax_over_all_keys_is_refused_by_name(daemon
 
     with monkeypatch.context() as patched:
         patched.setattr(scope.LlamaAttention, "forward", capped)
-        with pytest.raises(ValueError, match="^shared_tokens: softcap: not supported with shared_tokens; remove it"):
+        with pytest.raises(ValueError, match="^shared_tokens: softcap: not supported by shared attention; set shared"):
             ashlar.cache_for(model, daemon, shared_tokens=512)
 
     # keys that the cache returns are not the ones that are attended

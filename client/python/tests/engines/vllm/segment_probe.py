@@ -519,9 +519,9 @@ def next_tokens(server, prompts, salt=None):
     return [tokens[0] for tokens, *_ in ask_together(server, prompts, 1, salt)]
 
 
-def break_even(server, seconds_a_step, seconds_a_token):
+def break_even(server, seconds_per_step, seconds_per_token):
     """Returns whether hits pay that save twice and half the time of a step, by measured rates."""
     composer = worker()._composer
     composer._options = dataclasses.replace(composer._options, min_segment_tokens=0)
-    composer._pace.seconds_a_step, composer._pace.seconds_a_token = seconds_a_step, seconds_a_token
-    return [composer._pays(round(each * seconds_a_step / seconds_a_token)) for each in (2, 0.5)]
+    composer._pace.seconds_per_step, composer._pace.seconds_per_token = seconds_per_step, seconds_per_token
+    return [composer._pays(round(each * seconds_per_step / seconds_per_token)) for each in (2, 0.5)]

@@ -158,11 +158,11 @@ def test_requests_that_load_their_adapter_again_are_computed(shared_daemon, adap
         assert child.call("metrics").keys() == set()
 
 
-def known(*told, ranks=1, names=(("name", 1),)):
+def known(*reports, ranks=1, names=(("name", 1),)):
     adapters = KnownAdapters(ranks)
     for name, number in names:
         adapters.arrive(LoRARequest(name, number, "/path"))
-    changed = [adapters.hear(Counter(each)) for each in told]
+    changed = [adapters.hear(Counter(each)) for each in reports]
     return adapters, changed
 
 
@@ -203,11 +203,11 @@ def test_workers_report_each_load_once():
     worker = LoadedAdapters(SimpleNamespace(lora_manager=SimpleNamespace(list_adapters=lambda: dict(present))))
 
     def look(step, *asked):
-        told = Counter()
-        worker.look(step, asked, told)
+        reports = Counter()
+        worker.look(step, asked, reports)
         worker._hasher.submit(int).result()
-        worker.look(step, (), told)
-        return told
+        worker.look(step, (), reports)
+        return reports
 
     assert look(1) == {(1, 1, LOADED): 1}
     digest = {what for *_, what in look(2, 1)}

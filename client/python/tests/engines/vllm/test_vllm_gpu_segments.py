@@ -219,6 +219,9 @@ class Engine(EngineModel):
         self._block, self.device, self._states = BLOCK, torch.device(lagging_device.NAME, 0), states
         self._attention = {KEYS: types.SimpleNamespace(impl=Writer, kv_cache=caches[KEYS])}
 
+    def has_tokens(self, tokens):
+        return True
+
     def decays(self, name):
         return []
 
