@@ -12,7 +12,7 @@
 namespace ashlar::kernels {
 
 struct DecodeTrial {
-  LinearShape shape;  // of a family that DecodeBuffered supports
+  LinearShape shape;  // DecodeBuffered supports its family
   DType state = DType::kF32;
   DType buffer = DType::kF16;
   std::optional<DType> rounded;  // type of the states' copies; none: no copies

@@ -33,7 +33,7 @@ inline constexpr int32_t kMaxHeadDim = 256;
 struct HeadTuple {
   TransitionForm form = TransitionForm::kDense;
   int32_t rank = 0;                  // kLowRank: 1 … d_k
-  const void* transition = nullptr;  // in form `form`; kZero: null
+  const void* transition = nullptr;  // has the form `form`; kZero: null
   const void* state = nullptr;       // zero-start end state, [d_k, d_v] or [d_v, d_k], in the shape's order
   int32_t state_exponent = 0;        // the state is its numbers × 2^state_exponent
 };
@@ -87,7 +87,7 @@ int32_t BetaWidth(const LinearShape& shape);
 struct ComposeArgs {
   LinearShape shape;
   std::span<const TupleView> interiors;
-  StateView state;  // in and out
+  StateView state;  // read, then overwritten
 };
 
 // Composes a chain of tuples into one: (T_n … T_1, the chain's zero-start end state). Outputs must not alias inputs.
@@ -122,7 +122,7 @@ struct AdvanceSeamArgs {
   LinearShape shape;
   std::span<const SeamStep> steps;
   TokenInputs inputs;
-  StateView state;       // in and out
+  StateView state;       // read, then overwritten
   float* out = nullptr;  // [tokens][heads, d_v], outputs S_tᵀ q_t of every token in a run; may be null
   int64_t out_stride = 0;
 };

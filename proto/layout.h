@@ -38,7 +38,7 @@ struct Layout {
 
 struct Identity {
   std::string model_id;
-  std::string weights_digest;  // of the weights as loaded; never empty
+  std::string weights_digest;  // digest of the weights as loaded; never empty
   std::string dtype;           // dtype and quantisation, as the engine names them
   std::string quantization;
   std::string tokenizer_digest;

@@ -96,7 +96,7 @@ struct Part {
   uint32_t layer = 0;
   uint16_t head_group = 0;  // transitions: the first of the consecutive heads in this part; 0 otherwise
   PartForm form = PartForm::kState;
-  DType dtype = DType::kF32;  // for exponents: the type of the states that they scale
+  DType dtype = DType::kF32;  // type of the states that exponents scale
   uint32_t rank = 0;          // rank of low-rank transitions; 0 otherwise
   uint32_t units = 0;
   uint32_t unit_bytes = 0;  // bytes of every unit except the last; 0 only for zero transitions
@@ -168,7 +168,7 @@ struct TransitionRun {
   uint32_t first_head = 0;
   uint32_t heads = 0;
   TransitionForm form = TransitionForm::kDense;  // the layer's natural form or kZero; kLowRank only in dense layers
-  uint32_t rank = 0;                             // for kLowRank: must take fewer bytes per head than dense
+  uint32_t rank = 0;                             // kLowRank only: must take fewer bytes per head than dense
   bool operator==(const TransitionRun&) const = default;
 };
 // Checks that heads of a segment planned by PlanObject can be stored in this form. INVALID_ARGUMENT begins with the

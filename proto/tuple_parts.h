@@ -32,7 +32,7 @@ struct TupleParts {
   std::vector<Transition> transitions;  // [heads]; zero in a checkpoint, because no earlier state is added to it
   DType transition_dtype = DType::kF32;
   const Part* state = nullptr;      // unit h belongs to head h
-  const Part* exponents = nullptr;  // for fp16 states: [heads] i32 in one unit
+  const Part* exponents = nullptr;  // fp16 states only: [heads] i32 in one unit
 };
 
 // Checks that the object has a tuple of this shape for the layer. DATA_LOSS names the missing part. `object` must have

@@ -62,7 +62,7 @@ struct CacheOptions {
   ObjectTableOptions objects;
   size_t texts_per_tenant = TextTable::kDefaultTexts;  // remembered texts, to explain misses in another namespace
   size_t misses_per_tenant = MissLog::kDefaultMisses;  // misses that LastMisses can return
-  std::function<uint64_t()> random;                    // for lease ids; a simulator passes a seeded one
+  std::function<uint64_t()> random;                    // makes lease ids; a simulator passes a seeded one
 };
 
 // Limits of one tenant. Empty ones stay as they are.
@@ -73,7 +73,7 @@ struct TenantBounds {
   struct Leases {
     size_t leases, segments;
   };
-  std::optional<Leases> leases = {};  // of all its sessions; the defaults are in CacheOptions
+  std::optional<Leases> leases = {};  // limits all its sessions; the defaults are in CacheOptions
 };
 
 class Mover;
@@ -211,7 +211,7 @@ class Cache {
     Slice whole;
     Tick(whole);
   }
-  bool Tick(Slice& slice);  // in slices; returns false if more is left
+  bool Tick(Slice& slice);  // works in slices; returns false if more is left
 
   struct Stats {
     uint64_t objects = 0;

@@ -70,7 +70,7 @@ class MissingRuns {
   const PromptText& text_;
   const std::atomic<bool>& cancelled_;
   std::vector<Run> runs_;
-  std::vector<Reservation> reservations_;  // of each run; not granted: published or abandoned
+  std::vector<Reservation> reservations_;  // one per run; not granted: published or abandoned
   PrefillPlan prefill_;                    // segments that other engines compute
   std::vector<Run> cold_;                  // one run per state of prefill_
   size_t elsewhere_ = 0;

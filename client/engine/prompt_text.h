@@ -36,7 +36,7 @@ class PromptText {
   std::span<const MediaHash> media() const { return media_; }
   const Salt& salt() const { return salt_; }
   const PlannedLanding* planned() const { return planned_.has_value() ? &*planned_ : nullptr; }  // null: no plan
-  uint64_t present_tokens() const { return present_tokens_; }  // of a plan's prefix, already in the pages
+  uint64_t present_tokens() const { return present_tokens_; }  // tokens of the plan's prefix that pages already have
   // The prompt in the form that the client looks up.
   ashlar::Prompt Asked() const;
 

@@ -48,7 +48,7 @@ struct LayerAdvance {
   uint32_t layer = 0;  // index into layout.layers
   std::span<const AdvanceStep> steps;
   Region region;
-  RunningState state;           // in and out
+  RunningState state;           // read, then overwritten
   kernels::TokenInputs inputs;  // strides in floats
   float* out = nullptr;         // [tokens][value_heads, d_v] of tokens in runs; may be null
   int64_t out_stride = 0;       // floats

@@ -50,7 +50,7 @@ class LeaseTable {
   };
   std::unordered_map<std::string, Held> held_ ABSL_GUARDED_BY(mutex_);
   std::deque<std::pair<Deadline, std::string>> came_
-      ABSL_GUARDED_BY(mutex_);  // in order; some may no longer be held, or be used
+      ABSL_GUARDED_BY(mutex_);  // sorted; may contain leases that are released or used
   std::set<std::string> unheld_ ABSL_GUARDED_BY(mutex_);
   std::set<std::string> releasing_ ABSL_GUARDED_BY(mutex_);
 };

@@ -31,9 +31,9 @@ struct ExpectedObject {
   const Layout* layout = nullptr;
   NamespaceId ns;
   ObjectKind kind = ObjectKind::kSegment;
-  uint64_t tokens = 0;       // for a span: the minimum
+  uint64_t tokens = 0;       // a span's minimum
   uint64_t start = 0;        // first position: of a segment in the prompt, of a span in its text
-  uint64_t span_tokens = 0;  // for a span: tokens to read
+  uint64_t span_tokens = 0;  // number of a span's tokens to read
 };
 
 class MappedObject {

@@ -22,7 +22,7 @@ namespace ashlar {
 // to it corrupts its own tenant's cache.
 struct MappedTuple {
   kernels::TupleView view;
-  const void* conv_tail = nullptr;  // in the layer's conv_order and ConvType
+  const void* conv_tail = nullptr;  // has the layer's conv_order and ConvType
   kernels::MemoryKind memory = kernels::MemoryKind::kHost;
 };
 

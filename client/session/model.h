@@ -67,7 +67,7 @@ struct PublishParts {
     const std::byte* transition = nullptr;
     const std::byte* state = nullptr;          // heads × [d_k, d_v] or [d_v, d_k], in the layout's state_dtype
     const int32_t* state_exponents = nullptr;  // [heads], only for fp16 states
-    const std::byte* conv_tail = nullptr;      // in conv_order and ConvType; null if the layer has no convolution
+    const std::byte* conv_tail = nullptr;      // has conv_order and ConvType; null if the layer has no convolution
   };
   // Consecutive heads whose transitions are stored in one form.
   struct Run {
@@ -75,7 +75,7 @@ struct PublishParts {
     const std::byte* units = nullptr;  // consecutive; null for zero transitions
   };
   std::vector<Linear> linear;           // every linear layer
-  std::vector<Run> runs;                // for layers with runs: each head is in exactly one run
+  std::vector<Run> runs;                // layers with runs only: each head is in exactly one run
   Region region;                        // contains all pointers above
   std::span<const int32_t> page_table;  // pages of the run's keys and values in the declared pages
   uint64_t first_position = 0;          // slot position of the run's token 0

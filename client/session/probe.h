@@ -22,7 +22,7 @@ struct NodeProbe {
   static constexpr size_t kTiers = 8;
   std::string node;  // empty outside a cluster
   uint64_t prompt_tokens = 0, prefix_tokens = 0, segment_tokens = 0;
-  std::array<uint64_t, kTiers> tier_tokens{};  // by TierKind
+  std::array<uint64_t, kTiers> tier_tokens{};  // indexed by TierKind
   std::chrono::nanoseconds fetch{0}, compute{0}, wait{0};
   uint64_t queued_tokens = 0;
   double tokens_per_second = 0;

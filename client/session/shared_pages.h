@@ -35,7 +35,7 @@ namespace ashlar {
 
 // The pages that a refused request lacks. Every page is free, reclaimable or held.
 struct PageShortage {
-  uint64_t needed = 0;  // in addition to the pages of segments that are already shared
+  uint64_t needed = 0;  // excludes pages of segments that are already shared
   uint64_t free = 0;
   uint64_t reclaimable = 0;  // pages of segments that no request references and this one does not need
   uint64_t held = 0;         // pages of running requests, or of segments that this request would share

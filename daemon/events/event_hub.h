@@ -31,7 +31,7 @@ struct CacheEvent {
   ObjectKind object = ObjectKind::kSegment;
   TensorShard shard;
   TierKind tier = TierKind::kNone;  // fastest tier with a copy; for kRemoved, the last tier with one
-  TierKind was = TierKind::kNone;   // for kTier: the previous tier
+  TierKind was = TierKind::kNone;   // kTier only: the previous tier
   uint64_t tokens = 0, bytes = 0;
   uint64_t lost = 0;
 };

@@ -27,7 +27,7 @@ inline constexpr const char* kRdmaFallback = "cluster.expect_transport is rdma, 
 // A snapshot. Counters start at 0 when the daemon starts.
 struct ClusterFigures {
   uint64_t members = 0, peers_connected = 0;
-  std::vector<std::pair<std::string, uint64_t>> refusals;  // by reason
+  std::vector<std::pair<std::string, uint64_t>> refusals;  // (reason, count) pairs
   bool directory_connected = false;
   uint64_t directory_entries = 0, directory_bytes = 0, directory_queued = 0;
   uint64_t directory_dropped = 0, directory_resyncs = 0;

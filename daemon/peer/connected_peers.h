@@ -30,7 +30,7 @@ class ConnectedPeers {
  private:
   const std::function<void(const std::string& reader)> gone_;
   Mutex mutex_;
-  std::map<std::string, std::string> readers_ ABSL_GUARDED_BY(mutex_);  // by node
+  std::map<std::string, std::string> readers_ ABSL_GUARDED_BY(mutex_);  // keyed by node
 };
 
 }  // namespace ashlar::daemon

@@ -25,7 +25,7 @@ class PrefillBacklog {
            double tokens_per_second);
   struct Load {
     uint64_t tokens = 0;      // sum over all engines
-    storage::Nanos wait = 0;  // of the engine that is free first
+    storage::Nanos wait = 0;  // wait of the engine that is free first
     size_t engines = 0;       // engines that have looked prompts up
   };
   Load Of(storage::TenantId tenant, const NamespaceId& ns) const;

@@ -33,7 +33,7 @@ class PrefillForNodes {
   const storage::Clock& clock_;
   storage::Cache& cache_;
   PrefillWorkers& workers_;
-  std::map<std::string, std::set<uint64_t>> assignments_;  // by requesting node
+  std::map<std::string, std::set<uint64_t>> assignments_;  // keyed by requesting node
   bool stopped_ = false;
 };
 

@@ -125,7 +125,7 @@ class PrefillWorkers {
   };
   using Ended = std::vector<std::pair<Done, absl::Status>>;  // called after all changes here are done
 
-  bool MakeSpace(storage::TenantId tenant);  // for one more worker; false if there is no space
+  bool MakeSpace(storage::TenantId tenant);  // reserves space of one more worker; false if there is none
   void Remove(const std::function<bool(const Engine&)>& gone);
   void TakeResults(Worker& worker, std::span<const Result> results, Ended& ended);
   void Give(Worker& worker);

@@ -51,7 +51,7 @@ struct Model {
   bool Has(const ObjectHeader& object) const { return object.ns == ns && object.shard == shard; }
 
   double tokens_per_second = 0;                          // prefill rate; 0 if unknown
-  storage::ComputeCost cost;                             // for all shards
+  storage::ComputeCost cost;                             // cost of all shards together
   std::shared_ptr<const storage::PrefixModel> prefixes;  // null if the model was opened without prefixes
   Budget::Charge charge;
 };

@@ -69,7 +69,7 @@ class Region {
   // Creates a zeroed region of at least `bytes` on the GPU. RESOURCE_EXHAUSTED if the GPU has no memory left.
   struct OnGpu {
     std::shared_ptr<Region> region;
-    UniqueFd descriptor;  // for the engine
+    UniqueFd descriptor;  // the engine receives it
   };
   static absl::StatusOr<OnGpu> Make(const kernels::Gpu& gpu, uint64_t bytes);
 

@@ -39,7 +39,7 @@ class RegionGuard : public std::enable_shared_from_this<RegionGuard> {
     const std::shared_ptr<RegionGuard> guard_;
     std::byte* const data_;
     const uint64_t bytes_;
-    bool replaced_ = false;  // by memory of the daemon; used by the guard's thread only
+    bool replaced_ = false;  // the daemon's memory replaces it; only the guard's thread uses the flag
     std::atomic<bool> lost_{false};
   };
 

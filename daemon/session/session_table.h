@@ -49,7 +49,7 @@ class SessionTable {
   struct Owner {
     storage::SessionId session = 0;
     storage::TenantId tenant = 0;
-    uid_t uid = 0;  // of the process that opened it
+    uid_t uid = 0;  // user of the process that opened it
   };
   // Returns the owner of a session that is open or still draining; nothing for others.
   std::optional<Owner> OwnerOf(absl::string_view secret) const;
@@ -64,7 +64,7 @@ class SessionTable {
     std::shared_ptr<const Session> session;
     bool draining = false;  // ended; transfers in flight still use its memory
   };
-  std::vector<Listed> List() const;  // by number
+  std::vector<Listed> List() const;  // sorted by number
 
  private:
   struct Entry {
@@ -81,7 +81,7 @@ class SessionTable {
   const std::string daemon_epoch_ = RandomSecret();
 
   mutable Mutex mutex_;
-  absl::flat_hash_map<std::string, Entry> sessions_ ABSL_GUARDED_BY(mutex_);  // by secret
+  absl::flat_hash_map<std::string, Entry> sessions_ ABSL_GUARDED_BY(mutex_);  // keyed by secret
 };
 
 }  // namespace ashlar::daemon

@@ -40,7 +40,7 @@ class EtcdProcess {
 
   std::string endpoint() const;  // ADDRESS:PORT
   pid_t pid() const { return process_.pid(); }
-  std::string log() const;  // of all runs
+  std::string log() const;  // contains the logs of all runs
 
  private:
   EtcdOptions options_;

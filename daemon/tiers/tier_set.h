@@ -83,7 +83,7 @@ class TierSet {
   void PrepareArena(storage::TenantId tenant);
   bool CreateArena(storage::TenantId tenant, const std::shared_ptr<storage::ComingArena>& arena);
 
-  std::vector<std::unique_ptr<storage::MemoryTier>> hbm_;  // in the order of the configuration
+  std::vector<std::unique_ptr<storage::MemoryTier>> hbm_;  // ordered as in the configuration
   std::unique_ptr<storage::MemoryTier> dram_;
   std::unique_ptr<storage::BlockFile> file_;
   std::unique_ptr<storage::RecordStore> records_;

@@ -41,7 +41,7 @@ class ExactPrefixes {
   struct Entry {
     std::vector<int32_t> tokens;
     std::unique_ptr<refengine::Sequence> sequence;
-    std::map<uint64_t, refengine::HeldCheckpoint> checkpoints;  // by depth
+    std::map<uint64_t, refengine::HeldCheckpoint> checkpoints;  // keyed by depth
   };
   struct Hit {
     Entry* entry = nullptr;

@@ -27,11 +27,11 @@ struct SetPrompt {
   std::unique_ptr<refengine::Sequence> sequence;
   engine::Request request;
   uint64_t resumed = 0;      // tokens of the prefix that was landed
-  std::vector<bool> landed;  // by segment
+  std::vector<bool> landed;  // indexed by segment
   // The states after that prefix, if they were rebuilt from a span or the prefix lacks only the prompt's last token.
   std::optional<refengine::RecurrentState> prefix_state;
-  std::vector<StepTuples> tuples;              // by step; empty for computed steps
-  std::vector<refengine::Step> chain;          // by step
+  std::vector<StepTuples> tuples;              // indexed by step; empty for computed steps
+  std::vector<refengine::Step> chain;          // indexed by step
   std::vector<refengine::Snapshot> snapshots;  // where the daemon asks for checkpoints, with PrefixUse
 
   const engine::Plan& plan() const { return request.plan(); }
@@ -138,7 +138,7 @@ class CachedServing {
   const ServingOptions options_;
   TupleMemory tuple_memory_;
   engine::Cache cache_;
-  std::shared_ptr<refengine::KvPages> pool_;  // in the cache's memory
+  std::shared_ptr<refengine::KvPages> pool_;  // lies in the cache's memory
   const refengine::SpanTape* tape_ = nullptr;
   uint64_t kept_pages_ = 0;  // number of pages kept by the cache
   std::unique_ptr<SetPrompt> last_;

@@ -19,7 +19,7 @@ class DaemonAdvancer final : public refengine::SeamAdvancer {
 
  private:
   engine::Request& request_;
-  std::vector<uint64_t> position_;  // by layer: the end of the advanced positions
+  std::vector<uint64_t> position_;  // indexed by layer: the end of the advanced positions
 };
 
 }  // namespace ashlar::rag

@@ -19,7 +19,7 @@ struct Runtime {
   const refengine::Model& model;
   refengine::Engine& engine;
   const kernels::Kernels& kernels;
-  kernels::Queue& queue;  // for copies outside the engine
+  kernels::Queue& queue;  // runs copies outside the engine
   kernels::Workers& workers;
 };
 
@@ -30,7 +30,7 @@ struct Served {
   uint64_t hits = 0, misses = 0;           // segments
   std::map<TierKind, uint64_t> hit_tiers;  // hits by tier
   std::map<MissReason, uint64_t> miss_reasons;
-  double flops = 0;  // of the last chain; filled segments are not counted
+  double flops = 0;  // FLOPs of the last chain, without filled segments
 };
 
 class Stopwatch {

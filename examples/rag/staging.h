@@ -26,8 +26,8 @@ struct StepTuples {
   explicit StepTuples(const refengine::ModelConfig& config)
       : layers(static_cast<size_t>(config.layers())), heads(static_cast<size_t>(config.layers())) {}
 
-  std::vector<refengine::CachedLayer> layers;          // by layer; empty for attention layers
-  std::vector<std::vector<kernels::HeadTuple>> heads;  // by layer; `layers` points to them
+  std::vector<refengine::CachedLayer> layers;          // indexed by layer; empty for attention layers
+  std::vector<std::vector<kernels::HeadTuple>> heads;  // indexed by layer; `layers` points to them
 };
 // Waits for a layer of the plan, and reads the tuples of all its steps if it is a linear layer; `steps` has one element
 // for each step. False: a hit failed to land.

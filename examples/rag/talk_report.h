@@ -30,7 +30,7 @@ struct TurnResult {
   uint64_t computed_tokens = 0;
   double ttft_ms = 0, full_ttft_ms = 0;  // Ashlar's, and full recompute's
   double flop_floor_speedup = 0;         // FLOPs of full recompute divided by the computed FLOPs; no fills
-  double full_rel_l2 = 0;                // of the logits, against full recompute in the largest passes
+  double full_rel_l2 = 0;                // error of the logits, against full recompute in the largest passes
   // Against the same text computed with the same cuts without a cache: an exact one from its first token, a composed
   // one by the sequence that was never left. The first turn of a composed text has no reference.
   std::optional<double> logits_rel_l2;

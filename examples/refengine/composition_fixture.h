@@ -84,7 +84,7 @@ class CompositionFixture : public EngineFixture {
     RecurrentState end;
     std::vector<RecurrentState> behind;  // after each step except the checkpoint
     std::vector<int64_t> positions;      // ends of those steps
-    std::vector<bool> landed;            // by step: true for an interior
+    std::vector<bool> landed;            // indexed by step: true for an interior
   };
 
   // Lands the stored segments and runs the chain: checkpoint, run, interior, run, …, run with the query. Layers of

@@ -54,7 +54,7 @@ class LocalDaemon {
   LocalDaemon() = default;
   absl::Status Configure(const LocalDaemonOptions& options) const;
   absl::Status Launch(const LocalDaemonOptions& options);
-  bool Serves();  // to a client, or to a user without a tenant
+  bool Serves();  // returns whether it serves a client, or a user without a tenant
   std::string Log() const;
 
   std::string folder_;

@@ -66,7 +66,7 @@ class AttentionContext {
   const AttentionCase what_;
   std::vector<double> frequencies_;
   std::vector<std::unique_ptr<Pages>> pages_;
-  std::vector<KeySpan> spans_[3];  // by Stand
+  std::vector<KeySpan> spans_[3];  // indexed by Stand
   std::vector<float> queries_;
 };
 

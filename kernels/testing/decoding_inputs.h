@@ -45,7 +45,7 @@ class TypedState {
   TypedState& operator=(const TypedState& other);
 
   StateView View() { return {pointers_.data(), dtype_, dtype_ == DType::kF16 ? exponents_.data() : nullptr}; }
-  std::vector<float> Floats() const;  // of all heads
+  std::vector<float> Floats() const;  // returns the values of all heads
   const std::vector<std::vector<std::byte>>& bytes() const { return heads_; }
 
  private:

@@ -81,7 +81,7 @@ class DeviceCall {
 
   DeviceMemory& memory_;
   bool measuring_ = false;
-  std::map<const void*, Copy> copies_;  // by address in host memory
+  std::map<const void*, Copy> copies_;  // keyed by address in host memory
   std::deque<std::vector<void*>> tables_;
   std::deque<std::vector<HeadTuple>> heads_;
   std::deque<std::vector<TupleView>> views_;

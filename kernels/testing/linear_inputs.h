@@ -118,12 +118,12 @@ struct Prompt {
   Tokens RunInputs() const;
 
   const Layer layer;
-  const LinearShape shape;  // of `layer`
+  const LinearShape shape;  // shape of `layer`
   std::vector<Part> parts;
   int64_t start = 0;          // position of token 0
-  Tokens tokens;              // of all parts, in order, rotated to their positions
-  Tokens isolated;            // of all parts, each as in its segment's own prefill
-  std::vector<Tuple> tuples;  // of the interiors, in order; fp32, computed by the reference
+  Tokens tokens;              // tokens of all parts, in order, rotated to their positions
+  Tokens isolated;            // tokens of all parts, each as in its segment's own prefill
+  std::vector<Tuple> tuples;  // tuples of the interiors, in order; fp32, computed by the reference
   States initial;             // fp32
 };
 

@@ -27,7 +27,7 @@ struct LinearVector {
   std::vector<double> decay_table;  // as LinearShape::decay_table
   std::vector<double> initial_state, final_state;
   std::vector<double> outputs;    // [tokens, d_v]
-  std::vector<Segment> segments;  // in order, of all tokens
+  std::vector<Segment> segments;  // sorted; contain all tokens
 };
 
 // Keys of one head that occur in a prompt twice or more, and one query over all of them.

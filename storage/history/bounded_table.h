@@ -21,7 +21,7 @@ class BoundedTable {
   struct Node {
     Key key;
     Value value;
-    Place older = kNowhere;  // for a free node: the next free one
+    Place older = kNowhere;  // a free node's next free one
     Place younger = kNowhere;
   };
 

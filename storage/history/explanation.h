@@ -49,7 +49,7 @@ struct Explanation {
   MissReason reason = MissReason::kNeverSeen;  // kNone: a lookup would find it
   std::optional<Presence> present;
   std::optional<Ghost> ghost;            // the evicted or never published object
-  std::optional<NamespaceId> elsewhere;  // for kNamespaceDiffers: where the same text was published last
+  std::optional<NamespaceId> elsewhere;  // kNamespaceDiffers only: where the same text was published last
 };
 
 // A segment missed by a lookup or a landing.

@@ -25,7 +25,7 @@ struct Ghost {
   Nanos gone_at = 0;                      // when it happened, on the injected clock
   Nanos lived = 0;                        // from publication to gone_at; 0: never published
   Nanos idle = 0;                         // from the last use or publication to gone_at
-  Reuse reuse;                            // for an evicted object
+  Reuse reuse;                            // set if the object was evicted
   uint64_t space = 0;                     // SpaceOf the namespace
 
   // The first bytes of a namespace, enough to distinguish a tenant's few namespaces.

@@ -96,7 +96,7 @@ class LeaseTable {
   void GiveBack(TenantId tenant, LeasedObjects segments, std::vector<ObjectReference> others);
   // Releases the objects of the tenant's ended leases, in the order in which they ended. Returns false if more is left.
   bool Settle(TenantId tenant, Slice& slice);
-  bool SettleAll(Slice& slice);  // for all tenants
+  bool SettleAll(Slice& slice);  // settles all tenants
 
   size_t size() const { return leases_.size(); }
   size_t Count(SessionId session) const {  // leases that the session holds
@@ -113,7 +113,7 @@ class LeaseTable {
     std::vector<ObjectReference> others;
     MatchedPrefix prefix;
     size_t Size() const { return segments.size() + others.size(); }
-    absl::InlinedVector<SessionId, 1> holders;  // in the order in which they attached
+    absl::InlinedVector<SessionId, 1> holders;  // ordered as they attached
     Nanos deadline = kNever;
     bool composed = false;
     std::shared_ptr<VerifiedLayers> verified;  // null until requested
@@ -153,7 +153,7 @@ class LeaseTable {
   absl::flat_hash_map<LeaseId, Serial> serials_;
   std::map<SessionId, Holding> holdings_;
   std::map<TenantId, OfTenant> tenants_;
-  absl::btree_set<std::pair<Nanos, Serial>> deadlines_;  // of leases with a deadline
+  absl::btree_set<std::pair<Nanos, Serial>> deadlines_;  // contains all leases with a deadline
   struct Ended {
     std::vector<ObjectReference> others;
     LeasedObjects segments;

@@ -44,7 +44,7 @@ struct PrefixObjects {
 
 // The best exact prefix to resume the prompt from.
 struct MatchedPrefix {
-  uint64_t depth = 0;  // in tokens; 0: none
+  uint64_t depth = 0;  // tokens; 0: none
   bool own = false;    // private to the conversation; otherwise shared in the namespace
   Provenance provenance = Provenance::kExact;
   uint32_t span_tokens = 0;  // last tokens, whose states are rebuilt from a span; 0: the checkpoint is at `depth`

@@ -24,10 +24,10 @@ namespace ashlar::storage {
 // What a lookup would save of a prompt.
 struct Probed {
   static constexpr size_t kTiers = PromotionCost::kSources;
-  uint64_t prefix_tokens = 0;             // of the exact prefix from which the prompt would resume
-  uint64_t segment_tokens = 0;            // of interiors after it; seams are computed
+  uint64_t prefix_tokens = 0;             // tokens of the exact prefix from which the prompt would resume
+  uint64_t segment_tokens = 0;            // tokens of interiors after it; seams are computed
   std::array<uint64_t, kTiers> tokens{};  // the same, by the tier of their nearest copies (TierKind)
-  Nanos fetch = 0;                        // to load and land their objects; 0: not known
+  Nanos fetch = 0;                        // time to load and land their objects; 0: not known
 };
 
 // The work of one Cache::StartProbe, in slices; what the cache has may change between them. It takes the cover that a

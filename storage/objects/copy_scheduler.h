@@ -93,7 +93,7 @@ class CopyScheduler {
   bool Admits(const Entry& entry, size_t level);
   // These two return false if the object should be tried again once there is space.
   bool CopyDown(Entry& entry);
-  bool CopyToDisk(Entry& entry);  // in a flush: from any whole copy, into free space
+  bool CopyToDisk(Entry& entry);  // during a flush, reads any whole copy and writes to free space
   void Pump(Queue& queue);
 
   static constexpr size_t kMaxIdleCopies = 64;  // limit of a tenant's copies that no caller waits for

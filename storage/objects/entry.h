@@ -63,11 +63,11 @@ struct Entry : RankedObject {
   ReuseModel::Subject AtEviction() const;
 
   bool ready = false;        // published; before that it is reserved or being published
-  bool pinned = false;       // by an operator: at least one tier keeps a copy
+  bool pinned = false;       // an operator pinned it: at least one tier keeps a copy
   bool doomed = false;       // ends with its last reference, unless it is reserved again
-  bool erased = false;       // by an operator: its bytes on the disk are overwritten
+  bool erased = false;       // an operator erased it: its bytes on the disk are overwritten
   bool damaged = false;      // a checksum failed, perhaps because a crash interrupted an erasure
-  bool queued_down = false;  // in its tenant's queue of objects to copy down
+  bool queued_down = false;  // its tenant's queue of objects to copy down has it
   bool unsaved = false;      // published, and not on the disk
   bool deferred = false;     // not written to the disk ahead of need (Placement::Defer)
   bool judged = false;       // admission has judged it for eviction; reset by a use

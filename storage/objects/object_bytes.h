@@ -20,7 +20,7 @@ class ObjectBytes {
 
   std::byte* start() const { return extents_.front(); }
   std::byte* Unit(const Part& part, uint32_t unit) const;
-  const std::vector<std::byte*>& extents() const { return extents_; }  // in the order of the object's bytes
+  const std::vector<std::byte*>& extents() const { return extents_; }  // ordered as the object's bytes
 
  private:
   std::vector<std::byte*> extents_;

@@ -26,7 +26,7 @@ class ObjectReference {
   explicit operator bool() const { return entry_ != nullptr; }
   const Entry* operator->() const { return entry_; }
   const Entry& operator*() const { return *entry_; }
-  Entry& entry() const { return *entry_; }  // for storage/objects, which changes entries
+  Entry& entry() const { return *entry_; }  // storage/objects uses it to change entries
   size_t level() const { return level_; }
   const Copy& copy() const { return entry_->copies[level_]; }
   const Tier& tier() const;

@@ -29,7 +29,7 @@ class SegmentTable {
  private:
   using Id = std::pair<TenantId, Key>;
   absl::flat_hash_map<Id, Entry*> whole_;
-  absl::flat_hash_map<Id, std::vector<Entry*>> shards_;  // in the order of arrival; few, because there are few ranks
+  absl::flat_hash_map<Id, std::vector<Entry*>> shards_;  // ordered by arrival; few, because there are few ranks
 };
 
 }  // namespace ashlar::storage

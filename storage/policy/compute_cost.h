@@ -14,7 +14,7 @@ struct ComputeCost {
   double flops_per_token = 0;
   double flops_per_square = 0;  // causal attention over n tokens takes n² of these
 
-  double Flops(uint64_t tokens) const {  // for a prefill from position 0
+  double Flops(uint64_t tokens) const {  // FLOPs of a prefill from position 0
     const auto count = static_cast<double>(tokens);
     return count * (flops_per_token + count * flops_per_square);
   }

@@ -101,7 +101,7 @@ class EvictionPolicy {
     const uint64_t extents_;
     const Purpose purpose_;
     bool skips_dirty_;
-    std::vector<uint64_t> allowed_;  // by pool
+    std::vector<uint64_t> allowed_;  // indexed by pool
     std::vector<std::pair<const Rank*, size_t>> dirty_;
     std::vector<RankedObject*> victims_;
     uint64_t found_ = 0;

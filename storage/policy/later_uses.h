@@ -50,7 +50,7 @@ class LaterUses {
   uint64_t now_ = 0;
   uint64_t stride_ = 1;                          // one key in `stride_` is followed
   std::deque<Begun> begun_;                      // oldest first; includes spells that have ended
-  absl::flat_hash_map<uint64_t, Spell> spells_;  // by name; those that have not ended
+  absl::flat_hash_map<uint64_t, Spell> spells_;  // keyed by name; contains those that have not ended
   std::array<double, 2 * kReuseKinds> came_{};   // spells begun, by kind and whether there were uses
   size_t events_ = 0;                            // spells begun or ended since the last refresh
 };

@@ -41,8 +41,8 @@ class PromotionCost {
   // Objects that are loaded together, because a prefix needs all of them.
   static constexpr size_t kSources = static_cast<size_t>(TierKind::kRemote) + 1;
   struct Load {
-    std::array<uint64_t, kSources> bytes{};  // by source tier; of kNone: bytes that need no load
-    Nanos remote = 0;                        // to fetch what comes from other nodes; 0: unknown
+    std::array<uint64_t, kSources> bytes{};  // indexed by source tier; kNone: bytes that need no load
+    Nanos remote = 0;                        // time to fetch what comes from other nodes; 0: unknown
 
     Load& operator+=(const Load& other);
   };
@@ -75,7 +75,7 @@ class PromotionCost {
   };
   static bool Probe(Way& way) { return ++way.declined % kProbe == 0; }
 
-  std::map<TierKind, Way> copies_;  // by source tier
+  std::map<TierKind, Way> copies_;  // keyed by source tier
   Way landings_;
   double flops_ = 0, nanos_ = 0;  // recent computing, as the engine declares it
   uint64_t declined_loads_ = 0;

@@ -76,7 +76,7 @@ class Prefixes::CommitJob : public std::enable_shared_from_this<CommitJob> {
   size_t blocks_ = 0;             // number of blocks among the objects
   size_t next_ = 0, under_way_ = 0;
   bool going_ = false;
-  bool waits_ = false;    // for memory of the tier
+  bool waits_ = false;    // true while it waits for memory of the tier
   bool may_wait_ = true;  // the system has not refused memory
 };
 

@@ -23,7 +23,7 @@ class Conversations {
   // A state, or a span.
   struct Mark {
     uint64_t depth = 0;  // 0: none
-    Key key;             // of the checkpoint or the span
+    Key key;             // key of the checkpoint or the span
     // For a span: the checkpoint before it and its tokens, for prompts that share only some of them.
     uint64_t span_begin = 0;
     Key base;

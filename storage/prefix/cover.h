@@ -28,7 +28,7 @@ struct Cover {
   uint64_t prefix = 0;  // resume at this depth
   std::vector<size_t>
       segments;      // then land these, in order; the prompt's first segment is a prefix, and not among them
-  double saved = 0;  // of the cost of computing the prompt
+  double saved = 0;  // fraction of the cost of computing the prompt
 };
 
 // Returns the cover that saves most. That need not have the longest prefix: a prefix may end inside a segment and make

@@ -47,7 +47,7 @@ class KeptCheckpoints {
     float worth = 0;    // FLOPs saved per byte freed, as last computed
     uint32_t used = 0;  // low bits of the last use
     ReuseModel::Class model;
-    bool cheap : 1 = false;  // in the list of cheap checkpoints below
+    bool cheap : 1 = false;  // the list of cheap checkpoints below has it
     bool held : 1 = false;   // leased, or with dependent spans; must not be evicted
   };
   static_assert(sizeof(Kept) == 24);
@@ -70,7 +70,7 @@ class KeptCheckpoints {
   void DrawCheap(RequestTime now);
   void DrawAhead();
   size_t PlaceOf(uint32_t draw) const { return uint64_t{draw} * (kept_.size() - kNeighbours + 1) >> 32; }
-  std::vector<Cheap>::iterator CheapestDrawn();  // by the last computed price
+  std::vector<Cheap>::iterator CheapestDrawn();  // compares the last computed prices
   void DropCheap(size_t place);
 
   const CheckpointPrices& prices_;

@@ -25,7 +25,7 @@ class OverlapForecast {
     uint64_t at = 0;  // depth from the start, or distance from the end
     double weight = 0;
   };
-  std::vector<Piece> from_start_, from_end_;  // by place; all weights add up to one
+  std::vector<Piece> from_start_, from_end_;  // sorted by place; all weights add up to one
 };
 
 // Histograms of divergence points, with more weight on recent requests: by depth from the start (instructions of one
@@ -61,7 +61,7 @@ class OverlapModel {
 
    private:
     void Prune();
-    std::vector<Piece> pieces_;    // by place
+    std::vector<Piece> pieces_;    // sorted by place
     double total_ = 0, unit_ = 1;  // weight of one request; grows, so that no entry needs decaying
   };
 

@@ -52,7 +52,7 @@ struct PrefixEntry {
   uint32_t needs = 0;                // number of users of the edge's pages: its checkpoint, and children with needs
   std::unique_ptr<KeptSpan> span;    // null: kept by states, or not kept
   std::vector<PrefixNode*> hanging;  // spans that begin here; this prefix stays while there are any
-  size_t place = 0, kept_place = 0;  // in the cache's lists
+  size_t place = 0, kept_place = 0;  // indices in the cache's lists
 
   // The edge.
   std::shared_ptr<PromptTail> brought;  // prompt that brought the edge; edges that were one share it

@@ -102,7 +102,7 @@ class PrefixPlanner {
 
   const PrefixCosts& costs() const { return costs_; }
   const CheckpointBudget& budget() const { return budget_; }
-  const Tree& tree() const { return history_.tree(); }  // for inspection
+  const Tree& tree() const { return history_.tree(); }  // used for inspection only
   size_t nodes() const { return tree().nodes(); }
   uint64_t history_tokens() const { return tree().tokens(); }
   uint64_t history_bytes() const { return tree().bytes(); }

@@ -31,7 +31,7 @@ struct PrefixModel {
   DType span_dtype = DType::kF32;
   bool paged = false;        // some layer has keys and values, so there are blocks
   uint64_t block_bytes = 0;  // bytes of a block of the shard; 0 without blocks
-  PrefixCosts costs;         // of all shards, with allocated bytes
+  PrefixCosts costs;         // costs of all shards, with allocated bytes
 };
 struct SpanUse {
   uint64_t tokens = 0;

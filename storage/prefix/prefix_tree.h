@@ -68,7 +68,7 @@ class PrefixTree {
 
   Node& root() const { return *root_; }
   size_t nodes() const { return nodes_; }      // without the root
-  uint64_t tokens() const { return tokens_; }  // of all edges
+  uint64_t tokens() const { return tokens_; }  // sum over all edges
 
   // The known part of a prompt.
   struct Reached {

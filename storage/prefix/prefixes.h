@@ -196,9 +196,9 @@ class Prefixes {
   std::map<TenantId, uint64_t> capacities_;
   std::map<NamespaceId, Space> spaces_;
   std::map<NamespaceId, Depths> recovered_;
-  std::map<NamespaceId, Depths> recovered_spans_;  // by end and begin
+  std::map<NamespaceId, Depths> recovered_spans_;  // sorted by end and begin
   std::map<NamespaceId, TenantId> recovered_of_;   // their tenants
-  std::map<SessionId, size_t> commits_;            // in flight
+  std::map<SessionId, size_t> commits_;            // number of commits in flight
   uint64_t asked_ = 0;
 };
 

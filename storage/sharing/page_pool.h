@@ -126,7 +126,7 @@ class PagePool {
     std::list<Resident*>::iterator idle;  // place in idle_ while there are no references or pins
   };
   struct Admission {
-    std::vector<Resident*> segments;  // in request order; null for segments without shared pages
+    std::vector<Resident*> segments;  // ordered as in the request; null for segments without shared pages
     std::vector<PageId> own;
   };
   struct Page {

@@ -75,7 +75,7 @@ class PagePools {
   uint64_t References(TenantId tenant) const;
 
   const size_t leases_per_session_;
-  std::map<uint64_t, Place> places_;  // by region
+  std::map<uint64_t, Place> places_;  // keyed by region
   absl::flat_hash_map<LeaseId, Lease> leases_;
   std::map<SessionId, std::set<LeaseId>> sessions_;  // leases that each session holds
 };

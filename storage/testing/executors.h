@@ -34,7 +34,7 @@ class ManualExecutor final : public Executor {
   void Work(size_t item);          // runs the item's work; its posted events and its `done` still wait
   void Complete(size_t item);      // runs work (unless it has run), posted events, then done, and removes the item
   void Kill() { items_.clear(); }  // as if the process was killed
-  void CompleteAll();              // in order of submission, including items that completions submit
+  void CompleteAll();              // completes in order of submission, including items that completions submit
 
  private:
   struct Item {

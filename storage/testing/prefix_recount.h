@@ -23,7 +23,7 @@ struct PrefixRecount {
 inline bool KeptByStates(const PrefixNode& node) {
   return node.data.kept && node.data.span == nullptr;
 }
-inline bool KeptAtOrBehind(const PrefixNode& node) {  // by states: spans need no pages
+inline bool KeptAtOrBehind(const PrefixNode& node) {  // compares states: spans need no pages
   bool kept = KeptByStates(node);
   node.ForEachChild([&](const PrefixNode& child) { kept = kept || KeptAtOrBehind(child); });
   return kept;

@@ -41,8 +41,8 @@ class SimulatedDisk {
     double write_error = 0;
     double sync_error = 0;
     double record_error = 0;
-    double no_space = 0;  // of a write: it ends in the middle, as if the file system had space for a part of it
-    double bit_flip = 0;  // in one block of the bytes that a read returns
+    double no_space = 0;  // a write ends in the middle, as if the file system had space for a part of it
+    double bit_flip = 0;  // one block of the bytes that a read returns has a wrong bit
     double lost_flush = 0;
     bool full = false;
     std::optional<uint64_t> bad_at;  // offset: each write of this place fails
@@ -106,7 +106,7 @@ class SimulatedDisk {
   struct Unsynced {
     uint64_t first = 0;  // block
     std::vector<Block> blocks;
-    std::vector<bool> settled;  // by block: true if a later write to it is durable
+    std::vector<bool> settled;  // indexed by block: true if a later write to it is durable
     bool unresolved = false;    // a sync of it failed: no later one covers it
   };
 
@@ -132,7 +132,7 @@ class SimulatedDisk {
   bool off_ ABSL_GUARDED_BY(mutex_) = false;
   std::vector<Block> current_ ABSL_GUARDED_BY(mutex_);      // the bytes that reads return
   std::vector<Block> durable_ ABSL_GUARDED_BY(mutex_);      // the bytes after a crash, apart from unsynced_
-  std::vector<Unsynced> unsynced_ ABSL_GUARDED_BY(mutex_);  // in the order of writing
+  std::vector<Unsynced> unsynced_ ABSL_GUARDED_BY(mutex_);  // ordered as written
   std::map<std::string, std::string, std::less<>> table_ ABSL_GUARDED_BY(mutex_);
 };
 

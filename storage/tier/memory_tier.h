@@ -25,7 +25,7 @@ struct MemoryTierOptions {
   uint64_t capacity_bytes = 0;                        // limit of the sum of all budgets
   uint64_t arena_bytes = uint64_t{64} * 1024 * 1024;  // unit in which memory is assigned to a tenant; whole extents
   ArenaOptions arena;
-  bool on_gpu = false;  // in the memory of arena.gpu, which must be set; the rest of `arena` is ignored
+  bool on_gpu = false;  // uses the memory of arena.gpu, which must be set; ignores the rest of `arena`
   // Number of its first arena. Tiers with mapped arenas are kArenasApart apart.
   uint32_t first_arena = 0;
 };

@@ -74,7 +74,7 @@ class SsdEraser {
   const std::function<void(const Slot&)> free_;
   BlockFile* file_ = nullptr;
   absl::flat_hash_set<uint32_t> marked_;  // slots by their first extent
-  std::deque<Erasure> queue_;             // to be overwritten
+  std::deque<Erasure> queue_;             // erasures that are not overwritten yet
   bool overwriting_ = false;              // a piece of the first one is in flight
   size_t deleting_ = 0;                   // overwritten; sync and deletion are in flight
   std::vector<Erasure> failed_;

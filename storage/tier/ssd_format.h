@@ -39,7 +39,7 @@ struct SsdRecord {
   uint64_t sequence = 0;  // the record with the higher number wins a conflict
   std::string tenant;
   PoolKind pool = PoolKind::kPublic;
-  std::vector<ExtentRun> runs;  // in the slab; `arena` is 0
+  std::vector<ExtentRun> runs;  // places in the slab; `arena` is 0
   ObjectHeader header;
 };
 std::string RecordName(const Key& key, uint64_t sequence);

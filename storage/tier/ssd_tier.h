@@ -150,7 +150,7 @@ class SsdTier final : public Tier {
   };
   // The state of an allocated, uncommitted slot.
   struct Uncommitted {
-    std::vector<bool> written;  // by extent
+    std::vector<bool> written;  // indexed by extent
     uint64_t failed_syncs = 0;  // at the start of its first write
     size_t writes_in_flight = 0;
     bool begun = false;
@@ -187,7 +187,7 @@ class SsdTier final : public Tier {
   absl::flat_hash_map<uint32_t, Uncommitted> uncommitted_;
   absl::flat_hash_map<uint32_t, uint64_t> committed_;  // value: sequence of the record
   uint64_t next_sequence_ = 1;
-  std::map<std::string, std::vector<Unknown>> unknown_;  // by tenant
+  std::map<std::string, std::vector<Unknown>> unknown_;  // keyed by tenant
   // Between Open and Recover.
   std::vector<SsdRecord> loaded_;
   std::vector<RecordStore::Change> deletions_;

@@ -33,8 +33,8 @@ struct Slot {
 
 struct TierUsage {
   uint64_t capacity_bytes = 0;  // the tenant's budget, or the tier's capacity
-  uint64_t used_bytes = 0;      // in slots
-  uint64_t held_bytes = 0;      // in arenas, used or not; at most the capacity
+  uint64_t used_bytes = 0;      // bytes in slots
+  uint64_t held_bytes = 0;      // bytes in arenas, used or not; at most the capacity
 
   TierUsage& operator+=(const TierUsage& other) {
     capacity_bytes += other.capacity_bytes;

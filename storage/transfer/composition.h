@@ -44,7 +44,7 @@ struct Composition {
     float* out = nullptr;
     int64_t out_stride = 0;  // floats
   };
-  std::vector<Interior> interiors;    // in the order of the prompt
+  std::vector<Interior> interiors;    // ordered as in the prompt
   std::vector<Layer> layers;          // run one after another
   const kernels::Gpu* gpu = nullptr;  // GPU of all states, inputs and outputs; null for host memory
   std::shared_ptr<const void> keep;

@@ -45,7 +45,7 @@ class GpuLane {
   };
   struct Seat {
     Reached<uint64_t> checksums;            // kChecksums elements
-    Reached<float> numbers;                 // for one call; grows as needed
+    Reached<float> numbers;                 // holds the numbers of one call; grows as needed
     std::unique_ptr<kernels::Queue> queue;  // destroyed first
   };
 

@@ -90,15 +90,15 @@ class LandJob {
     size_t index;  // index in the run
     std::vector<Check> checks;
     std::atomic<size_t> tasks_left{0};
-    std::deque<std::vector<uint64_t>> partial_checksums = {};  // of partly landed parts; stable addresses
+    std::deque<std::vector<uint64_t>> partial_checksums = {};  // checksums of partly landed parts; stable addresses
   };
   struct Task {
     Step* step;
     const Source* source;
     UnitRange range;
-    const PagedRows* rows;  // for keys and values
-    uint64_t tokens;        // number of them to land
-    uint64_t* checksums;    // for the units of the range
+    const PagedRows* rows;  // set if the part has keys or values
+    uint64_t tokens;        // number of tokens to land
+    uint64_t* checksums;    // one checksum per unit of the range
     const Part* scales;     // scales of the range's rows, or null; landed together
     uint64_t* scale_checksums;
     bool on_gpu;

@@ -26,7 +26,7 @@
 namespace ashlar::storage {
 
 struct LandCallbacks {
-  std::function<void(uint32_t attention_layers_done)> progress;  // for all segments
+  std::function<void(uint32_t attention_layers_done)> progress;  // the layers have landed in all segments
   std::function<void(std::vector<MissReason> verdict)> done;     // called once; one reason per segment; kNone: landed
 };
 

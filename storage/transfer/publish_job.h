@@ -37,9 +37,9 @@ class PublishJob {
   struct Task {
     UnitRange range;
     bool on_gpu;              // copied from GPU memory
-    const std::byte* tensor;  // for a matrix part: its unit 0 in the engine's memory
-    const PagedRows* rows;    // for keys and values
-    uint64_t* checksums;      // for the units of the range
+    const std::byte* tensor;  // matrix parts only: the part's unit 0 in the engine's memory
+    const PagedRows* rows;    // set if the part has keys or values
+    uint64_t* checksums;      // one checksum per unit of the range
     const Part* scales;       // scales of the range's rows, or null; gathered together
     uint64_t* scale_checksums;
   };

@@ -23,7 +23,7 @@ namespace ashlar::storage {
 // The keys and values of one attention layer in an engine's pages.
 struct PagedRows {
   uint32_t layer = 0;                             // index into layout.layers
-  int32_t heads = 0, key_dim = 0, value_dim = 0;  // of one token's row; opaque: 1, the row's bytes, and 0
+  int32_t heads = 0, key_dim = 0, value_dim = 0;  // dimensions of one token's row; opaque: 1, the row's bytes, and 0
   kernels::PagedSlots keys, values;               // page_table: part of the vector below; null for all of it
   const kernels::Gpu* gpu = nullptr;              // GPU of both; null for host memory
   bool latent = false;                            // mla: keys are latents, values are the rotary parts of keys

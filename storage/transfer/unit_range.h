@@ -13,7 +13,7 @@
 namespace ashlar::storage {
 
 inline constexpr uint32_t kTaskBytes = 1 << 20;
-inline constexpr uint32_t kMaxTaskUnits = 256;  // for small units, because their addresses are on the task's stack
+inline constexpr uint32_t kMaxTaskUnits = 256;  // limits small units, because their addresses are on the task's stack
 
 struct UnitRange {
   const Part* part = nullptr;

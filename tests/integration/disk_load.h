@@ -31,7 +31,7 @@ using Texts = std::map<uint64_t, std::set<size_t>>;
 std::vector<Tokens> PromptOf(uint64_t seed);
 size_t Count(const Texts& texts);
 
-bool HasDirectIo();  // for the folder that tests use
+bool HasDirectIo();  // returns whether the folder of the tests supports direct I/O
 
 // Queries a daemon for what its disk has acknowledged.
 class Witness {

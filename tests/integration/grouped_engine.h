@@ -226,7 +226,7 @@ class GroupedEngine {
   const uint32_t wide_ = kWide, narrow_ = kNarrow;
   engine::LayerGroup groups_[2];
   std::vector<engine::PagePlace> places_;
-  std::vector<std::vector<int32_t>> free_;  // by set of page numbers
+  std::vector<std::vector<int32_t>> free_;  // indexed by set of page numbers
   std::vector<std::vector<float>> states_;
 };
 

@@ -17,8 +17,8 @@ class NetworkNamespace {
   NetworkNamespace(const NetworkNamespace&) = delete;
   NetworkNamespace& operator=(const NetworkNamespace&) = delete;
 
-  int fd() const { return fd_; }  // for setns
-  std::string path() const;       // for other programs, as long as this process lives: `nsenter --net=PATH`
+  int fd() const { return fd_; }  // setns takes it
+  std::string path() const;       // valid while this process lives: `nsenter --net=PATH`
 
  private:
   int fd_ = -1;

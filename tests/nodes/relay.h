@@ -30,7 +30,7 @@ struct LinkConditions {
   std::chrono::microseconds hold_back{5'000};  // time that a reordered frame is held back
   std::chrono::microseconds delay{0};
   uint64_t bytes_per_second = 0;             // 0: no throttle
-  std::chrono::microseconds queue{100'000};  // for a throttled link; frames that would wait longer are dropped
+  std::chrono::microseconds queue{100'000};  // throttled links drop frames that would wait longer
   bool cut = false;                          // drops all frames, also those in flight
 
   bool operator==(const LinkConditions&) const = default;

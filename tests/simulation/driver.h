@@ -45,7 +45,7 @@ inline constexpr uint64_t kConversations = 3;
 inline constexpr Nanos kDeadline = 60'000'000'000;
 inline constexpr double kTolerance = 1e-5;
 inline constexpr uint32_t kRegionPages = 32;
-inline constexpr size_t kMostCommits = 16;  // in progress, of one session
+inline constexpr size_t kMostCommits = 16;  // most commits in progress of one session
 
 class Driver {
  public:
@@ -298,7 +298,7 @@ class Driver {
   uint64_t seen_refused_ = 0;
   std::set<Text> operator_evicted_;
   std::set<Text> declined_;     // since the start
-  std::map<Text, Nanos> pins_;  // by text: until when
+  std::map<Text, Nanos> pins_;  // keyed by text: when the pin ends
   // Time of the last lookup, publish or offer; and the latest one that surely counts.
   std::map<Text, Nanos> used_, surely_used_;
   bool drains_ = false;
@@ -309,7 +309,7 @@ class Driver {
   std::deque<std::pair<TenantId, Key>> written_;          // objects of the latest commits
   std::set<std::pair<TenantId, Key>> pinned_prefixes_;    // pinned by the operator
   bool evicted_prefixes_ = false;                         // whether the operator evicted some
-  std::map<uint64_t, Commit> commits_;                    // in progress
+  std::map<uint64_t, Commit> commits_;                    // commits in progress
   uint64_t next_commit_ = 1;
 
   std::shared_ptr<storage::Erasure> erasure_;  // null: none

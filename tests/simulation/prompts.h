@@ -53,7 +53,7 @@ class Prompts {
   struct Text {
     storage::Tokens tokens;
     std::vector<uint64_t> depths;
-    States span;  // of everything after the first token
+    States span;  // states of everything after the first token
     std::vector<storage::PagedRows> rows;
     std::shared_ptr<const std::vector<int32_t>> page_table;
     std::shared_ptr<const void> keep;
@@ -66,8 +66,8 @@ class Prompts {
   const storage::TenantId tenant_;
   const storage::PrefixEngine rebuilding_, plain_;
   std::vector<Text> texts_;
-  std::map<storage::Tokens, States> states_;                       // by prefix
-  std::map<PartForm, std::map<uint32_t, size_t>> span_row_bytes_;  // by layer: size of one token
+  std::map<storage::Tokens, States> states_;                       // keyed by prefix
+  std::map<PartForm, std::map<uint32_t, size_t>> span_row_bytes_;  // keyed by layer: size of one token
 };
 
 }  // namespace ashlar::simulation

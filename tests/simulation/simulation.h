@@ -79,7 +79,7 @@ enum class Fault : uint8_t {
   kQueueFull,
   kEngineDeath,
   kNoSpace,  // inside a write
-  kHang,     // of the disk
+  kHang,     // the disk hangs
 };
 inline constexpr size_t kFaults = 11;
 // The work in progress when a fault struck.

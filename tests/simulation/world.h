@@ -96,7 +96,7 @@ class World {
   SimulatedExecutor executor, io;
   storage::InlineWorkers workers;
   storage::CountingObserver observer;
-  storage::CopyTransitionCounts copy_transitions{};  // of all runs of the daemon
+  storage::CopyTransitionCounts copy_transitions{};  // sums over all runs of the daemon
   const std::unique_ptr<storage::MemoryTier> hbm, dram;
   const std::unique_ptr<FaultyTier> faulty_hbm, faulty_dram;
   std::unique_ptr<storage::SsdTier> ssd;

@@ -25,7 +25,7 @@ class Redaction {
   std::string Alias(const std::string& kind, absl::string_view value);
   std::string Words(absl::string_view text) const;
 
-  std::map<std::string, std::map<std::string, std::string>> aliases_;  // by kind
+  std::map<std::string, std::map<std::string, std::string>> aliases_;  // keyed by kind
 };
 
 }  // namespace ashlar::ctl

@@ -18,8 +18,8 @@ struct TierSum {
 };
 
 struct Tokens {
-  std::map<std::string, uint64_t> hits;    // by tier
-  std::map<std::string, uint64_t> misses;  // by reason
+  std::map<std::string, uint64_t> hits;    // keyed by tier
+  std::map<std::string, uint64_t> misses;  // keyed by reason
   uint64_t evicted_objects = 0;
 
   uint64_t hit() const;

@@ -23,8 +23,8 @@ namespace ashlar::bench {
 // 32 heads; keys and values of an attention layer are complete.
 struct EmulatedSize {
   uint32_t periods = 1, heads = 4;
-  DType dtype = DType::kF32;     // of states and tuples: kF32 or kBF16
-  uint64_t tuple_bytes() const;  // of a segment, all layers
+  DType dtype = DType::kF32;     // type of states and tuples: kF32 or kBF16
+  uint64_t tuple_bytes() const;  // bytes of a segment's tuples in all layers
 };
 
 class EmulatedEngine {
@@ -71,7 +71,7 @@ class EmulatedEngine {
   EmulatedSize size_;
   double seconds_per_token_ = 1 / kTokensPerSecond;
   engine::Cache cache_;
-  std::vector<std::byte> state_, tail_;  // in size_.dtype
+  std::vector<std::byte> state_, tail_;  // have the type size_.dtype
   std::vector<float> transition_;
   std::vector<engine::LinearTensors> tensors_;
   std::vector<int32_t> pages_;

@@ -28,8 +28,8 @@ struct Options {
   std::vector<std::string> traces;  // all of the same format
   std::string format;
   std::string model = "marconi-7b";
-  std::vector<std::string> models = {"marconi-7b", "qwen3-next", "kimi-linear", "ring-mini"};  // for FindBreakEven
-  std::vector<uint64_t> links = {50'000'000'000};  // for FindBreakEven, in bytes per second
+  std::vector<std::string> models = {"marconi-7b", "qwen3-next", "kimi-linear", "ring-mini"};  // used by FindBreakEven
+  std::vector<uint64_t> links = {50'000'000'000};  // bytes per second; used by FindBreakEven
   std::string state_type = "bf16";                 // type of stored states and transitions: bf16 or fp32
   std::vector<uint64_t> capacities;
   std::vector<std::string> policies;

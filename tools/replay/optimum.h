@@ -48,7 +48,7 @@ class Optimum {
 
   const storage::PrefixCosts costs_;
   double tokens_ = 0;                     // tokens of all prompts
-  std::vector<std::vector<Run>> shared_;  // by request
+  std::vector<std::vector<Run>> shared_;  // indexed by request
 };
 
 }  // namespace ashlar::replay

@@ -150,7 +150,7 @@ class EnginePolicy final : public Policy {
   void DropState(Node& node);
   void EvictLeaf(Node& leaf);
 
-  static constexpr double kStatesShare = 0.9 / 1.9;  // of two pools: SGLang's default ratio
+  static constexpr double kStatesShare = 0.9 / 1.9;  // the share of two pools at SGLang's default ratio
 
   const storage::PrefixCosts costs_;
   const Rules rules_;

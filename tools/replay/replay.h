@@ -34,7 +34,7 @@ struct Run {
   double flops_saved = 0, flops_all = 0;
   Policy::Usage usage;
   Policy::Tuning tuning;
-  std::vector<double> first_token_ms;  // by request: time of its prompt's computed tokens at the model's speed
+  std::vector<double> first_token_ms;  // indexed by request: time of its prompt's computed tokens at the model's speed
   double seconds = 0;                  // duration of the replay
 
   double token_hit_rate() const { return static_cast<double>(tokens_hit) / static_cast<double>(tokens); }

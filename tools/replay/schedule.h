@@ -35,8 +35,8 @@ class Schedule {
   void Stop();
 
  private:
-  std::vector<Clock::time_point> arrivals_;     // by request
-  std::vector<std::optional<size_t>> next_of_;  // by request: the next one of its session
+  std::vector<Clock::time_point> arrivals_;     // indexed by request
+  std::vector<std::optional<size_t>> next_of_;  // indexed by request: the next one of its session
   Mutex mutex_;
   CondVar changed_;
   std::priority_queue<Arrival, std::vector<Arrival>, std::greater<>> waiting_ ABSL_GUARDED_BY(mutex_);

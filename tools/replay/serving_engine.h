@@ -27,7 +27,7 @@ class ServingEngine {
     uint64_t scale = 1;
     uint64_t capture_tokens = 1;
     size_t running = 1;        // requests at a time
-    uint64_t most_tokens = 0;  // of a request, decoded ones included
+    uint64_t most_tokens = 0;  // most tokens of a request, including decoded ones
   };
   ServingEngine(const Model& model, const PrefillTime& prefill, const Options& options)
       : model_(model), prefill_(prefill), options_(options) {}
@@ -59,7 +59,7 @@ class ServingEngine {
   bool cached_ = false;
   engine::Cache cache_;
   std::vector<int32_t> pages_;                // all slots'
-  std::vector<std::vector<uint8_t>> landed_;  // by slot: the state of a layer
+  std::vector<std::vector<uint8_t>> landed_;  // indexed by slot: the state of a layer
   std::vector<uint8_t> state_;                // committed
   std::vector<engine::LinearTensors> tensors_;
   Mutex mutex_;

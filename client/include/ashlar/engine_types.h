@@ -287,8 +287,8 @@ enum class StepKind : uint8_t {
 struct Step {
   static constexpr uint32_t kPrefix = UINT32_MAX;
   StepKind kind = StepKind::kCompute;
-  bool capture = false;         // for kCompute: capture the states at `end` for Commit
-  uint32_t segment = 0;         // for the other kinds: the cached segment; kPrefix: a prefix that is not a segment
+  bool capture = false;         // kCompute only: capture the states at `end` for Commit
+  uint32_t segment = 0;         // other kinds: index of the cached segment; kPrefix: a prefix that is not a segment
   uint64_t begin = 0, end = 0;  // positions
 };
 
@@ -330,7 +330,7 @@ struct Run {
 
 // The pages that Request::Admit lacks. Every page is free, reclaimable or held.
 struct PageShortage {
-  uint64_t needed = 0;  // in addition to the pages that the request's segments already have
+  uint64_t needed = 0;  // excludes pages that the request's segments already have
   uint64_t free = 0;
   uint64_t reclaimable = 0;  // pages of segments that no request references
   uint64_t held = 0;         // pages of running requests, or of segments that this request would share
@@ -350,7 +350,7 @@ struct SharedSegment {
 struct AdmittedPages {
   const SharedSegment* segments = nullptr;  // one per segment of the prompt
   uint32_t segment_count = 0;
-  const int32_t* own_pages = nullptr;  // in the order in which Admit added them
+  const int32_t* own_pages = nullptr;  // ordered as Admit added them
   uint64_t own_page_count = 0;
 };
 

@@ -32,13 +32,13 @@ struct ProbeModel {
 struct NodeProbe {
   const char* node = nullptr;  // name in the cluster; empty without one. Valid as long as the Probed
   uint64_t prompt_tokens = 0;
-  uint64_t prefix_tokens = 0;    // of the exact prefix that Begin would resume from
-  uint64_t segment_tokens = 0;   // of cached segments after it, without the seams that are computed
+  uint64_t prefix_tokens = 0;    // tokens of the exact prefix that Begin would resume from
+  uint64_t segment_tokens = 0;   // tokens of cached segments after it, without the seams that are computed
   uint64_t tier_tokens[8] = {};  // the same tokens by tier (TierName)
-  double fetch_seconds = 0;      // to load and land them
-  double compute_seconds = 0;    // to compute the other tokens
-  double wait_seconds = 0;       // until an engine of the node has computed the prompts that it has looked up
-  uint64_t queued_tokens = 0;    // tokens of those prompts, of all engines of the model
+  double fetch_seconds = 0;      // time to load and land these tokens
+  double compute_seconds = 0;    // time to compute the other tokens
+  double wait_seconds = 0;       // time until an engine of the node has computed the prompts that it has looked up
+  uint64_t queued_tokens = 0;    // tokens of the looked-up prompts of all engines of the model
   double tokens_per_second = 0;  // declared rate of prefill
   uint32_t sessions = 0;         // sessions of engine processes with this model; 0: the node has no engine
   uint32_t landings = 0;         // landings in flight, of all tenants

@@ -22,7 +22,7 @@ namespace ashlar::python {
 using Floats = nb::ndarray<const float, nb::device::cpu>;
 using MutableFloats = nb::ndarray<float, nb::device::cpu>;
 using Exponents = nb::ndarray<int32_t, nb::ndim<1>, nb::c_contig, nb::device::cpu>;
-using Strided = nb::ndarray<nb::device::cpu>;  // of any element type; need not be dense
+using Strided = nb::ndarray<nb::device::cpu>;  // has any element type; need not be dense
 
 // A list of 32-bit integers, valid while this object exists: the given memory if it is one dense row of them, otherwise
 // a copy by NumPy. Buffers are tried first, which is several times as fast as DLPack. Created and destroyed with

@@ -18,7 +18,7 @@ struct LinearWidths {
   uint64_t heads = 0, keys = 0, values = 0, gates = 0, betas = 0;  // floats per token
   uint64_t state = 0, transition = 0;                              // elements of all heads
   uint64_t conv_tail_bytes = 0, conv_rows = 1;                     // rows of tokens, or of channels (conv_order)
-  uint64_t decays = 0;                                             // for all heads
+  uint64_t decays = 0;                                             // number of log decays of all heads
   uint64_t conv_channels = 0;                                      // convolution inputs per token
   DType state_dtype = DType{}, conv_dtype = DType{};
   bool opaque = false;  // `state` is bytes, in an array of any type
@@ -45,7 +45,7 @@ class ModelDescription {
 
   engine::Model model_;
   std::vector<engine::Layer> layers_;
-  std::vector<LinearWidths> widths_;  // by layer; zero for layers without a state
+  std::vector<LinearWidths> widths_;  // indexed by layer; zero for layers without a state
   std::deque<std::string> texts_;
   std::deque<std::vector<double>> doubles_;
   std::deque<std::vector<float>> floats_;

@@ -53,7 +53,7 @@ inline constexpr size_t kMostErasures = 1024;  // erasures kept at a time
 struct Holding {
   TierKind tier = TierKind::kDram;  // fastest tier with the object
   ObjectKind kind = ObjectKind::kSegment;
-  TensorShard shard;        // of at most 256 shards
+  TensorShard shard;        // one of at most 256 shards
   uint64_t bytes = 0;       // less than 1 TiB
   uint32_t depth = 0;       // tokens before the end of a checkpoint or span
   uint32_t span_begin = 0;  // tokens before the start of a span; 0 for other kinds

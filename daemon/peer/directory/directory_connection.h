@@ -41,7 +41,7 @@ struct DirectoryShared {
     std::function<void(const absl::Status&)> done;
   };
   std::vector<ToErase> to_erase ABSL_GUARDED_BY(mutex);               // erasures not yet written to etcd
-  std::map<int64_t, ClusterErasure> erasures ABSL_GUARDED_BY(mutex);  // by revision, as etcd has them
+  std::map<int64_t, ClusterErasure> erasures ABSL_GUARDED_BY(mutex);  // keyed by etcd's revision
   int64_t erased ABSL_GUARDED_BY(mutex) = 0;                          // this node has done all up to this revision
 };
 
@@ -56,7 +56,7 @@ struct DirectoryMembership {
   int64_t lease = 0;                   // 0 without a lease
   int64_t registered = 0;              // create_revision of this node's member key
   int64_t fence = 0;                   // mod_revision of the member key; writes that compare an older one fail
-  std::map<uint64_t, Record> records;  // by incarnation
+  std::map<uint64_t, Record> records;  // keyed by incarnation
   // Members that etcd lost, possibly together with this node. Their entries are used for another lease.
   std::map<uint64_t, Record> lost;
   storage::Nanos believe_until = 0;  // 0: only etcd's members are used

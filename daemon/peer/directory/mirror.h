@@ -49,9 +49,9 @@ class MemberNumbers {
   };
   void DropIfUnused(uint64_t incarnation);
 
-  absl::flat_hash_map<uint64_t, Known> known_;  // by incarnation
-  std::vector<uint64_t> incarnations_;          // by number
-  std::vector<bool> taken_;                     // by number
+  absl::flat_hash_map<uint64_t, Known> known_;  // keyed by incarnation
+  std::vector<uint64_t> incarnations_;          // indexed by number
+  std::vector<bool> taken_;                     // indexed by number
   uint16_t next_ = 0;
   mutable Mutex mutex_;
   std::shared_ptr<const List> list_ ABSL_GUARDED_BY(mutex_) = std::make_shared<const List>();

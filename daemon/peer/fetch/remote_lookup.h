@@ -100,7 +100,7 @@ class RemoteLookup {
     };
     const storage::PrefixText* text = nullptr;
     bool own = false;          // private to its conversation
-    std::vector<Want> blocks;  // by index
+    std::vector<Want> blocks;  // indexed by block
     size_t leading = 0;        // consecutive blocks from the start of the text
     std::vector<End> ends;     // deepest first
     const PrefixKeys& keys() const { return own ? *text->own() : text->shared(); }

@@ -72,7 +72,7 @@ class RemotePrefill final : public PrefillElsewhere {
   absl::Status Adopt(const std::shared_ptr<const Member>& member, const PrefillWork& work, PeerOpened opened,
                      storage::Nanos asked_at);
 
-  static constexpr storage::Nanos kPatience = 100'000'000;   // for replies about workers and prompts
+  static constexpr storage::Nanos kPatience = 100'000'000;   // wait for replies about workers and prompts
   static constexpr storage::Nanos kNoneFor = 1'000'000'000;  // a node without workers is not asked again for this time
   static constexpr size_t kMostNodes = 256;                  // nodes asked per plan or probe
   static constexpr size_t kMostNone = 65536;

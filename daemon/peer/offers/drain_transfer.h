@@ -80,7 +80,7 @@ class DrainTransfer {
   uint64_t round_ = 0;  // replies of an earlier drain are ignored
   uint64_t under_way_ = 0;
   storage::Nanos row_ended_at_ = 0, looked_at_ = 0;
-  std::deque<Transferred> again_;                       // to be offered to another node
+  std::deque<Transferred> again_;                       // objects to offer to another node
   std::map<uint64_t, Node> nodes_;                      // key: incarnation
   std::map<uint64_t, uint64_t> homes_;                  // key: group; value: incarnation
   std::vector<std::shared_ptr<const Member>> members_;  // other members

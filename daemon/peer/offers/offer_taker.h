@@ -105,8 +105,8 @@ class OfferTaker {
   const Options options_;
   std::list<std::shared_ptr<Call>> calls_;
   std::map<Place, Coming> coming_;
-  std::map<std::string, Share> shares_;  // in flight, by node
-  uint64_t bytes_ = 0;                   // in flight
+  std::map<std::string, Share> shares_;  // shares in flight, keyed by node
+  uint64_t bytes_ = 0;                   // bytes in flight
   bool stopped_ = false;
   Stats stats_;
 };

@@ -101,7 +101,7 @@ class Connections {
   std::unique_ptr<Ucx> ucx_;
   std::map<uint64_t, PeerConnection> connections_;
   size_t accepted_ = 0;
-  std::vector<Link*> dropped_;  // to be closed
+  std::vector<Link*> dropped_;  // CloseDropped closes them
   int64_t watched_ = 0;
 };
 

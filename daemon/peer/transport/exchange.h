@@ -36,7 +36,7 @@ struct Request {
   Spans targets;
   std::shared_ptr<const RemoteMemory> memory;             // describes the peer's granted bytes; may be null
   std::shared_ptr<std::atomic<uint64_t>> received_bytes;  // bytes received so far; may be null
-  int64_t deadline = 0;                                   // by the clock of the exchange
+  int64_t deadline = 0;                                   // on the clock of the exchange
   Transport::Done done;
 };
 

@@ -63,7 +63,7 @@ class PeerTable {
  private:
   const TransportOptions& options_;
   std::minstd_rand jitter_;
-  std::map<std::string, std::unique_ptr<PeerState>> peers_;  // by name
+  std::map<std::string, std::unique_ptr<PeerState>> peers_;  // keyed by name
   std::string last_turn_;                                    // name of the peer with the last turn
   uint64_t bytes_in_flight_ = 0;
   bool may_start_ = false;

@@ -29,16 +29,16 @@ struct Transfer {
   Grant theirs;        // the peer's
   bool ready = false;  // the source memory is known
   Link* link = nullptr;
-  PeerState* peer = nullptr;         // for a request of this side
-  std::shared_ptr<Allowed> allowed;  // for a request of a peer
-  Grant grant;                       // for a request of this side
+  PeerState* peer = nullptr;         // set if this side sent the request
+  std::shared_ptr<Allowed> allowed;  // set if a peer sent the request
+  Grant grant;                       // set if this side sent the request
   uint64_t offset = 0, length = 0;   // within the grant
   int64_t deadline = 0;
   SpanList<std::byte> targets;
   SpanList<const std::byte> sources;
   Received received;
-  std::shared_ptr<std::atomic<uint64_t>> received_bytes;  // for a fetch; may be null
-  RemotePlaces places;                                    // for a fetch by RDMA reads
+  std::shared_ptr<std::atomic<uint64_t>> received_bytes;  // bytes of a fetch; may be null
+  RemotePlaces places;                                    // set if a fetch uses RDMA reads
   std::vector<std::unique_ptr<RemoteKey>> keys;           // keys of the arenas
   bool lent = false;  // a loan that was not returned; the holder counts it in `sends`
   int64_t ended_at = 0;

@@ -36,7 +36,7 @@ namespace ashlar::daemon {
 enum class RemoteReads : uint8_t {
   kNever,
   kByCards,     // if RDMA is expected and available; then no other transport is used
-  kBySoftware,  // for tests only: by UCX's software over TCP, which checks no key
+  kBySoftware,  // tests only: UCX's software reads over TCP and checks no key
 };
 
 // GPU memory is known by its registration (Transport::Register); all other memory is host memory.
@@ -134,7 +134,7 @@ class Transport {
       std::function<void()> wake = nullptr);
   // For an owner that replaces the thread: call Turn when woken, when the network has events, and when it is due.
   bool Turn();          // returns false if there was no work
-  int64_t due() const;  // by the clock of the surroundings; INT64_MAX: never
+  int64_t due() const;  // on the clock of the surroundings; INT64_MAX: never
   // Ends transfers in flight with CANCELLED and calls `quiesced` of the grants. Nothing is called afterwards.
   ~Transport();
   Transport(const Transport&) = delete;

@@ -27,7 +27,7 @@ class Link {
   std::string peer;        // address and port of the peer
   bool accepted = false;   // the peer connected
   bool closing = false;    // no messages are sent or received any more
-  size_t sends = 0;        // in flight
+  size_t sends = 0;        // sends in flight
   uint64_t completed = 0;  // completed sends
   uint64_t bytes_sent = 0, bytes_received = 0;
 };

@@ -58,13 +58,13 @@ struct Scratch {
 // One plane of a block: keys, rotary key parts, or values.
 struct Plane {
   int32_t dim = 0;
-  size_t stride = 0;  // of staged rows: the padded dimension
+  size_t stride = 0;  // stride of staged rows: the padded dimension
   float* staged = nullptr;
   const KeyAngles* angles = nullptr;  // set if keys are rotated when they are loaded
   StageFunction stage = nullptr;      // null: rows are read in place
   size_t row_bytes = 0;
   DType dtype = DType::kF32;  // type of the rows that a product reads
-  RawRows raw[2];             // of the current block and the next
+  RawRows raw[2];             // rows of the current block and the next
   const std::byte* rows[kMaxBlock];
 
   // `whole`: dimensions per product. The matrix unit (`tiles`) takes rows of any type.

@@ -52,7 +52,7 @@ struct AttendPlan {
   // Whether products use the matrix unit: not if there are too few rows to fill its tiles, or vectors are narrower than
   // tiles.
   bool tiles = false;
-  int64_t keys = 0, chunks = 1, chunk_keys = 0;  // of all spans, concatenated
+  int64_t keys = 0, chunks = 1, chunk_keys = 0;  // sums over all spans, concatenated
 };
 
 // The result of one part: rows are [kv heads][head_rows], of which the first are a unit's tokens, each with its query

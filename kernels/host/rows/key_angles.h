@@ -42,7 +42,7 @@ class KeyAngles {
   double scale_ = 1;
   size_t width_ = 0;  // entries per table
   std::vector<double> frequencies_;
-  std::vector<Angle> angle_, step_;  // by pair: angle of the block's first key; step per block
+  std::vector<Angle> angle_, step_;  // indexed by pair: angle of the block's first key; step per block
   std::vector<float> first_, offsets_;
 };
 

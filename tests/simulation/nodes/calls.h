@@ -129,8 +129,8 @@ class Calls final : public daemon::PeerAsker, public daemon::PrefillAsker {
   daemon::PeerHello self_;
   daemon::PeerCalls* served_ = nullptr;
   uint64_t drawn_ = 0;
-  std::map<uint64_t, Client> clients_;         // by incarnation
-  std::map<size_t, Server> servers_;           // by machine
+  std::map<uint64_t, Client> clients_;         // keyed by incarnation
+  std::map<size_t, Server> servers_;           // keyed by machine
   std::map<size_t, daemon::PeerHello> first_;  // kServesFormerNodes: of each machine that has greeted
 };
 

@@ -36,7 +36,7 @@ class Driver {
   struct Habits {
     size_t nodes = 0;
     uint32_t lease_seconds = 5;
-    uint64_t extents = 16;  // of a tenant on a node
+    uint64_t extents = 16;  // extents of a tenant on a node
     Nanos faults_for = 30 * kSecond, op_every = kSecond, fault_every = kSecond;
     bool prefills = false, flips = false, drains = false, reorders = false, announces_all = true;
     bool withholds = false, refuses = false;
@@ -124,7 +124,7 @@ class Driver {
   Fabric fabric_;
   CallSwitch calls_;
   Surroundings around_;
-  std::vector<storage::MemoryTier*> memories_;  // by machine
+  std::vector<storage::MemoryTier*> memories_;  // indexed by machine
   std::vector<Machine> machines_;
   Report report_;
   bool faults_ = true, engines_ = true;

@@ -29,7 +29,7 @@ class Fabric {
 
   Network& network;
   const Bug bug;
-  std::map<size_t, SimulatedUcx*> at;  // by machine: the listening processes
+  std::map<size_t, SimulatedUcx*> at;  // keyed by machine: the listening processes
   uint64_t flips_percent = 0;          // percentage of data messages in which a bit flips
   uint64_t flipped = 0, data_bytes = 0;
 };
@@ -63,8 +63,8 @@ class SimulatedUcx final : public daemon::Ucx {
   };
   struct SimulatedLink final : daemon::Link {
     size_t other = 0;                // machine
-    std::weak_ptr<Life> other_life;  // of the process at the other end, once it has accepted
-    uint64_t other_id = 0;           // of its link; 0: not accepted yet
+    std::weak_ptr<Life> other_life;  // set once the process at the other end has accepted
+    uint64_t other_id = 0;           // number of its link; 0: not accepted yet
     std::shared_ptr<Wire> wire;
     std::deque<Outgoing> outgoing;  // messages that have not left
     bool leaving = false;           // an event sends the first one
