@@ -171,8 +171,8 @@ TEST(PlanForms, RefusesByFieldWhatIsInvalid) {
       {"rank: 2147483648 takes as many bytes", {{.heads = 4, .form = kLowRank, .rank = 0x80000000}}},
       {"rank: 2147483649 takes as many bytes", {{.heads = 4, .form = kLowRank, .rank = 0x80000001}}},
       {"rank: must be 0; only low rank has a rank", {{.heads = 4, .form = kZero, .rank = 1}}},
-      {"form: does not match the family of the layer", {{.heads = 4, .form = kScalar}}},
-      {"form: does not match the family of the layer", {{.layer = 1, .heads = 2, .form = kDense}}},
+      {"form: 8 does not match the family of the layer; expected 1", {{.heads = 4, .form = kScalar}}},
+      {"form: 1 does not match the family of the layer; expected ", {{.layer = 1, .heads = 2, .form = kDense}}},
       {"form: low rank requires a layer", {{.layer = 1, .heads = 2, .form = kLowRank, .rank = 1}}},
   };
   const ObjectHeader natural = NaturalHeader(FormsLayout());

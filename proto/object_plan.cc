@@ -336,7 +336,10 @@ absl::Status CheckRun(const ObjectHeader& plan, const TransitionRun& run) {
       }
       return absl::OkStatus();
     default:
-      if (PartFormOf(run.form) != planned->form) return Invalid("form: does not match the family of the layer");
+      if (PartFormOf(run.form) != planned->form) {
+        return Invalid("form: ", static_cast<int>(PartFormOf(run.form)),
+                       " does not match the family of the layer; expected ", static_cast<int>(planned->form));
+      }
   }
   if (run.rank != 0) return Invalid("rank: must be 0; only low rank has a rank");
   return absl::OkStatus();

@@ -198,7 +198,7 @@ Status MissingRuns::MarkPublished(uint32_t run) {
   if (run >= runs_.size())
     return Invalid("missing: ", run, " is out of range; the request has ", runs_.size(), " missing runs");
   if (!work_.has_value() || reservations_[run].granted()) {
-    return MakeStatus(Code::kFailedPrecondition, "missing: no other process publishes this run");
+    return MakeStatus(Code::kFailedPrecondition, "missing: no other process publishes this run; call Publish");
   }
   cache_.Served(*std::exchange(work_, std::nullopt), true);
   return {};

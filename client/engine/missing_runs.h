@@ -56,9 +56,9 @@ class MissingRuns {
   // Takes out a checked run.
   TakenRun TakeOut(uint32_t run);
   void Abandon(uint32_t run);
-  // The run is another engine's, and was published by another process of this engine.
+  // Another engine asked for the run, and another process of this engine has published it.
   Status MarkPublished(uint32_t run);
-  // Do not wait for the daemon.
+  // Abandons all runs. Does not wait for the daemon.
   void AbandonAll();
   void EndPrefill();  // the daemon need not keep what other engines have computed
 

@@ -150,7 +150,7 @@ TEST_F(PrefixesTest, APrefixMayEndInASegmentsHead) {
   EXPECT_EQ(Landed(match, prompt), 0.0);
   rig_.cache->Release(kAnn, match.lease);
 
-  // One token more would be of no use to it.
+  // The segment cannot follow a prefix that is one token longer.
   Serve(Tokens(prompt.begin(), prompt.begin() + static_cast<ptrdiff_t>(100 + head + 1)));
   match = Ask(prompt, kAnn, {}, segments);
   EXPECT_EQ(match.prefix.depth, 100 + head);

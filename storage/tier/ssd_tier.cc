@@ -111,7 +111,8 @@ absl::Status CheckFormat(BlockFile& file, RecordStore& records, const std::optio
     if (absl::Status status = file.Read(0, block); !status.ok()) return status;
     const absl::StatusOr<SlabId> id = DecodeSlabHeader({reinterpret_cast<const char*>(block.data()), kSlabHeaderBytes});
     if (absl::IsNotFound(id.status())) {
-      return absl::DataLossError("ssd slab: empty, but the index describes objects in it");
+      return absl::DataLossError(
+          "ssd slab: empty, but the index describes objects in it; restore the slab, or remove both to start empty");
     }
     if (!id.ok()) return id.status();
     if (*id == *manifest) return absl::OkStatus();

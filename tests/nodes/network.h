@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Network: nodes with a network stack of their own each, on a switch of the test's own.
+// Network: a switch, and nodes that each have their own network stack.
 //
 // The switch is also in a network namespace, so that the machine's own network is not involved. It is either a Relay,
 // whose links a test breaks in operation, or the kernel's bridge, which is as fast as the machine.

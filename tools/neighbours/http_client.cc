@@ -41,18 +41,20 @@ absl::StatusOr<std::string> ReadMetrics(uint16_t port, std::chrono::milliseconds
   const internal::Descriptor socket = ConnectLoopback(port);
   if (!socket) return absl::ErrnoToStatus(errno, "cannot connect to the metrics endpoint");
   if (!WaitFor(socket.get(), POLLOUT, deadline))
-    return absl::DeadlineExceededError("the metrics endpoint accepts no request");
+    return absl::DeadlineExceededError(
+        "the metrics endpoint accepted no request in time; check that the daemon still runs");
   static constexpr char kRequest[] = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n";
   if (send(socket.get(), kRequest, sizeof kRequest - 1, MSG_NOSIGNAL) < 0) {
-    return absl::ErrnoToStatus(errno, "cannot ask the metrics endpoint");
+    return absl::ErrnoToStatus(errno, "cannot send to the metrics endpoint");
   }
   std::string answer;
   char bytes[65536];
   for (;;) {
     if (!WaitFor(socket.get(), POLLIN, deadline))
-      return absl::DeadlineExceededError("the metrics endpoint sent no answer in time");
+      return absl::DeadlineExceededError(
+          "the metrics endpoint sent no answer in time; check that the daemon still runs");
     const ssize_t count = recv(socket.get(), bytes, sizeof bytes, 0);
-    if (count < 0 && errno != EAGAIN) return absl::ErrnoToStatus(errno, "metrics broke off");
+    if (count < 0 && errno != EAGAIN) return absl::ErrnoToStatus(errno, "cannot read from the metrics endpoint");
     if (count == 0) break;
     if (count > 0) answer.append(bytes, static_cast<size_t>(count));
   }

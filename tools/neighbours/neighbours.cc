@@ -36,9 +36,9 @@ constexpr double kTimesAlone = 5, kMoreMilliseconds = 20;
 
 constexpr double kSeconds = 10, kQuickSeconds = 1.5;
 constexpr milliseconds kLead{500};       // lead of an attack: rounds before it has started do not count
-constexpr milliseconds kReady{30'000};   // for a process to become ready
-constexpr milliseconds kLate{30'000};    // after the end of a measurement: calls in progress, of a stopped daemon
-constexpr milliseconds kToStop{15'000};  // for an attacker
+constexpr milliseconds kReady{30'000};   // longest wait until a process is ready
+constexpr milliseconds kLate{30'000};    // longest wait for calls in progress at the end, if the daemon is stopped
+constexpr milliseconds kToStop{15'000};  // longest wait for an attacker to stop
 constexpr uint64_t kMiB = 1 << 20;
 
 // Limits that many machines have. They do not apply to root, nor does the kernel count root's descriptors in flight.

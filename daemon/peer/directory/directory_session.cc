@@ -168,7 +168,7 @@ void DirectorySession::GotMembers(const etcdserverpb::RangeResponse& response) {
   }
   const auto own = membership_.records.find(membership_.self->incarnation);
   const bool registered = own != membership_.records.end() && own->second.create_revision == membership_.registered;
-  writer_.SweepAt(connection_.clock.Now() + LeaseTime());  // others that lost their connection also return before then
+  writer_.SweepAt(connection_.clock.Now() + LeaseTime());  // members that lost their connection return earlier
   if (same && membership_.lease != 0 && registered) return unresolved_ ? Register(/*again=*/true) : Joined();
   if (membership_.registered != 0) {
     membership_.lost.merge(before);

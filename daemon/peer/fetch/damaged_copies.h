@@ -31,7 +31,7 @@ class DamagedCopies {
   bool Contains(const Member& member, const Key& key, storage::Nanos now) const;
 
  private:
-  static constexpr storage::Nanos kFor = 600'000'000'000;  // how long a member is asked last
+  static constexpr storage::Nanos kFor = 600'000'000'000;  // a member with a damaged copy is asked last for this long
   static constexpr size_t kMostReleased = 4096, kMostDamaged = 1024;
 
   struct Sent {
