@@ -161,7 +161,8 @@ int RunTransferAsker(const char* host, const char* description, const char* repe
   const auto port = [&](int i) { return static_cast<uint16_t>(std::atoi(parts[i].c_str())); };
   const Holder holder{{parts[0], port(1)}, {parts[0], port(2)}, GrantOf(parts[3], parts[4])};
   const auto log = [](const std::string& event, const std::string& peer, const std::string& detail) {
-    if (event == kConnectionLost) std::fprintf(stderr, "transfer-asker: %s: %s\n", peer.c_str(), detail.c_str());
+    if (event == daemon::kConnectionLost)
+      std::fprintf(stderr, "transfer-asker: %s: %s\n", peer.c_str(), detail.c_str());
   };
   auto transport = Transport::Start({.listen = {host, 0}, .log = log});
   RawStreams raw(holder.raw.host, holder.raw.port, kStreams);
