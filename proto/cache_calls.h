@@ -23,7 +23,6 @@
   STREAM(Land, LandRequest, LandEvent, Sessions)                        \
   STREAM(LookupAndLand, LookupAndLandRequest, LandEvent, Sessions)      \
   UNARY(Advance, AdvanceRequest, CompositionReply, Sessions)            \
-  UNARY(Compose, ComposeRequest, CompositionReply, Sessions)            \
   UNARY(Quiesce, QuiesceRequest, QuiesceReply, All)                     \
   UNARY(Release, ReleaseRequest, ReleaseReply, Sessions)                \
   UNARY(AttachLease, AttachLeaseRequest, AttachLeaseReply, Sessions)    \

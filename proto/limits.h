@@ -46,7 +46,7 @@ inline constexpr uint32_t kPrefixBlockTokens = 256;
 // segments of a prompt, and blocks, checkpoint and span of a prefix
 inline constexpr uint64_t kMaxObjectsPerLanding = 32770;
 inline constexpr uint64_t kMaxReleasesPerCall = 1024;      // leases per Release
-inline constexpr uint64_t kMaxStepsPerComposition = 4096;  // interiors and runs per Advance or Compose
+inline constexpr uint64_t kMaxStepsPerComposition = 4096;  // interiors and runs per Advance
 // tokens of all runs of one composition; bounds one worker job
 inline constexpr uint64_t kMaxTokensPerComposition = 65536;
 inline constexpr uint64_t kMaxCompositions = 16;         // compositions in flight per session

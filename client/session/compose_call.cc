@@ -21,12 +21,11 @@ class ComposeCall::Impl final : public WritingCall {
       : WritingCall(std::move(to)), stub_(v1::Cache::NewStub(connection().rpc().channel())) {}
   ~Impl() override { End(); }
 
-  template <typename Request>
-  void Start(Request& request) {
+  void Start(v1::AdvanceRequest& request) {
     request.set_session(connection().session());
     request.set_number(number());
     MutexLock lock(mutex_);
-    call_ = Prepare(request);
+    call_ = stub_->PrepareAsyncAdvance(&context_, request, &queue());
     call_->StartCall();
     call_->Finish(&reply_, &status_, AsTag(kFinished));
   }
@@ -36,12 +35,6 @@ class ComposeCall::Impl final : public WritingCall {
   using Call = grpc::ClientAsyncResponseReader<v1::CompositionReply>;
   static constexpr intptr_t kFinished = 1;
 
-  std::unique_ptr<Call> Prepare(const v1::AdvanceRequest& request) {
-    return stub_->PrepareAsyncAdvance(&context_, request, &queue());
-  }
-  std::unique_ptr<Call> Prepare(const v1::ComposeRequest& request) {
-    return stub_->PrepareAsyncCompose(&context_, request, &queue());
-  }
   void Take(intptr_t, bool) override ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (status_.ok() || Refused()) SetQuiesced();
     SetOver();
@@ -73,19 +66,11 @@ absl::StatusOr<v1::CompositionReply> ComposeCall::Impl::WaitReply(Deadline deadl
 ComposeCall::ComposeCall(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 ComposeCall::~ComposeCall() = default;
 
-template <typename Request>
-std::shared_ptr<ComposeCall> ComposeCall::StartAny(std::shared_ptr<Connection> connection, Request& request) {
+std::shared_ptr<ComposeCall> ComposeCall::Start(std::shared_ptr<Connection> connection, v1::AdvanceRequest& request) {
   if (!connection->EnterLanding()) return nullptr;
   auto impl = std::make_unique<Impl>(std::move(connection));
   impl->Start(request);
   return MakeProcessBound<ComposeCall>(std::move(impl));
-}
-
-std::shared_ptr<ComposeCall> ComposeCall::Start(std::shared_ptr<Connection> connection, v1::AdvanceRequest& request) {
-  return StartAny(std::move(connection), request);
-}
-std::shared_ptr<ComposeCall> ComposeCall::Start(std::shared_ptr<Connection> connection, v1::ComposeRequest& request) {
-  return StartAny(std::move(connection), request);
 }
 
 absl::StatusOr<v1::CompositionReply> ComposeCall::WaitReply(Deadline deadline) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ComposeCall: one Advance or Compose call, its verdict, and the proof that it can write no more.
+// ComposeCall: one Advance call, its verdict, and the proof that it can write no more.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,6 @@
 
 namespace ashlar::v1 {
 class AdvanceRequest;
-class ComposeRequest;
 class CompositionReply;
 }  // namespace ashlar::v1
 
@@ -22,7 +21,6 @@ class ComposeCall {
   // Starts the call. `request` is complete except for the session and the call's number. Null: too many calls are in
   // flight.
   static std::shared_ptr<ComposeCall> Start(std::shared_ptr<Connection> connection, v1::AdvanceRequest& request);
-  static std::shared_ptr<ComposeCall> Start(std::shared_ptr<Connection> connection, v1::ComposeRequest& request);
   ~ComposeCall();  // cancels, and waits until the call is quiesced
 
   // Returns the daemon's answer, or the error if there is none. At the deadline the call is cancelled.
@@ -36,8 +34,6 @@ class ComposeCall {
   friend std::shared_ptr<T> MakeProcessBound(Args&&... args);
   class Impl;
   explicit ComposeCall(std::unique_ptr<Impl> impl);
-  template <typename Request>
-  static std::shared_ptr<ComposeCall> StartAny(std::shared_ptr<Connection> connection, Request& request);
   std::unique_ptr<Impl> impl_;
 };
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The composition service: Model::Advance and Model::Compose.
+// The composition service: Model::Advance.
 #include <algorithm>
 #include <utility>
 #include <variant>
@@ -127,71 +127,37 @@ bool DescribeAdvance(const LayerAdvance& advance, uint32_t checkpoint, const Lay
   return places.all_inside();
 }
 
-bool DescribeCompose(std::span<const LandSegment> segments, uint32_t checkpoint, std::span<const RunningState> states,
-                     const Layout& layout, Places& places, v1::ComposeRequest& request) {
-  for (const LandSegment& segment : segments) SetSegment(segment, checkpoint, request.add_segments());
-  size_t given = 0;
-  for (uint32_t i = 0; i < layout.layers.size(); ++i) {
-    const LinearLayer* linear = LinearAt(layout, i);
-    if (linear == nullptr) continue;
-    if (given == states.size()) return false;
-    v1::LayerState* state = request.add_states();
-    state->set_layer(i);
-    places.Set(states[given++], *linear, state->mutable_state());
-  }
-  return given == states.size() && places.all_inside();
-}
-
 }  // namespace
 
-// Both calls: bind, fill the request with `fill(places, request)`, send, and wait.
-template <typename Request, typename Fill>
-Composition Model::AskToCompose(const Match* matched, size_t segments, const std::shared_ptr<RegionMemory>& region,
-                                Fill fill) const {
+Composition Model::Advance(const Match* match, const LayerAdvance& advance) {
   const internal::Deadline deadline = reconnector_->CallDeadline();
+  const auto segments = static_cast<size_t>(
+      std::ranges::count_if(advance.steps, [](const AdvanceStep& step) { return step.segment.has_value(); }));
   const auto missed = [&](MissReason reason) { return Composition::Missed(segments, reason); };
   const absl::StatusOr<ModelBinding> binding = Bind();
   if (!binding.ok()) return missed(internal::ToMissReason(binding.status()));
-  Request request;
+  v1::AdvanceRequest request;
   request.set_model(binding->model->id());
   Composition composition = missed(MissReason::kNone);
   if (segments > 0) {
-    if (matched == nullptr || matched->ns_ != opened_->ns()) return missed(MissReason::kInvalidRequest);
-    if (matched->connection_ != binding->connection || matched->lease_ == nullptr)
-      return missed(MissReason::kLeaseLost);
-    composition.lease_ = matched->lease_;
-    request.set_lease(matched->lease_->lease());
+    if (match == nullptr || match->ns_ != opened_->ns()) return missed(MissReason::kInvalidRequest);
+    if (match->connection_ != binding->connection || match->lease_ == nullptr) return missed(MissReason::kLeaseLost);
+    composition.lease_ = match->lease_;
+    request.set_lease(match->lease_->lease());
   }
+  const std::shared_ptr<RegionMemory>& region = advance.region.memory_;
   if (region == nullptr) return missed(MissReason::kInvalidRequest);
   const std::optional<uint64_t> region_id = region->IdOn(*binding->connection);
   if (!region_id.has_value()) return missed(MissReason::kBusy);  // the daemon has no space for the region now
   Places places(*region, *region_id);
-  if (!fill(places, request)) return missed(MissReason::kInvalidRequest);
+  const uint32_t checkpoint = match == nullptr ? LandSegment::kPrefix : match->checkpoint_number_;
+  if (!DescribeAdvance(advance, checkpoint, layout(), places, request)) return missed(MissReason::kInvalidRequest);
   composition.model_ = binding->model;
   composition.region_ = region;
   composition.call_ = internal::ComposeCall::Start(binding->connection, request);
   if (composition.call_ == nullptr) return missed(MissReason::kBusy);
   composition.Conclude(deadline);
   return composition;
-}
-
-Composition Model::Advance(const Match* match, const LayerAdvance& advance) {
-  const uint32_t checkpoint = match == nullptr ? LandSegment::kPrefix : match->checkpoint_number_;
-  const auto segments = static_cast<size_t>(
-      std::ranges::count_if(advance.steps, [](const AdvanceStep& step) { return step.segment.has_value(); }));
-  return AskToCompose<v1::AdvanceRequest>(match, segments, advance.region.memory_,
-                                          [&](Places& places, v1::AdvanceRequest& request) {
-                                            return DescribeAdvance(advance, checkpoint, layout(), places, request);
-                                          });
-}
-
-Composition Model::Compose(const Match& match, std::span<const LandSegment> segments, const Region& region,
-                           std::span<const RunningState> states) {
-  const uint32_t checkpoint = match.checkpoint_number_;
-  return AskToCompose<v1::ComposeRequest>(
-      &match, segments.size(), region.memory_, [&](Places& places, v1::ComposeRequest& request) {
-        return DescribeCompose(segments, checkpoint, states, layout(), places, request);
-      });
 }
 
 bool Composition::quiesced() const {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The composition service: the arguments of Model::Advance and Model::Compose, and their outcome.
+// The composition service: the arguments of Model::Advance, and its outcome.
 #pragma once
 
 #include <chrono>
@@ -54,7 +54,7 @@ struct LayerAdvance {
   int64_t out_stride = 0;       // floats
 };
 
-// The outcome of an Advance or a Compose. While quiesced() is false, all memory named in the call belongs to the
+// The outcome of an Advance. While quiesced() is false, all memory named in the call belongs to the
 // daemon. The destructor waits until nothing writes to that memory any longer, however long the daemon takes.
 class Composition {
  public:

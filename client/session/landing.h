@@ -50,7 +50,7 @@ class AttentionLayers {
 
 // One segment to land: its index in the match, and the position of its first token.
 struct LandSegment {
-  // The match's prefix, at position 0. Land takes it whole, with one verdict. Advance and Compose use its cached
+  // The match's prefix, at position 0. Land takes it whole, with one verdict. Advance uses its cached
   // states; if it has a span, these are the states before the span.
   static constexpr uint32_t kPrefix = UINT32_MAX;
   uint32_t segment = 0;

@@ -174,8 +174,6 @@ class Model {
   // In-place sharing, on pages declared with `allocate` (shared_pages.h). Admits a request with the pages that its
   // segments share with other requests and `own_pages` own pages, or returns the shortage at once.
   Admitted Admit(const Prompt& prompt, uint32_t own_pages);
-  // Returns the request of a lease that another process of this tenant passed on, for a prompt with these segments.
-  Admitted AttachAdmission(const std::string& lease, uint32_t page_tokens, std::span<const uint64_t> segment_lengths);
 
   // Starts landing everything that one request needs, and does not wait. Each landing has its own progress and verdict.
   // `group_pages`: see PublishParts.
@@ -188,18 +186,14 @@ class Model {
   MatchAndLanding LookupAndLand(const Prompt& prompt, std::span<const int32_t> page_table,
                                 std::span<const uint32_t> group_pages = {});
 
-  // The composition service, for engines without kernels: the daemon runs kernels::AdvanceSeam and kernels::Compose,
-  // with bit-identical results if both processes use the same CPU instruction sets. Both calls wait, within the
-  // client's timeout, and verify the tuples that no landing has verified. If the region is on a GPU, the GPU runs them,
-  // with the rounding of the back end `cuda`. One call there takes at most 8 MiB of pointers (heads × (32 bytes per
-  // segment and 8 per checkpoint)), and 64 million numbers of f16 states and checkpoints; more is kInvalidRequest.
+  // The composition service, for engines without kernels: the daemon runs kernels::AdvanceSeam,
+  // with bit-identical results if both processes use the same CPU instruction sets. The call waits, within the client's
+  // timeout, and verifies the tuples that no landing has verified. If the region is on a GPU, the GPU runs it, with the
+  // rounding of the back end `cuda`. One call there takes at most 8 MiB of pointers (heads × (32 bytes per segment and
+  // 8 per checkpoint)), and 64 million numbers of f16 states and checkpoints; more is kInvalidRequest.
   //
   // Advances one layer. `match` may be null where no step is a segment.
   Composition Advance(const Match* match, const LayerAdvance& advance);
-  // Composes segments' interiors, ascending, onto the running states of all linear layers, `states` in the layout's
-  // order, all in `region`. Only for layouts without seams (head = tail = 0), else kInvalidRequest.
-  Composition Compose(const Match& match, std::span<const LandSegment> segments, const Region& region,
-                      std::span<const RunningState> states);
 
  private:
   friend class Client;
@@ -211,11 +205,9 @@ class Model {
     return opened_->binding();
   }
 
-  // A request's pages under a lease that is held from now on, but not granted yet; none while an earlier release of it
-  // is in flight.
+  // A request's pages under a new lease, which is held from now on, but not granted yet.
   std::optional<Admission> NewAdmission(const internal::ModelBinding& binding,
-                                        std::span<const uint64_t> segment_lengths, const std::string& lease,
-                                        internal::Deadline deadline) const;
+                                        std::span<const uint64_t> segment_lengths, internal::Deadline deadline) const;
 
   // Looks up and lands in one call. Empty if two calls are needed: the daemon is too old, the prompt is too long, or
   // the pages cannot be used now.
@@ -225,12 +217,6 @@ class Model {
   // Describes one finished object to the daemon in `object`. Returns its outcome if the daemon need not be asked.
   std::optional<PublishOutcome> Describe(const Publication& publication, const internal::ModelBinding& binding,
                                          v1::PublishObject& object) const;
-
-  // Asks the composition service and waits for its answer. `match`: has the lease of the request's `segments`; null if
-  // there are none. `fill` completes the request; it returns false if the request is invalid.
-  template <typename Request, typename Fill>
-  Composition AskToCompose(const Match* match, size_t segments, const std::shared_ptr<internal::RegionMemory>& region,
-                           Fill fill) const;
 
   std::shared_ptr<internal::Reconnector> reconnector_;
   std::shared_ptr<internal::OpenedModel> opened_;

@@ -35,8 +35,6 @@ Request Admission::Ask() const {
 
 namespace {
 
-constexpr size_t kLeaseBytes = 16;
-
 AdmitOutcome ToOutcome(const absl::Status& status) {
   switch (status.code()) {
     case absl::StatusCode::kResourceExhausted:
@@ -65,8 +63,8 @@ std::vector<Admission::Segment> Placed(const Layout& layout, std::span<const uin
 }  // namespace
 
 std::optional<Admission> Model::NewAdmission(const ModelBinding& binding, std::span<const uint64_t> segment_lengths,
-                                             const std::string& lease, Deadline deadline) const {
-  auto hold = internal::LeaseHold::Make(binding.connection, lease, deadline);
+                                             Deadline deadline) const {
+  auto hold = internal::LeaseHold::Make(binding.connection, internal::RandomLease(), deadline);
   if (!hold.ok()) return std::nullopt;
   Admission admission;
   admission.reconnector_ = reconnector_;
@@ -87,8 +85,7 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
   std::shared_ptr<const void> counted = opened_->CountRequest(binding->connection->generation());
   if (counted == nullptr) return {.outcome = AdmitOutcome::kOldRequests};
   // The hold begins before the request is sent: if the answer is lost, the lease is still released.
-  std::optional<Admission> admission =
-      NewAdmission(*binding, prompt.segment_lengths, internal::RandomLease(), deadline);
+  std::optional<Admission> admission = NewAdmission(*binding, prompt.segment_lengths, deadline);
   if (!admission.has_value()) return {};
   admission->counted_ = std::move(counted);
   auto request = admission->Ask<v1::AdmitRequest>();
@@ -100,26 +97,6 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
   const absl::Status status = binding->connection->rpc().Admit(request, reply, deadline);
   if (!status.ok()) return {.outcome = ToOutcome(status)};
   if (!reply.has_admission()) return {.outcome = AdmitOutcome::kNoPages, .shortage = ToShortage(reply.lacks())};
-  admission->Take(reply.admission());
-  return {.outcome = AdmitOutcome::kAdmitted, .admission = std::move(admission)};
-}
-
-Admitted Model::AttachAdmission(const std::string& lease, uint32_t page_tokens,
-                                std::span<const uint64_t> segment_lengths) {
-  const Deadline deadline = reconnector_->CallDeadline();
-  absl::StatusOr<ModelBinding> binding = Bind();
-  if (!binding.ok()) return {};
-  if (lease.size() != kLeaseBytes || page_tokens == 0) return {.outcome = AdmitOutcome::kInvalid};
-  binding->page_tokens = page_tokens;
-  std::optional<Admission> admission = NewAdmission(*binding, segment_lengths, lease, deadline);
-  if (!admission.has_value()) return {};
-  v1::AdmitReply reply;
-  const absl::Status status =
-      binding->connection->rpc().AttachAdmission(admission->Ask<v1::AttachAdmissionRequest>(), reply, deadline);
-  if (!status.ok()) return {.outcome = ToOutcome(status)};
-  if (static_cast<size_t>(reply.admission().segments_size()) != segment_lengths.size()) {
-    return {.outcome = AdmitOutcome::kInvalid};  // a lease of a prompt with other segments
-  }
   admission->Take(reply.admission());
   return {.outcome = AdmitOutcome::kAdmitted, .admission = std::move(admission)};
 }
@@ -169,9 +146,6 @@ bool Admission::Refresh(std::chrono::milliseconds timeout) {
 
 bool Admission::valid() const {
   return usable() && connection_->channel().Alive();
-}
-std::string Admission::lease() const {
-  return lease_ == nullptr ? std::string() : lease_->lease();
 }
 void Admission::Release() {
   lease_.reset();

@@ -87,9 +87,6 @@ class Admission {
   // False once the session that holds the lease has ended. The request may finish on its pages, which no other request
   // gets before it ends (kOldRequests), but it can neither get nor share more pages.
   bool valid() const;
-  // 16 bytes from which another process of the same tenant makes its own Admission (Model::AttachAdmission). The pages
-  // stay until all have released them.
-  std::string lease() const;
   void Release();
 
  private:

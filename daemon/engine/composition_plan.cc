@@ -19,9 +19,8 @@ namespace {
 
 using Access = SharedPlaces::Access;
 
-// Reads the fields that both requests have.
-template <typename Request>
-absl::StatusOr<CompositionPlan> ReadCommon(const Request& request, const Session& session) {
+// Reads the fields that name the call, its model and its lease.
+absl::StatusOr<CompositionPlan> ReadNames(const v1::AdvanceRequest& request, const Session& session) {
   CompositionPlan plan{.number = request.number()};
   plan.model = session.FindModel(request.model());
   if (plan.model == nullptr) return Invalid("model: unknown handle ", request.model());
@@ -195,14 +194,14 @@ std::shared_ptr<const void> KeepAll(const SharedPlaces& places, const std::share
   return std::make_shared<Kept>(places.keep(), model);
 }
 
-absl::Status CheckGpuBounds(const std::string& field, const CompositionPlan& plan) {
+absl::Status CheckGpuBounds(const CompositionPlan& plan) {
   if (plan.composition.gpu == nullptr) return absl::OkStatus();
   for (const storage::Composition::Layer& layer : plan.composition.layers) {
     if (storage::GpuPointerBytes(layer, plan.composition.interiors.size()) > storage::kMaxGpuPointerBytes) {
-      return Invalid(field, ": too many segments and checkpoints for one call on a GPU; split the call");
+      return Invalid("steps: too many segments and checkpoints for one call on a GPU; split the call");
     }
     if (storage::GpuScratchBytes(layer) > storage::kMaxGpuScratchBytes) {
-      return Invalid(field, ": too many f16 checkpoints for one call on a GPU; split the call");
+      return Invalid("steps: too many f16 checkpoints for one call on a GPU; split the call");
     }
   }
   return absl::OkStatus();
@@ -219,7 +218,7 @@ absl::StatusOr<kernels::LinearShape> LinearShapeAt(const std::string& field, con
 }  // namespace
 
 absl::StatusOr<CompositionPlan> ReadAdvance(const v1::AdvanceRequest& request, const Session& session) {
-  absl::StatusOr<CompositionPlan> plan = ReadCommon(request, session);
+  absl::StatusOr<CompositionPlan> plan = ReadNames(request, session);
   if (!plan.ok()) return plan;
   const auto shape = LinearShapeAt("layer", plan->model->layout, request.layer());
   if (!shape.ok()) return shape.status();
@@ -234,46 +233,7 @@ absl::StatusOr<CompositionPlan> ReadAdvance(const v1::AdvanceRequest& request, c
   if (absl::Status status = ReadSteps(request, places, *plan); !status.ok()) return status;
   if (absl::Status status = places.CheckApart(); !status.ok()) return status;
   plan->composition.gpu = places.gpu();
-  if (absl::Status status = CheckGpuBounds("steps", *plan); !status.ok()) return status;
-  plan->composition.keep = KeepAll(places, plan->model);
-  return plan;
-}
-
-absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, const Session& session) {
-  absl::StatusOr<CompositionPlan> plan = ReadCommon(request, session);
-  if (!plan.ok()) return plan;
-  const Layout& layout = plan->model->layout;
-  if (layout.head != 0 || layout.tail != 0)
-    return Invalid("model: the layout has seams, which Compose cannot compute; call Advance");
-  if (request.segments_size() == 0) return Invalid("segments: empty");
-  if (static_cast<uint64_t>(request.segments_size()) > limits::kMaxStepsPerComposition) {
-    return Invalid("segments: too many; expected at most ", limits::kMaxStepsPerComposition);
-  }
-  for (int i = 0; i < request.segments_size(); ++i) {
-    const absl::Status status = AddInterior(absl::StrCat("segments[", i, "]"), request.segments(i), *plan);
-    if (!status.ok()) return status;
-  }
-  SharedPlaces places(session);
-  int given = 0;
-  for (uint32_t i = 0; i < layout.layers.size(); ++i) {
-    const auto* linear = std::get_if<LinearLayer>(&layout.layers[i]);
-    if (linear == nullptr) continue;
-    if (given == request.states_size()) return Invalid("states: linear layer ", i, " is missing");
-    const std::string field = absl::StrCat("states[", given, "]");
-    const v1::LayerState& place = request.states(given++);
-    if (place.layer() != i) return Invalid(field, ".layer: ", place.layer(), "; expected linear layer ", i);
-    storage::Composition::Layer& layer = plan->composition.layers.emplace_back();
-    layer.layer = i;
-    layer.shape = kernels::ShapeOf(*linear);
-    const auto state = ReadState(absl::StrCat(field, ".state"), place.state(), layer.shape, places);
-    if (!state.ok()) return state.status();
-    layer.state = *state;
-  }
-  if (given != request.states_size())
-    return Invalid("states[", given, "]: the layout has only ", given, " linear layers");
-  if (absl::Status status = places.CheckApart(); !status.ok()) return status;
-  plan->composition.gpu = places.gpu();
-  if (absl::Status status = CheckGpuBounds("segments", *plan); !status.ok()) return status;
+  if (absl::Status status = CheckGpuBounds(*plan); !status.ok()) return status;
   plan->composition.keep = KeepAll(places, plan->model);
   return plan;
 }

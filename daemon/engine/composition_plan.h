@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CompositionPlan: a parsed Advance or Compose request. All numbers are checked before anything runs.
+// CompositionPlan: a parsed Advance request. All numbers are checked before anything runs.
 #pragma once
 
 #include <memory>
@@ -15,7 +15,6 @@
 
 namespace ashlar::v1 {
 class AdvanceRequest;
-class ComposeRequest;
 }  // namespace ashlar::v1
 
 namespace ashlar::daemon {
@@ -30,7 +29,6 @@ struct CompositionPlan {
 
 // INVALID_ARGUMENT names the field.
 absl::StatusOr<CompositionPlan> ReadAdvance(const v1::AdvanceRequest& request, const Session& session);
-absl::StatusOr<CompositionPlan> ReadCompose(const v1::ComposeRequest& request, const Session& session);
 
 // Checks the part of a plan that needs the lease: the segments belong to the model of the plan and may be at their
 // positions.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Invalid fields of Advance and Compose: each is refused by name and changes nothing.
+// Invalid fields of Advance: each is refused by name and changes nothing.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -140,42 +140,6 @@ TEST_F(EngineAdvanceRefusalTest, AnotherSessionOrModelIsRefused) {
   request.set_model(opened.model());
   EXPECT_THAT(std::string(engine_.Call(request, &reply).message()),
               StartsWith("model: differs from the model of the lease"));
-}
-
-TEST_F(EngineComposeSeamlessTest, MalformedComposeIsRefusedByName) {
-  using Request = v1::ComposeRequest;
-  const std::vector<std::byte> before = Memory();
-  TestEngine seams(node_, WideLayout(4, 2));
-  const struct {
-    const char* error;
-    std::function<void(Request&)> spoil;
-  } kCases[] = {
-      {"model: unknown handle 999", [](Request& r) { r.set_model(999); }},
-      {"lease: empty", [](Request& r) { r.clear_lease(); }},
-      {"segments: empty", [](Request& r) { r.clear_segments(); }},
-      {"segments[1].segment: must come after segment 0", [](Request& r) { r.mutable_segments(1)->set_segment(0); }},
-      {"segments[2].first_position: out of range",
-       [](Request& r) { r.mutable_segments(2)->set_first_position(~0ull); }},
-      {"states: linear layer 0 is missing", [](Request& r) { r.clear_states(); }},
-      {"states[0].layer: 1; expected linear layer 0", [](Request& r) { r.mutable_states(0)->set_layer(1); }},
-      {"states[1]: the layout has only 1", [](Request& r) { *r.add_states() = r.states(0); }},
-      {"states[0].state.offset: exceeds the region",
-       [](Request& r) { r.mutable_states(0)->mutable_state()->set_offset(TestEngine::kRegionBytes - 4); }},
-  };
-  for (const auto& c : kCases) {
-    Request request = ComposeRequest();
-    c.spoil(request);
-    v1::CompositionReply reply;
-    const absl::Status status = engine_.Call(request, &reply);
-    EXPECT_EQ(status.code(), absl::StatusCode::kInvalidArgument) << c.error;
-    EXPECT_THAT(std::string(status.message()), StartsWith(c.error));
-  }
-  Request request = ComposeRequest();
-  request.set_session(seams.secret());
-  request.set_model(seams.model());
-  v1::CompositionReply reply;
-  EXPECT_THAT(std::string(seams.Call(request, &reply).message()), StartsWith("model: the layout has seams"));
-  EXPECT_EQ(before, Memory());
 }
 
 }  // namespace

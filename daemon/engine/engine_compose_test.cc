@@ -106,20 +106,6 @@ TEST_F(EngineComposeTest, AQuiesceBeforeItsCallPreventsWrites) {
   EXPECT_EQ(Outcome(Ask(AdvanceRequest())), MissReason::kNone);
 }
 
-TEST_F(EngineComposeSeamlessTest, ComposesAllLayersWithTheKernelsBits) {
-  std::vector<std::byte> expected = Memory();
-  EXPECT_EQ(Outcome(Ask(ComposeRequest())), MissReason::kNone);
-  std::vector<void*> heads;
-  for (uint32_t head = 0; head < linear().value_heads; ++head) {
-    heads.push_back(expected.data() + kState + head * StateFloats() / linear().value_heads * sizeof(float));
-  }
-  std::vector<kernels::TupleView> interiors;
-  for (const auto& tuple : tuples_) interiors.push_back({.heads = tuple.data()});
-  const auto queue = kernels::Host().MakeQueue(nullptr);
-  kernels::Host().Compose({.shape = shape(), .interiors = interiors, .state = {.heads = heads.data()}}, *queue).Wait();
-  EXPECT_EQ(expected, Memory());
-}
-
 // Every field of the layout reaches the kernels.
 TEST(ShapeOf, CopiesAllLayoutFields) {
   LinearLayer layer{.family = Family::kLightning,

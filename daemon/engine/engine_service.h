@@ -97,7 +97,6 @@ class EngineService final : public PromptProber {
   void Land(const v1::LandRequest& request, LandingReplies& replies);
   void LookupAndLand(const v1::LookupAndLandRequest& request, LandingReplies& replies);
   void Advance(const v1::AdvanceRequest& request, v1::CompositionReply* reply, Done done);
-  void Compose(const v1::ComposeRequest& request, v1::CompositionReply* reply, Done done);
   void Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply* reply, Done done);
   void Release(const v1::ReleaseRequest& request, v1::ReleaseReply* reply, Done done);
   void AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply, Done done);
@@ -134,9 +133,6 @@ class EngineService final : public PromptProber {
   // Starts a landing under a lease that the session holds. If the targets do not match, calls `Ended` and returns
   // false. The metadata thread only.
   bool Begin(const Session& session, LandOrder& landing, const storage::Match& match, LandingReplies& replies);
-
-  void Compose(const std::shared_ptr<Session>& session, std::shared_ptr<CompositionPlan> plan,
-               v1::CompositionReply* reply, Done done);
 
   // Ends the session's requests when the session ends. The metadata thread only.
   void EndRequestsWith(const std::shared_ptr<Session>& session);

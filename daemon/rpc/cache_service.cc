@@ -37,7 +37,7 @@ constexpr char kHeld[] = "requests: the tenant has too many bytes of requests in
 // Not served for lack of memory, so none of the engine's memory is read. An engine that lends memory must be able to
 // distinguish this from gRPC's RESOURCE_EXHAUSTED, which may come at any stage of the call.
 absl::Status OutOfMemory(CacheCall call, absl::string_view why) {
-  const bool lends = call == CacheCall::kPublish || call == CacheCall::kCommit || call == CacheCall::kCompose;
+  const bool lends = call == CacheCall::kPublish || call == CacheCall::kCommit || call == CacheCall::kAdvance;
   return lends ? absl::AbortedError(why) : absl::ResourceExhaustedError(why);
 }
 
@@ -353,10 +353,6 @@ class CacheService final : public RawCache {
   }
   Reactor* Advance(Context* context, const Bytes* bytes, Bytes* answer) override {
     return Unary<v1::AdvanceRequest, v1::CompositionReply>(context, CacheCall::kAdvance, &EngineService::Advance,
-                                                           *bytes, answer);
-  }
-  Reactor* Compose(Context* context, const Bytes* bytes, Bytes* answer) override {
-    return Unary<v1::ComposeRequest, v1::CompositionReply>(context, CacheCall::kCompose, &EngineService::Compose,
                                                            *bytes, answer);
   }
   Reactor* Quiesce(Context* context, const Bytes* bytes, Bytes* answer) override {

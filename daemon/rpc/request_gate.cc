@@ -58,8 +58,6 @@ const absl::flat_hash_map<const FieldDescriptor*, uint64_t>& RepeatedFields() {
       {Field<v1::LookupAndLandRequest>(v1::LookupAndLandRequest::kPageTableFieldNumber), limits::kMaxPromptTokens},
       {Field<v1::LookupAndLandRequest>(v1::LookupAndLandRequest::kGroupPagesFieldNumber), limits::kMaxLayers},
       {Field<v1::AdvanceRequest>(v1::AdvanceRequest::kStepsFieldNumber), limits::kMaxStepsPerComposition},
-      {Field<v1::ComposeRequest>(v1::ComposeRequest::kSegmentsFieldNumber), limits::kMaxStepsPerComposition},
-      {Field<v1::ComposeRequest>(v1::ComposeRequest::kStatesFieldNumber), limits::kMaxLayers},
       {Field<v1::MarkFilledRequest>(v1::MarkFilledRequest::kSegmentsFieldNumber), limits::kMaxSegments},
       {Field<v1::ReleaseRequest>(v1::ReleaseRequest::kLeasesFieldNumber), limits::kMaxReleasesPerCall},
   };

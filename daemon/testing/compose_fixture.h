@@ -209,19 +209,4 @@ class EngineComposeTest : public ::testing::Test {
   uint64_t number_ = 0;
 };
 
-class EngineComposeSeamlessTest : public EngineComposeTest {
- protected:
-  EngineComposeSeamlessTest() : EngineComposeTest(WideLayout(0, 0)) {}
-
-  v1::ComposeRequest ComposeRequest() {
-    auto request = engine_.Make<v1::ComposeRequest>();
-    request.set_number(NextNumber());
-    request.set_model(engine_.model());
-    request.set_lease(lease_);
-    for (uint32_t i = 0; i < 3; ++i) *request.add_segments() = At(i, 24 * i);
-    Place(kState, 0, DType::kF32, request.add_states()->mutable_state());
-    return request;
-  }
-};
-
 }  // namespace ashlar::daemon

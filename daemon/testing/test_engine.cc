@@ -177,10 +177,6 @@ absl::Status TestEngine::Call(const v1::AdvanceRequest& request, v1::Composition
   grpc::ClientContext context;
   return ToAbsl(rpc_->stub->Advance(&context, request, reply));
 }
-absl::Status TestEngine::Call(const v1::ComposeRequest& request, v1::CompositionReply* reply) {
-  grpc::ClientContext context;
-  return ToAbsl(rpc_->stub->Compose(&context, request, reply));
-}
 
 TestEngine::TestEngine(const TestNode& node, const Layout& layout, std::unique_ptr<RawSession> socket)
     : layout_(layout),

@@ -78,7 +78,6 @@ class TestEngine {
   absl::Status Call(const v1::ReleaseRequest& request, v1::ReleaseReply* reply);
   absl::Status Call(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply);
   absl::Status Call(const v1::AdvanceRequest& request, v1::CompositionReply* reply);
-  absl::Status Call(const v1::ComposeRequest& request, v1::CompositionReply* reply);
   absl::Status Call(const v1::AdmitRequest& request, v1::AdmitReply* reply);
   absl::Status Call(const v1::ExtendAdmissionRequest& request, v1::AdmitReply* reply);
   absl::Status Call(const v1::MarkFilledRequest& request, v1::MarkFilledReply* reply);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Every linear family through a real daemon, its heads in mixed forms: the service composes and advances with the bits
+// Every linear family through a real daemon, its heads in mixed forms: the service advances with the bits
 // of a process that has the kernels and maps the tuples, and both agree with the reference.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
@@ -116,12 +116,16 @@ class ServedFamily {
 
   void ExpectComposes() {
     const RunningState state = PlaceState();
-    const Composition done = model_.Compose(*match_, segments_, region_, {&state, 1});
+    std::vector<AdvanceStep> asked;
+    for (const LandSegment& segment : segments_) asked.push_back({.segment = segment});
+    const Composition done = model_.Advance(match_.get(), {.steps = asked, .region = region_, .state = state});
     ASSERT_EQ(done.reason(), MissReason::kNone);
     States own = prompt_.initial;
     kernels::ThreadPool pool(2);
     const auto queue = kernels::Host().MakeQueue(&pool);
-    kernels::Host().Compose({.shape = prompt_.shape, .interiors = views_, .state = own.View()}, *queue).Wait();
+    std::vector<kernels::SeamStep> steps;
+    for (const kernels::TupleView& view : views_) steps.push_back({.interior = &view});
+    kernels::Host().AdvanceSeam({.shape = prompt_.shape, .steps = steps, .state = own.View()}, *queue).Wait();
     ExpectBits(own, state);
     kernels::testing::Runner reference(kernels::Reference());
     const std::vector<Tuple> exact = Exact();

@@ -88,25 +88,6 @@ TEST(SharedPages, RequestsShareOneCopyAndReleaseIt) {
   }));
 }
 
-TEST(SharedPages, ARequestIsPassedToAnotherProcess) {
-  DaemonProcess daemon;
-  auto engine = std::make_unique<SharingEngine>(daemon);
-  TestEngine worker(daemon.client_options());
-  Admitted request = engine->Admit(1, 4);
-  ASSERT_EQ(request.outcome, AdmitOutcome::kAdmitted);
-  Admitted passed = worker.model().AttachAdmission(request.admission->lease(), engine->page_tokens(), kLengths);
-  ASSERT_EQ(passed.outcome, AdmitOutcome::kAdmitted);
-  EXPECT_EQ(passed.admission->own_pages(), request.admission->own_pages());
-  EXPECT_EQ(passed.admission->segments()[1].pages, request.admission->segments()[1].pages);
-  request.admission.reset();
-  engine.reset();  // its session ends; the worker's request continues
-  ASSERT_EQ(passed.admission->Extend(6), AdmitOutcome::kAdmitted);
-  EXPECT_EQ(passed.admission->own_pages().size(), 6u);
-  EXPECT_EQ(worker.model().AttachAdmission(std::string(16, 'x'), 16, kLengths).outcome, AdmitOutcome::kInvalid);
-  const std::vector<uint64_t> others(2, kTokens);
-  EXPECT_EQ(worker.model().AttachAdmission(passed.admission->lease(), 16, others).outcome, AdmitOutcome::kInvalid);
-}
-
 TEST(SharedPages, AfterALostConnectionOldRequestsKeepTheirPages) {
   DaemonProcess daemon;
   SharingEngine engine(daemon);
