@@ -4,7 +4,6 @@
 #include <chrono>
 #include <utility>
 
-#include "absl/strings/str_cat.h"
 #include "client/session/opened_model.h"
 #include "client/session/process_bound.h"
 #include "client/session/reconnector.h"
@@ -23,20 +22,6 @@ constexpr std::chrono::hours kLongestTimeout{1};
 
 absl::Status LostMeanwhile() {
   return absl::UnavailableError("the daemon exited or closed the session during the call");
-}
-
-// Maps memory that the daemon has allocated, on a GPU unless `gpu` is null.
-absl::StatusOr<SharedMemory> MapHosted(const internal::Descriptor& memory, uint64_t bytes, const kernels::Gpu* gpu) {
-  constexpr char kFailure[] = "the memory that the daemon hosted cannot be mapped";
-  if (gpu == nullptr) {
-    absl::StatusOr<Mapping> mapping = Mapping::Map(memory.get(), bytes, Mapping::Access::kReadWrite);
-    if (!mapping.ok()) return absl::InternalError(kFailure);
-    return SharedMemory(*std::move(mapping));
-  }
-  kernels::ArenaError error;
-  std::unique_ptr<kernels::ArenaMemory> arena = gpu->ImportArena(memory.get(), bytes, &error);
-  if (arena == nullptr) return absl::InternalError(absl::StrCat(kFailure, ": ", error.message));
-  return SharedMemory(*gpu, std::move(arena));
 }
 
 }  // namespace
@@ -107,19 +92,19 @@ absl::StatusOr<Region> Client::RegisterGpuRegion(int descriptor, std::byte* data
               reconnector_->CallDeadline());
 }
 
-absl::StatusOr<Region> Client::HostRegion(size_t bytes, const kernels::Gpu* gpu) {
+absl::StatusOr<Region> Client::HostRegion(size_t bytes) {
   const Deadline deadline = reconnector_->CallDeadline();
   absl::StatusOr<std::shared_ptr<Connection>> connection = reconnector_->connection();
   if (!connection.ok()) return connection.status();
   internal::SessionChannel& channel = (*connection)->channel();
-  auto hosted = channel.HostRegion(bytes, gpu, deadline);
+  auto hosted = channel.HostRegion(bytes, deadline);
   if (!hosted.ok()) return hosted.status();
-  absl::StatusOr<SharedMemory> memory = MapHosted(hosted->memory, hosted->bytes, gpu);
-  if (!memory.ok()) {
+  absl::StatusOr<Mapping> mapping = Mapping::Map(hosted->memory.get(), bytes, Mapping::Access::kReadWrite);
+  if (!mapping.ok()) {
     channel.DropRegion(hosted->id);
-    return memory.status();
+    return absl::InternalError("the memory that the daemon hosted cannot be mapped");
   }
-  return Keep(std::move(hosted->memory), *std::move(memory), hosted->id, *connection, deadline);
+  return Keep(std::move(hosted->memory), SharedMemory(*std::move(mapping)), hosted->id, *connection, deadline);
 }
 
 absl::StatusOr<Region> Client::Keep(internal::Descriptor memory, SharedMemory place, std::optional<uint64_t> hosted_id,

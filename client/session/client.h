@@ -79,12 +79,9 @@ class Client {
   // descriptor; the client maps it too. Touch the memory or call fallocate before: the daemon allocates missing pages
   // from its spare memory, and refuses if that is not enough (RESOURCE_EXHAUSTED).
   absl::StatusOr<Region> RegisterRegion(int memfd, size_t bytes);
-  // Memory that the daemon allocates for this engine. It outlives the session and the daemon, and is emptied when the
-  // last copy of the Region is destroyed; forked children then read zeros there.
-  //
-  // With `gpu`, which the daemon must serve, the memory is zeroed memory of that GPU, and exists as long as any process
-  // has it mapped. The GPU's number may differ between processes. The engine API hosts CPU memory only.
-  absl::StatusOr<Region> HostRegion(size_t bytes, const kernels::Gpu* gpu = nullptr);
+  // CPU memory that the daemon allocates for this engine. It outlives the session and the daemon, and is emptied when
+  // the last copy of the Region is destroyed; forked children then read zeros there.
+  absl::StatusOr<Region> HostRegion(size_t bytes);
 
   // Registers memory of a GPU that the daemon serves: `gpu`, for a process whose library has no back end for it;
   // otherwise ClientOptions::gpu, or the daemon's only GPU. FAILED_PRECONDITION if the daemon does not serve the GPU.

@@ -133,24 +133,15 @@ absl::StatusOr<uint64_t> SessionChannel::RegisterRegion(int descriptor, uint64_t
   return answer->reply.region().region();
 }
 
-absl::StatusOr<SessionChannel::HostedRegion> SessionChannel::HostRegion(uint64_t bytes, const kernels::Gpu* gpu,
-                                                                        Deadline deadline) {
-  const bool on_gpu = gpu != nullptr;
+absl::StatusOr<SessionChannel::HostedRegion> SessionChannel::HostRegion(uint64_t bytes, Deadline deadline) {
   v1::SessionRequest request;
   request.mutable_host_region()->set_bytes(bytes);
-  request.mutable_host_region()->set_on_gpu(on_gpu);
-  if (on_gpu) request.mutable_host_region()->set_gpu(NameOf(gpu->id()));
   absl::StatusOr<Answer> answer = Ask(request, -1, Expects::kRegion, deadline);
   if (!answer.ok()) return answer.status();
   if (!answer->reply.has_region() || answer->descriptors.size() != 1) {
     return absl::InternalError("the daemon's answer lacks the region or its descriptor");
   }
-  const v1::RegionReply& region = answer->reply.region();
-  if (on_gpu != (region.gpu_bytes() > 0)) {  // a daemon without GPU support returns other memory
-    DropRegion(region.region());
-    return absl::FailedPreconditionError("the daemon hosts regions in CPU memory only");
-  }
-  return HostedRegion{region.region(), std::move(answer->descriptors.front()), on_gpu ? region.gpu_bytes() : bytes};
+  return HostedRegion{answer->reply.region().region(), std::move(answer->descriptors.front())};
 }
 
 absl::StatusOr<SessionChannel::Arena> SessionChannel::GetArena(uint32_t arena, Deadline deadline) {

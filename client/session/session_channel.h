@@ -56,9 +56,8 @@ class SessionChannel {
   struct HostedRegion {
     uint64_t id = 0;
     Descriptor memory;
-    uint64_t bytes = 0;  // total size
   };
-  absl::StatusOr<HostedRegion> HostRegion(uint64_t bytes, const kernels::Gpu* gpu, Deadline deadline);
+  absl::StatusOr<HostedRegion> HostRegion(uint64_t bytes, Deadline deadline);
   struct Arena {
     Descriptor memory;
     uint64_t bytes = 0;

@@ -234,12 +234,12 @@ TEST(SessionChannel, ReturnsTheGrantsOfLateAnswers) {
   });
   auto channel = Open(daemon);
   ASSERT_TRUE(channel.ok()) << channel.status();
-  auto late = (*channel)->HostRegion(4096, nullptr, After(milliseconds(1)));
+  auto late = (*channel)->HostRegion(4096, After(milliseconds(1)));
   EXPECT_EQ(late.status().code(), absl::StatusCode::kDeadlineExceeded);
-  auto second = (*channel)->HostRegion(4096, nullptr, After(kPatience));
+  auto second = (*channel)->HostRegion(4096, After(kPatience));
   ASSERT_TRUE(second.ok()) << second.status();
   EXPECT_EQ(second->id, 2u);
-  auto third = (*channel)->HostRegion(4096, nullptr, After(kPatience));
+  auto third = (*channel)->HostRegion(4096, After(kPatience));
   ASSERT_TRUE(third.ok()) << third.status();
   EXPECT_EQ(third->id, 3u);
 }
@@ -350,8 +350,7 @@ TEST(SessionChannel, SurvivesACallWithoutSpaceForItsDescriptor) {
   {
     const NoDescriptors none;
     EXPECT_EQ((*channel)->GetArena(7, After(kPatience)).status().code(), absl::StatusCode::kResourceExhausted);
-    EXPECT_EQ((*channel)->HostRegion(4096, nullptr, After(kPatience)).status().code(),
-              absl::StatusCode::kResourceExhausted);
+    EXPECT_EQ((*channel)->HostRegion(4096, After(kPatience)).status().code(), absl::StatusCode::kResourceExhausted);
   }
   EXPECT_TRUE((*channel)->Alive());
   EXPECT_TRUE((*channel)->GetArena(7, After(kPatience)).ok());

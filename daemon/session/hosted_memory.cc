@@ -147,11 +147,6 @@ void HostedMemory::Drop(BlockId id) {
   if (dropped) GiveBack(std::move(dropped.mapped()));
 }
 
-HostedMemory::BlockId HostedMemory::NewName() {
-  MutexLock lock(mutex_);
-  return next_++;
-}
-
 void HostedMemory::Sweep() {
   std::vector<Block> abandoned;
   {

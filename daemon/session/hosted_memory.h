@@ -92,8 +92,6 @@ class HostedMemory {
 
   // The engine no longer needs this block. If no other session has it, it is emptied before this returns.
   void Drop(BlockId block);
-  // Draws an id for memory that is not kept here: that of a GPU, whose other holders cannot be queried.
-  BlockId NewName();
 
   // Frees blocks without a session or holder. Call it periodically.
   void Sweep();

@@ -135,16 +135,6 @@ absl::StatusOr<std::shared_ptr<Region>> Region::Import(const kernels::Gpu& gpu, 
   return absl::InvalidArgumentError(absl::StrCat("register_region.descriptor: ", error.message));
 }
 
-absl::StatusOr<Region::OnGpu> Region::Make(const kernels::Gpu& gpu, uint64_t bytes) {
-  if (bytes == 0) return absl::InvalidArgumentError("0; expected at least 1");
-  kernels::ArenaError error;
-  std::unique_ptr<kernels::ArenaMemory> arena = gpu.MakeArena(bytes, &error);
-  if (arena == nullptr) return absl::ResourceExhaustedError(error.message);
-  UniqueFd descriptor(fcntl(arena->descriptor(), F_DUPFD_CLOEXEC, 0));
-  if (!descriptor.valid()) return absl::ErrnoToStatus(errno, "cannot pass the region");
-  return OnGpu{std::shared_ptr<Region>(new Region(gpu, std::move(arena))), std::move(descriptor)};
-}
-
 std::shared_ptr<Region> Region::UnmapOn(EventLoop& loop, storage::TenantId tenant, std::shared_ptr<Region> region) {
   Region* const address = region.get();
   return {address, [&loop, tenant, region = std::move(region)](Region*) mutable {

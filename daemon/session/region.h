@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Region: memory that the daemon shares with one engine: the engine's own memfd, a memfd that the daemon created
-// (hosted_memory.h), or GPU memory of either kind.
+// (hosted_memory.h), or the engine's own GPU memory.
 #pragma once
 
 #include <algorithm>
@@ -66,12 +66,6 @@ class Region {
   // the descriptor does not belong to such an allocation.
   static absl::StatusOr<std::shared_ptr<Region>> Import(const kernels::Gpu& gpu, const UniqueFd& descriptor,
                                                         uint64_t bytes);
-  // Creates a zeroed region of at least `bytes` on the GPU. RESOURCE_EXHAUSTED if the GPU has no memory left.
-  struct OnGpu {
-    std::shared_ptr<Region> region;
-    UniqueFd descriptor;  // the engine receives it
-  };
-  static absl::StatusOr<OnGpu> Make(const kernels::Gpu& gpu, uint64_t bytes);
 
   // Returns the same region with a deleter that unmaps it on the thread of `loop` in its tenant's turn, because
   // unmapping much memory takes long. The loop must outlive it.
@@ -88,7 +82,7 @@ class Region {
 
   // Releases `kept` (the memory's charges) after unmapping, before `gone` is called.
   void Keep(std::shared_ptr<const void> kept) { kept_ = std::move(kept); }
-  // The block of HostedMemory that contains it, or an id that no other memory gets; 0 for the engine's own memory.
+  // The block of HostedMemory that contains it; 0 for the engine's own memory.
   void SetBlock(uint64_t block) { block_ = block; }
   uint64_t block() const { return block_; }
 

@@ -43,10 +43,9 @@ SessionProtocol::Reply With(UniqueFd descriptor, SessionProtocol::Reply reply) {
   return reply;
 }
 
-SessionProtocol::Reply RegionReply(uint64_t handle, uint64_t gpu_bytes = 0) {
+SessionProtocol::Reply RegionReply(uint64_t handle) {
   v1::SessionReply message;
   message.mutable_region()->set_region(handle);
-  message.mutable_region()->set_gpu_bytes(gpu_bytes);
   return Encode(message);
 }
 
@@ -80,9 +79,9 @@ absl::Status TooManyWaitForPages() {
 }
 
 // Only whole objects are copied between host and GPU memory, between tiers.
-absl::Status OnlyOnGpu(absl::string_view request) {
+absl::Status OnlyOnGpu(absl::string_view field) {
   return absl::FailedPreconditionError(
-      absl::StrCat(request, ".on_gpu: a session with a region on a GPU must have all regions on that GPU"));
+      absl::StrCat(field, ": a session with a region on a GPU must have all regions on that GPU"));
 }
 
 // From now on places the engine's objects in the GPU's tier; done before it learns of its region.
@@ -107,8 +106,8 @@ void AddRegion(Session& session, std::shared_ptr<Region> region, const SessionPr
 
 // Adds a region to a session and returns it to the peer. If the reply is never sent, the session ends.
 SessionProtocol::Reply GivenRegion(HostedMemory& hosted, std::shared_ptr<Session> session, uint64_t handle,
-                                   UniqueFd descriptor, uint64_t gpu_bytes = 0) {
-  SessionProtocol::Reply reply = With(std::move(descriptor), RegionReply(handle, gpu_bytes));
+                                   UniqueFd descriptor) {
+  SessionProtocol::Reply reply = With(std::move(descriptor), RegionReply(handle));
   reply.otherwise = [&hosted, session = std::move(session), handle](const absl::Status& why) {
     if (const std::shared_ptr<Region> region = session->RemoveRegion(handle); region != nullptr) {
       region->WhenGone([&hosted, block = region->block()] { hosted.Drop(block); });
@@ -156,9 +155,6 @@ void SessionProtocol::Handle(absl::StatusOr<Datagram> datagram, Respond respond)
       }
       return RegisterRegion(request.register_region().bytes(), datagram->descriptors, respond);
     case Kind::kHostRegion:
-      if (request.host_region().on_gpu()) {
-        return HostOnGpu(request.host_region().bytes(), request.host_region().gpu(), std::move(respond));
-      }
       return HostRegion(request.host_region().bytes(), std::move(respond));
     case Kind::kGetArena:
       return GetArena(request.get_arena().arena(), std::move(respond));
@@ -223,7 +219,7 @@ void SessionProtocol::SayHello(const v1::Hello& hello, Respond respond) {
 
 void SessionProtocol::RegisterRegion(uint64_t bytes, const std::vector<UniqueFd>& descriptors, Respond respond) {
   if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));
-  if (absl::Status near = MayBeNear("register_region"); !near.ok()) return respond(Error(near));
+  if (absl::Status near = MayBeNear("register_region.on_gpu"); !near.ok()) return respond(Error(near));
   const RegionBudgets& budgets = session_->about().regions;
   auto number = InField("register_region.descriptor", Budget::Take(budgets.number, 1));
   if (!number.ok()) return respond(Error(number.status()));
@@ -314,15 +310,14 @@ void SessionProtocol::HostRegion(uint64_t bytes, Respond respond) {
   if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many requests are queued; try again")));
 }
 
-absl::StatusOr<SessionServices::Seat> SessionProtocol::SeatOf(absl::string_view request, const std::string& gpu) const {
+absl::StatusOr<SessionServices::Seat> SessionProtocol::SeatOf(const std::string& gpu) const {
   const std::vector<SessionServices::Seat>& gpus = services_.gpus;
   if (gpus.empty()) {
-    return absl::FailedPreconditionError(
-        absl::StrCat(request, ".on_gpu: the daemon has no GPU; set gpu in its configuration"));
+    return absl::FailedPreconditionError("register_region.on_gpu: the daemon has no GPU; set gpu in its configuration");
   }
   if (gpu.empty() && gpus.size() > 1) {
     return absl::InvalidArgumentError(
-        absl::StrCat(request, ".gpu: required, because the daemon serves ", gpus.size(), " GPUs"));
+        absl::StrCat("register_region.gpu: required, because the daemon serves ", gpus.size(), " GPUs"));
   }
   const auto is_named = [&gpu](const SessionServices::Seat& seat) {
     const kernels::GpuId& id = seat.gpu->id();
@@ -330,25 +325,26 @@ absl::StatusOr<SessionServices::Seat> SessionProtocol::SeatOf(absl::string_view 
   };
   const auto seat = std::ranges::find_if(gpus, is_named);
   if (seat == gpus.end()) {
-    return absl::FailedPreconditionError(absl::StrCat(request, ".gpu: is not a GPU of this daemon"));
+    return absl::FailedPreconditionError("register_region.gpu: is not a GPU of this daemon");
   }
   const Session::Far far = session_->far();
   if (far.gpu != nullptr && far.gpu != seat->gpu) {
-    return absl::FailedPreconditionError(absl::StrCat(request, ".gpu: the session's other regions are on another GPU"));
+    return absl::FailedPreconditionError("register_region.gpu: the session's other regions are on another GPU");
   }
-  if (far.gpu == nullptr && seat->level.has_value() && session_->memory().regions > 0) return OnlyOnGpu(request);
+  if (far.gpu == nullptr && seat->level.has_value() && session_->memory().regions > 0)
+    return OnlyOnGpu("register_region.on_gpu");
   return *seat;
 }
 
-absl::Status SessionProtocol::MayBeNear(absl::string_view request) const {
-  return session_->far().all ? OnlyOnGpu(request) : absl::OkStatus();
+absl::Status SessionProtocol::MayBeNear(absl::string_view field) const {
+  return session_->far().all ? OnlyOnGpu(field) : absl::OkStatus();
 }
 
 // The driver may take long, and this thread must notice the deaths of engines meanwhile.
 void SessionProtocol::RegisterOnGpu(uint64_t bytes, const std::string& gpu, std::vector<UniqueFd> descriptors,
                                     Respond respond) {
   if (descriptors.size() != 1) return respond(Error(NotOneDescriptor(descriptors)));
-  const auto seat = SeatOf("register_region", gpu);
+  const auto seat = SeatOf(gpu);
   if (!seat.ok()) return respond(Error(seat.status()));
   const RegionBudgets& budgets = session_->about().regions;
   auto number = InField("register_region.descriptor", Budget::Take(budgets.number, 1));
@@ -364,33 +360,6 @@ void SessionProtocol::RegisterOnGpu(uint64_t bytes, const std::string& gpu, std:
                   Seated(services, session, seat, respond));
       });
   if (!posted) respond(Error(absl::ResourceExhaustedError("register_region: too many requests are queued; try again")));
-}
-
-void SessionProtocol::HostOnGpu(uint64_t bytes, const std::string& gpu, Respond respond) {
-  const auto seat = SeatOf("host_region", gpu);
-  if (!seat.ok()) return respond(Error(seat.status()));
-  const RegionBudgets& budgets = session_->about().regions;
-  auto number = InField("host_region", Budget::Take(budgets.number, 1));
-  if (!number.ok()) return respond(Error(number.status()));
-  auto charge = InField("host_region.bytes", Budget::Take(budgets.bytes, bytes));
-  if (!charge.ok()) return respond(Error(charge.status()));
-  const bool posted = services_.mappings.Post(tenant_.id, [&services = services_, session = session_, bytes,
-                                                           number = *number, charge = *charge, seat = *seat, respond] {
-    auto made = InField("host_region.bytes", Region::Make(*seat.gpu, bytes));
-    if (!made.ok()) return respond(Error(made.status()));
-    const uint64_t rounded = made->region->size();
-    auto rest = InField("host_region.bytes", Budget::Take(session->about().regions.bytes, rounded - bytes));
-    if (!rest.ok()) return respond(Error(rest.status()));
-    const auto whole = std::make_shared<std::pair<Budget::Charge, Budget::Charge>>(charge, *rest);
-    made->region->SetBlock(services.hosted.NewName());
-    Holding holding{.number = number, .bytes = whole};
-    const auto handle =
-        session->AddRegion(Kept(std::move(made->region), std::move(holding), *session, services.mappings));
-    if (!handle.ok()) return respond(Error(handle.status()));
-    Seated(services, session, seat,
-           respond)(GivenRegion(services.hosted, session, *handle, std::move(made->descriptor), rounded));
-  });
-  if (!posted) respond(Error(absl::ResourceExhaustedError("host_region: too many requests are queued; try again")));
 }
 
 void SessionProtocol::GetArena(uint32_t arena, Respond respond) {

@@ -104,13 +104,12 @@ class SessionProtocol {
   void RegisterUntouched(std::shared_ptr<Region> region, const UniqueFd& memfd, Budget::Charge number, uint64_t bytes,
                          Respond respond);
   absl::Status CheckCapacityAfterAbandon() const;
-  // Returns the GPU of a request's fields on_gpu and gpu, if regions of this session may be on it.
-  absl::StatusOr<SessionServices::Seat> SeatOf(absl::string_view request, const std::string& gpu) const;
-  // Checks whether regions of this session may be in host memory.
-  absl::Status MayBeNear(absl::string_view request) const;
+  // Returns the GPU of a RegisterRegion's fields on_gpu and gpu, if regions of this session may be on it.
+  absl::StatusOr<SessionServices::Seat> SeatOf(const std::string& gpu) const;
+  // Checks whether regions of this session may be in host memory. Errors name `field`.
+  absl::Status MayBeNear(absl::string_view field) const;
   void RegisterOnGpu(uint64_t bytes, const std::string& gpu, std::vector<UniqueFd> descriptors, Respond respond);
   void HostRegion(uint64_t bytes, Respond respond);
-  void HostOnGpu(uint64_t bytes, const std::string& gpu, Respond respond);
   void GetArena(uint32_t arena, Respond respond);
   void DropRegion(uint64_t region, Respond respond);
 

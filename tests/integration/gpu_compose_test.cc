@@ -51,10 +51,13 @@ class ComposeOnGpu : public ::testing::TestWithParam<Setting> {
     DaemonOptions options{.gpu = "gpu: {device: 0}\n", .program = GPU_ASHLARD};
     if (GetParam().hbm) options.gpu += "hbm: {capacity_bytes: 4MiB, arena_bytes: 2MiB}\n";
     daemon_ = std::make_unique<DaemonProcess>(options);
-    engine_ = std::make_unique<TestEngine>(daemon_->client_options(), Shape{}, TestEngine::Memory::kGpuHosted);
+    engine_ = std::make_unique<TestEngine>(daemon_->client_options(), Shape{}, TestEngine::Memory::kGpuRegistered);
     engine_->PublishPrompt(prompt_);
     Place();
-    auto region = engine_->client().HostRegion(places_.end, gpu_);
+    kernels::ArenaError error;
+    arena_ = gpu_->MakeArena(places_.end, &error);
+    ASSERT_NE(arena_, nullptr) << error.message;
+    auto region = engine_->client().RegisterGpuRegion(arena_->descriptor(), arena_->data(), arena_->bytes());
     ASSERT_TRUE(region.ok()) << region.status();
     region_ = *region;
     near_.resize(places_.end);
@@ -207,6 +210,7 @@ class ComposeOnGpu : public ::testing::TestWithParam<Setting> {
   std::unique_ptr<TestEngine> engine_;
   Layout layout_;
   Places places_;
+  std::unique_ptr<kernels::ArenaMemory> arena_;
   Region region_;
   std::vector<std::byte> near_;
 };

@@ -12,9 +12,10 @@
 #include <algorithm>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
-#include "client/session/shared_pages.h"
+#include "client/session/client.h"
 #include "tests/integration/corrupt.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/test_engine.h"
@@ -33,14 +34,23 @@ DaemonOptions WithGpu() {
   return {.gpu = "gpu: {device: 0}\n", .program = GPU_ASHLARD};
 }
 
-class GpuTest : public ::testing::TestWithParam<Memory> {
+class GpuTest : public ::testing::Test {
  protected:
   void SetUp() override {
     std::string why;
     gpu_ = kernels::FindGpu(0, &why);
     if (gpu_ == nullptr) GTEST_SKIP() << why;
   }
+  // Allocates at least `bytes` on the GPU, which last until the test ends, and registers them.
+  absl::StatusOr<Region> Register(Client& client, uint64_t bytes) {
+    kernels::ArenaError error;
+    auto arena = gpu_->MakeArena(bytes, &error);
+    if (arena == nullptr) return absl::ResourceExhaustedError(error.message);
+    arenas_.push_back(std::move(arena));
+    return client.RegisterGpuRegion(arenas_.back()->descriptor(), arenas_.back()->data(), arenas_.back()->bytes());
+  }
   const kernels::Gpu* gpu_ = nullptr;
+  std::vector<std::unique_ptr<kernels::ArenaMemory>> arenas_;
 };
 using GpuRegions = GpuTest;
 
@@ -59,9 +69,9 @@ void ExpectLands(TestEngine& engine, const std::vector<Tokens>& prompt) {
   }
 }
 
-TEST_P(GpuRegions, LandWhatWasPublishedFromAnyMemory) {
+TEST_F(GpuRegions, LandWhatWasPublishedFromAnyMemory) {
   DaemonProcess daemon(WithGpu());
-  TestEngine engine(daemon.client_options(), {}, GetParam());
+  TestEngine engine(daemon.client_options(), {}, Memory::kGpuRegistered);
   TestEngine host(daemon.client_options());
   EXPECT_EQ(engine.region().memory(), kernels::MemoryKind::kDevice);
   const std::vector<Tokens> theirs = MakePrompt(1, 3, 90), ours = MakePrompt(2, 3, 110);
@@ -73,9 +83,9 @@ TEST_P(GpuRegions, LandWhatWasPublishedFromAnyMemory) {
   }
 }
 
-TEST_P(GpuRegions, CorruptBytesAreAMissOfTheirSegment) {
+TEST_F(GpuRegions, CorruptBytesAreAMissOfTheirSegment) {
   DaemonProcess daemon(WithGpu());
-  TestEngine engine(daemon.client_options(), {}, GetParam());
+  TestEngine engine(daemon.client_options(), {}, Memory::kGpuRegistered);
   const std::vector<Tokens> prompt = MakePrompt(3, 4, 60);
   engine.PublishPrompt(prompt);
   ASSERT_EQ(FlipInArenas(daemon.pid(), engine.ValueRow(ObjectKind::kSegment, prompt[1], 1, 30)), 1);
@@ -87,9 +97,9 @@ TEST_P(GpuRegions, CorruptBytesAreAMissOfTheirSegment) {
   engine.ExpectLanded(ObjectKind::kSegment, prompt[2], 120, kPoison);
 }
 
-TEST_P(GpuRegions, AreRegisteredAgainAfterDaemonRestart) {
+TEST_F(GpuRegions, AreRegisteredAgainAfterDaemonRestart) {
   DaemonProcess daemon(WithGpu());
-  TestEngine engine(daemon.client_options(), {}, GetParam());
+  TestEngine engine(daemon.client_options(), {}, Memory::kGpuRegistered);
   const std::vector<Tokens> prompt = MakePrompt(4, 2, 80);
   engine.PublishPrompt(prompt);
   daemon.Kill();
@@ -98,11 +108,6 @@ TEST_P(GpuRegions, AreRegisteredAgainAfterDaemonRestart) {
   engine.PublishPrompt(prompt);
   ExpectLands(engine, prompt);
 }
-
-INSTANTIATE_TEST_SUITE_P(Gpu, GpuRegions, testing::Values(Memory::kGpuRegistered, Memory::kGpuHosted),
-                         [](const auto& instance) {
-                           return instance.param == Memory::kGpuHosted ? "Hosted" : "Registered";
-                         });
 
 // The hbm tier is on the GPU: objects are published there, tuples are read there, and evicted objects are promoted from
 // below.
@@ -125,7 +130,7 @@ class GpuHbm : public GpuTest {
 TEST_F(GpuHbm, HoldsWhatEnginesPublishAndMap) {
   DaemonProcess daemon(Options());
   TestEngine engine(daemon.client_options(), {}, Memory::kGpuRegistered);
-  TestEngine other(daemon.client_options(), {}, Memory::kGpuHosted);
+  TestEngine other(daemon.client_options(), {}, Memory::kGpuRegistered);
   const std::vector<Tokens> prompt = MakePrompt(1, 3, 90);
   engine.PublishPrompt(prompt);
   const Match match = engine.Lookup(prompt);
@@ -137,7 +142,7 @@ TEST_F(GpuHbm, HoldsWhatEnginesPublishAndMap) {
 
 TEST_F(GpuHbm, EvictedObjectsReloadFromLowerTiers) {
   DaemonProcess daemon(Options());
-  TestEngine engine(daemon.client_options(), {}, Memory::kGpuHosted);
+  TestEngine engine(daemon.client_options(), {}, Memory::kGpuRegistered);
   std::vector<std::vector<Tokens>> prompts;
   for (uint64_t i = 0; i < 12; ++i) {
     prompts.push_back(MakePrompt(10 + i, 2, 100));
@@ -170,12 +175,12 @@ TEST_F(GpuHbm, MixedCpuAndGpuRegionsAreRefusedByName) {
   DaemonProcess daemon(Options());
   auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
-  const auto there = (*client)->HostRegion(4096, gpu_);
+  const auto there = Register(**client, 4096);
   ASSERT_TRUE(there.ok()) << there.status();
   const absl::Status refused = (*client)->HostRegion(4096).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(refused.message(),
-              HasSubstr("host_region.on_gpu: a session with a region on a GPU must have all regions on that GPU"));
+              HasSubstr("host_region: a session with a region on a GPU must have all regions on that GPU"));
   const int memfd = ::memfd_create("region", MFD_CLOEXEC | MFD_ALLOW_SEALING);
   ASSERT_EQ(::ftruncate(memfd, 4096), 0);
   ASSERT_EQ(::fcntl(memfd, F_ADD_SEALS, F_SEAL_SHRINK), 0);
@@ -186,13 +191,13 @@ TEST_F(GpuHbm, MixedCpuAndGpuRegionsAreRefusedByName) {
   ASSERT_TRUE(other.ok()) << other.status();
   const auto near = (*other)->HostRegion(4096);
   ASSERT_TRUE(near.ok()) << near.status();
-  EXPECT_THAT((*other)->HostRegion(4096, gpu_).status().message(), HasSubstr("host_region.on_gpu: a session"));
+  EXPECT_THAT(Register(**other, 4096).status().message(), HasSubstr("register_region.on_gpu: a session"));
 }
 
 // An object on the GPU is copied to dram for it.
 TEST_F(GpuHbm, AnEngineInHostMemoryFindsGpuObjects) {
   DaemonProcess daemon(Options());
-  TestEngine engine(daemon.client_options(), {}, Memory::kGpuHosted);
+  TestEngine engine(daemon.client_options(), {}, Memory::kGpuRegistered);
   TestEngine host(daemon.client_options());
   const std::vector<Tokens> theirs = MakePrompt(6, 2, 60), ours = MakePrompt(7, 2, 70);
   engine.PublishPrompt(theirs);
@@ -211,33 +216,16 @@ TEST_F(GpuTest, RegionsAreChargedAndGivenBack) {
   DaemonProcess daemon(options);
   auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
-  const auto host = [&](size_t bytes) { return (*client)->HostRegion(bytes, gpu_); };
   {
-    const auto six = host(6 << 20);
+    const auto six = Register(**client, 6 << 20);
     ASSERT_TRUE(six.ok()) << six.status();
     EXPECT_EQ(six->size(), size_t{6} << 20);
-    const auto more = host(4 << 20);
+    const auto more = Register(**client, 4 << 20);
     EXPECT_EQ(more.status().code(), absl::StatusCode::kResourceExhausted);
-    EXPECT_THAT(more.status().message(), HasSubstr("host_region.bytes"));
-    EXPECT_TRUE(host(1).ok()) << "which is rounded up to what is left";
+    EXPECT_THAT(more.status().message(), HasSubstr("register_region.bytes"));
+    EXPECT_TRUE(Register(**client, 1).ok()) << "which is rounded up to what is left";
   }
-  EXPECT_TRUE(Eventually([&] { return host(8 << 20).ok(); })) << "what is dropped is given back";
-}
-
-TEST_F(GpuTest, HostedRegionIsZero) {
-  DaemonProcess daemon(WithGpu());
-  auto client = Client::Connect(daemon.client_options());
-  ASSERT_TRUE(client.ok()) << client.status();
-  constexpr size_t kBytes = 4 << 20;
-  std::vector<std::byte> bytes(kBytes, kPoison);
-  for (int i = 0; i < 2; ++i) {
-    const auto region = (*client)->HostRegion(kBytes, gpu_);
-    ASSERT_TRUE(region.ok()) << region.status();
-    std::vector<std::byte> found(kBytes, kPoison);
-    gpu_->CopyToHost(found.data(), region->data(), kBytes);
-    EXPECT_TRUE(std::ranges::all_of(found, [](std::byte byte) { return byte == std::byte{0}; }));
-    gpu_->CopyToDevice(region->data(), bytes.data(), kBytes);
-  }
+  EXPECT_TRUE(Eventually([&] { return Register(**client, 8 << 20).ok(); })) << "what is dropped is given back";
 }
 
 TEST_F(GpuTest, RefusesDescriptorWithoutAllocation) {
@@ -261,18 +249,11 @@ TEST_F(GpuTest, RefusesDescriptorWithoutAllocation) {
   ::close(pipe_ends[1]);
 }
 
-TEST_F(GpuTest, TheDaemonsPagesMayBeOnTheGpu) {
+TEST_F(GpuTest, TheDaemonAllocatesNoPagesOnTheGpu) {
   DaemonProcess daemon(WithGpu());
-  TestEngine hosted(daemon.client_options(), {}, Memory::kGpuHosted);
-  PagedCache pages = hosted.pages();
-  pages.allocate = true;
-  const absl::Status declared = hosted.model().DeclarePages(hosted.region(), pages);
-  ASSERT_TRUE(declared.ok()) << declared;
-  const Tokens tokens = MakeRun(1, 120);
-  const std::vector<uint64_t> lengths = {60, 60};
-  const Admitted admitted = hosted.model().Admit({.tokens = tokens, .segment_lengths = lengths}, 2);
-  EXPECT_EQ(admitted.outcome, AdmitOutcome::kAdmitted);
   TestEngine registered(daemon.client_options(), {}, Memory::kGpuRegistered);
+  PagedCache pages = registered.pages();
+  pages.allocate = true;
   EXPECT_THAT(registered.model().DeclarePages(registered.region(), pages).message(), HasSubstr("allocate"));
 }
 
@@ -285,12 +266,6 @@ TEST(WithoutAGpu, GpuRegionsAreRefusedByName) {
   const absl::Status refused = (*client)->RegisterGpuRegion(memfd, &nowhere, 4096).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
   EXPECT_THAT(refused.message(), HasSubstr("register_region.on_gpu: the daemon has no GPU"));
-  std::string why;
-  if (const kernels::Gpu* const gpu = kernels::FindGpu(0, &why)) {
-    const absl::Status unmade = (*client)->HostRegion(4096, gpu).status();
-    EXPECT_EQ(unmade.code(), absl::StatusCode::kFailedPrecondition);
-    EXPECT_THAT(unmade.message(), HasSubstr("host_region.on_gpu: the daemon has no GPU"));
-  }
   EXPECT_TRUE((*client)->HostRegion(4096).ok()) << "the session goes on";
   ::close(memfd);
 }

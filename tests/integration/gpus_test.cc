@@ -16,7 +16,6 @@ namespace {
 
 using ::testing::Each;
 using ::testing::HasSubstr;
-using Memory = TestEngine::Memory;
 
 constexpr std::byte kUntouched{0x3c};
 
@@ -37,8 +36,9 @@ class TwoGpus : public ::testing::TestWithParam<bool> {
     options.admission = "all";
     daemon_ = std::make_unique<DaemonProcess>(options);
   }
-  std::unique_ptr<TestEngine> Engine(int gpu, Memory memory, TensorShard shard = {}) {
-    return std::make_unique<TestEngine>(daemon_->client_options(), Shape{.shard = shard, .gpu = gpu}, memory);
+  std::unique_ptr<TestEngine> Engine(int gpu, TensorShard shard = {}) {
+    return std::make_unique<TestEngine>(daemon_->client_options(), Shape{.shard = shard, .gpu = gpu},
+                                        TestEngine::Memory::kGpuRegistered);
   }
   TierKind Top() const { return GetParam() ? TierKind::kHbm : TierKind::kDram; }
   static std::vector<TierKind> TiersOf(const Match& match) {
@@ -66,7 +66,7 @@ class TwoGpus : public ::testing::TestWithParam<bool> {
 };
 
 TEST_P(TwoGpus, EnginesOnBothGpusShareTheCache) {
-  const auto first = Engine(0, Memory::kGpuRegistered), second = Engine(1, Memory::kGpuHosted);
+  const auto first = Engine(0), second = Engine(1);
   TestEngine host(daemon_->client_options());
   const std::vector<std::vector<Tokens>> prompts = {MakePrompt(1, 3, 90), MakePrompt(2, 3, 110), MakePrompt(3, 2, 60)};
   first->PublishPrompt(prompts[0]);
@@ -82,8 +82,8 @@ TEST_P(TwoGpus, EnginesOnBothGpusShareTheCache) {
 
 // Ranks of one model, each on a different GPU: one looks up, both land their shards.
 TEST_P(TwoGpus, EachShardLandsOnItsRanksGpu) {
-  const auto rank0 = Engine(0, Memory::kGpuHosted, {.rank = 0, .size = 2});
-  const auto rank1 = Engine(1, Memory::kGpuRegistered, {.rank = 1, .size = 2});
+  const auto rank0 = Engine(0, {.rank = 0, .size = 2});
+  const auto rank1 = Engine(1, {.rank = 1, .size = 2});
   const std::vector<Tokens> prompt = MakePrompt(4, 3, 80);
   rank0->PublishPrompt(prompt);
   rank1->PublishPrompt(prompt);
@@ -106,7 +106,7 @@ TEST_P(TwoGpus, EachShardLandsOnItsRanksGpu) {
 }
 
 TEST_P(TwoGpus, LosingAnEngineOnOneGpuDoesNotAffectTheOther) {
-  const auto first = Engine(0, Memory::kGpuHosted);
+  const auto first = Engine(0);
   const std::vector<Tokens> prompt = MakePrompt(5, 3, 70), theirs = MakePrompt(6, 3, 70);
   first->PublishPrompt(prompt);
   const Match held = first->Lookup(prompt);
@@ -116,7 +116,7 @@ TEST_P(TwoGpus, LosingAnEngineOnOneGpuDoesNotAffectTheOther) {
   };
   EXPECT_TRUE(sessions(1));
   {
-    const auto second = Engine(1, Memory::kGpuHosted);
+    const auto second = Engine(1);
     second->PublishPrompt(theirs);
     const Match match = second->Lookup(prompt);
     EXPECT_TRUE(sessions(2));
@@ -124,23 +124,22 @@ TEST_P(TwoGpus, LosingAnEngineOnOneGpuDoesNotAffectTheOther) {
   EXPECT_TRUE(sessions(1));
   ExpectLandsMatch(*first, held, prompt);
   ExpectLandsPrompt(*first, theirs);
-  const auto third = Engine(1, Memory::kGpuHosted);
+  const auto third = Engine(1);
   ExpectLandsPrompt(*third, theirs);
 }
 
 TEST_P(TwoGpus, DrainedObjectsReturnToEitherGpu) {
-  const auto first = Engine(0, Memory::kGpuHosted), second = Engine(1, Memory::kGpuRegistered);
+  const auto first = Engine(0), second = Engine(1);
   const std::vector<Tokens> ours = MakePrompt(7, 3, 80), theirs = MakePrompt(8, 3, 80);
   first->PublishPrompt(ours);
   second->PublishPrompt(theirs);
   EXPECT_EQ(daemon_->Terminate(), 0);
   daemon_->Start();
-  // A GPU's hosted region ends with its session; the registered one is restored.
   ASSERT_TRUE(Eventually([&] { return second->Reserve(ObjectKind::kSegment, MakeRun(9, 50)).granted(); }));
   EXPECT_THAT(TiersOf(second->Lookup(ours)), Each(TierKind::kSsd));
   ExpectLandsPrompt(*second, ours);
   ExpectLandsPrompt(*second, theirs);
-  const auto other = Engine(0, Memory::kGpuHosted);
+  const auto other = Engine(0);
   ExpectLandsPrompt(*other, theirs);
 }
 
@@ -154,11 +153,15 @@ TEST_P(TwoGpus, RegionsReportTheirGpu) {
       (*nameless)->RegisterGpuRegion(arena->descriptor(), arena->data(), arena->bytes()).status();
   EXPECT_EQ(which.code(), absl::StatusCode::kInvalidArgument);
   EXPECT_THAT(which.message(), HasSubstr("register_region.gpu: required, because the daemon serves 2 GPUs"));
-  const auto region = (*nameless)->HostRegion(4096, gpus_[0]);
+  const auto first = gpus_[0]->MakeArena(2 << 20, &error);
+  ASSERT_NE(first, nullptr) << error.message;
+  const auto region =
+      (*nameless)->RegisterGpuRegion(first->descriptor(), first->data(), first->bytes(), gpus_[0]->id());
   ASSERT_TRUE(region.ok()) << region.status();
-  const absl::Status other = (*nameless)->HostRegion(4096, gpus_[1]).status();
+  const absl::Status other =
+      (*nameless)->RegisterGpuRegion(arena->descriptor(), arena->data(), arena->bytes(), gpus_[1]->id()).status();
   EXPECT_EQ(other.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(other.message(), HasSubstr("host_region.gpu: the session's other regions are on another GPU"));
+  EXPECT_THAT(other.message(), HasSubstr("register_region.gpu: the session's other regions are on another GPU"));
 }
 
 INSTANTIATE_TEST_SUITE_P(With, TwoGpus, ::testing::Bool(),
@@ -171,9 +174,13 @@ TEST(OneOfTwoGpus, ARegionOnTheOtherGpuIsRefusedByName) {
   DaemonProcess daemon({.gpu = "gpu: {device: 0}\n", .program = GPU_ASHLARD});
   auto client = Client::Connect(daemon.client_options());
   ASSERT_TRUE(client.ok()) << client.status();
-  const absl::Status refused = (*client)->HostRegion(4096, other).status();
+  kernels::ArenaError error;
+  const auto arena = other->MakeArena(2 << 20, &error);
+  ASSERT_NE(arena, nullptr) << error.message;
+  const absl::Status refused =
+      (*client)->RegisterGpuRegion(arena->descriptor(), arena->data(), arena->bytes(), other->id()).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_THAT(refused.message(), HasSubstr("host_region.gpu: is not a GPU of this daemon"));
+  EXPECT_THAT(refused.message(), HasSubstr("register_region.gpu: is not a GPU of this daemon"));
 }
 
 }  // namespace

@@ -56,8 +56,7 @@ std::vector<Tokens> MakePrompt(uint64_t seed, size_t segments, size_t tokens) {
 
 TestEngine::TestEngine(ClientOptions options, const Shape& shape, Memory memory) : shape_(shape) {
   std::string why;
-  if (memory == Memory::kGpuRegistered || memory == Memory::kGpuHosted)
-    options.gpu = kernels::FindGpu(shape_.gpu, &why);
+  if (memory == Memory::kGpuRegistered) options.gpu = kernels::FindGpu(shape_.gpu, &why);
   MakeLayout();
   Place();
   absl::StatusOr<std::unique_ptr<Client>> client;
@@ -91,7 +90,6 @@ absl::StatusOr<Region> TestEngine::MakeRegion(Memory memory) {
   std::string why;
   const kernels::Gpu* const gpu = kernels::FindGpu(shape_.gpu, &why);
   if (gpu == nullptr) return absl::FailedPreconditionError(why);
-  if (memory == Memory::kGpuHosted) return client_->HostRegion(bytes_, gpu);
   kernels::ArenaError error;
   gpu_memory_ = gpu->MakeArena(bytes_, &error);
   if (gpu_memory_ == nullptr) return absl::ResourceExhaustedError(error.message);

@@ -41,7 +41,7 @@ struct Shape {
 class TestEngine {
  public:
   // kTouched: registered with allocated pages; kRegistered leaves the allocation to the daemon.
-  enum class Memory { kRegistered, kTouched, kHosted, kGpuRegistered, kGpuHosted };
+  enum class Memory { kRegistered, kTouched, kHosted, kGpuRegistered };
 
   // Failures to connect, open or register are test failures.
   explicit TestEngine(ClientOptions options, const Shape& shape = {}, Memory memory = Memory::kRegistered);
