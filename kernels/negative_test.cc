@@ -19,8 +19,8 @@ namespace {
 constexpr Dtypes kHalfTuples = {DType::kF16, DType::kF16, DType::kF32};
 
 // A prompt assembled from tuples, into which the tests below inject faults.
-struct Setting {
-  explicit Setting(const Prompt& prompt)
+struct FaultyPrompt {
+  explicit FaultyPrompt(const Prompt& prompt)
       : shape(prompt.shape), tuples(prompt.tuples), run_twice(prompt.parts.size(), false) {}
 
   LinearShape shape;
@@ -29,18 +29,18 @@ struct Setting {
   std::vector<bool> run_twice;      // for each of the prompt's parts
 };
 
-// Assembles the prompt of `setting` and returns, for the head with the smallest error, the error against one full pass:
+// Assembles the prompt of `faulty` and returns, for the head with the smallest error, the error against one full pass:
 // of the final state or of the outputs, whichever is larger.
-double LeastError(const Prompt& prompt, const FullPass& full, const Setting& setting) {
-  const std::vector<TupleView> views = Views(setting.tuples);
+double LeastError(const Prompt& prompt, const FullPass& full, const FaultyPrompt& faulty) {
+  const std::vector<TupleView> views = Views(faulty.tuples);
   const std::vector<SeamStep> steps = prompt.Steps(views);
   const int64_t stride = int64_t{prompt.shape.heads} * prompt.shape.d_v;
   States state = prompt.initial;
   std::vector<float> out = full.out;
   Runner runner(Reference());
   for (size_t i = 0; i < steps.size(); ++i) {
-    for (int times = setting.run_twice[i] ? 2 : 1; times > 0; --times) {
-      runner.Run(AdvanceSeamArgs{.shape = setting.shape,
+    for (int times = faulty.run_twice[i] ? 2 : 1; times > 0; --times) {
+      runner.Run(AdvanceSeamArgs{.shape = faulty.shape,
                                  .steps = {&steps[i], 1},
                                  .inputs = prompt.tokens.View(),
                                  .state = state.View(),
@@ -62,12 +62,12 @@ double LeastError(const Prompt& prompt, const FullPass& full, const Setting& set
   return least;
 }
 
-using Change = std::function<void(const Prompt&, Setting&)>;
+using Change = std::function<void(const Prompt&, FaultyPrompt&)>;
 
 // Changes the numbers of every head's transition.
 Change ForTransitions(std::function<void(const LinearShape&, std::vector<double>&)> change) {
-  return [change](const Prompt& prompt, Setting& setting) {
-    for (Tuple& tuple : setting.tuples) {
+  return [change](const Prompt& prompt, FaultyPrompt& faulty) {
+    for (Tuple& tuple : faulty.tuples) {
       for (int32_t h = 0; h < prompt.shape.heads; ++h) {
         std::vector<double> transition = tuple.Transition(h);
         change(prompt.shape, transition);
@@ -78,8 +78,8 @@ Change ForTransitions(std::function<void(const LinearShape&, std::vector<double>
 }
 
 Change ForHeads(std::function<void(Tuple&, int32_t)> change) {
-  return [change](const Prompt& prompt, Setting& setting) {
-    for (Tuple& tuple : setting.tuples) {
+  return [change](const Prompt& prompt, FaultyPrompt& faulty) {
+    for (Tuple& tuple : faulty.tuples) {
       for (int32_t h = 0; h < prompt.shape.heads; ++h) change(tuple, h);
     }
   };
@@ -118,9 +118,9 @@ void TakeExponential(const LinearShape&, std::vector<double>& transition) {
 }
 
 // The fault of HYPIC's published code: the tuple covers the segment's head, and the head is run again as a seam.
-void StartTuplesAtToken0(const Prompt& prompt, Setting& setting) {
+void StartTuplesAtToken0(const Prompt& prompt, FaultyPrompt& faulty) {
   Runner reference(Reference());
-  auto tuple = setting.tuples.begin();
+  auto tuple = faulty.tuples.begin();
   for (size_t i = 1; i < prompt.parts.size(); ++i) {
     if (!prompt.parts[i].interior) continue;
     // For tokens that are already rotated: at position 0, nothing rotates them further.
@@ -128,24 +128,24 @@ void StartTuplesAtToken0(const Prompt& prompt, Setting& setting) {
   }
 }
 
-void RunSeamsTwice(const Prompt& prompt, Setting& setting) {
-  for (size_t i = 0; i < prompt.parts.size(); ++i) setting.run_twice[i] = !prompt.parts[i].interior;
+void RunSeamsTwice(const Prompt& prompt, FaultyPrompt& faulty) {
+  for (size_t i = 0; i < prompt.parts.size(); ++i) faulty.run_twice[i] = !prompt.parts[i].interior;
 }
 
-void TurnAtAnotherBase(const Prompt& prompt, Setting& setting) {
+void TurnAtAnotherBase(const Prompt& prompt, FaultyPrompt& faulty) {
   const Rotation& rotation = prompt.shape.rotation;
   for (int32_t i = 0; i < rotation.rotary_dim / 2; ++i) {
-    setting.frequencies.push_back(std::pow(5e5, -2.0 * i / rotation.rotary_dim));
+    faulty.frequencies.push_back(std::pow(5e5, -2.0 * i / rotation.rotary_dim));
   }
-  setting.shape.rotation.frequencies = setting.frequencies.data();
+  faulty.shape.rotation.frequencies = faulty.frequencies.data();
 }
 
-void TurnNothing(const Prompt&, Setting& setting) {
-  for (Tuple& tuple : setting.tuples) tuple.position = 0;
+void TurnNothing(const Prompt&, FaultyPrompt& faulty) {
+  for (Tuple& tuple : faulty.tuples) tuple.position = 0;
 }
 
-void KeepFactors(const Prompt& prompt, Setting& setting) {
-  auto tuple = setting.tuples.begin();
+void KeepFactors(const Prompt& prompt, FaultyPrompt& faulty) {
+  auto tuple = faulty.tuples.begin();
   for (const Prompt::Part& part : prompt.parts) {
     if (part.interior) *tuple++ = CaptureFactors(prompt.shape, prompt.isolated, part.begin, part.end);
   }
@@ -163,8 +163,8 @@ void SwapFactors(Tuple& tuple, int32_t head) {
   tuple.MakeLowRank(head, factors);
 }
 
-void KeepInHalf(const Prompt&, Setting& setting) {
-  setting.tuples = Rounded(setting.tuples, kHalfTuples);
+void KeepInHalf(const Prompt&, FaultyPrompt& faulty) {
+  faulty.tuples = Rounded(faulty.tuples, kHalfTuples);
 }
 
 void TransposeState(Tuple& tuple, int32_t head) {
@@ -257,13 +257,13 @@ TEST_P(FaultTest, IsVisible) {
     const Layer layer(random, dims, character);
     SCOPED_TRACE(::testing::Message() << layer);
     const Prompt prompt(random, layer, {.interiors = 6, .last_run = 30});
-    Setting setting(prompt);
-    if (fault.prepare) fault.prepare(prompt, setting);
+    FaultyPrompt faulty(prompt);
+    if (fault.prepare) fault.prepare(prompt, faulty);
     const double tolerance = Tolerance(fault.dtypes, 6);
     const FullPass full(prompt);
-    EXPECT_LE(LeastError(prompt, full, setting), tolerance);
-    fault.spoil(prompt, setting);
-    const double error = LeastError(prompt, full, setting);
+    EXPECT_LE(LeastError(prompt, full, faulty), tolerance);
+    fault.spoil(prompt, faulty);
+    const double error = LeastError(prompt, full, faulty);
     EXPECT_GE(error, 10 * tolerance);
     EXPECT_TRUE(std::isfinite(error)) << "what is not finite would show in any test";
   }

@@ -38,7 +38,7 @@ class PrefillBacklog {
     double rate = 0;    // positive
     storage::Nanos at = 0;
   };
-  double Left(const Queue& queue) const;
+  double Remaining(const Queue& queue) const;
 
   const storage::Clock& clock_;
   std::map<std::pair<storage::SessionId, NamespaceId>, Queue> queues_;  // a session opens few models

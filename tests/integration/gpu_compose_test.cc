@@ -30,7 +30,7 @@ constexpr int64_t kRunTokens = 12;
 constexpr size_t kStateNumbers = size_t{kValueHeads} * kDk * kDv;
 constexpr int64_t kKeys = int64_t{kKeyHeads} * kDk, kValues = int64_t{kValueHeads} * kDv;
 
-struct Setting {
+struct GpuCase {
   const char* name;
   bool hbm;  // objects are on the GPU too
   DType dtype;
@@ -42,7 +42,7 @@ struct Places {
   size_t state = 0, exponents = 0, checkpoint = 0, checkpoint_exponents = 0, inputs = 0, out = 0, end = 0;
 };
 
-class ComposeOnGpu : public ::testing::TestWithParam<Setting> {
+class ComposeOnGpu : public ::testing::TestWithParam<GpuCase> {
  protected:
   void SetUp() override {
     std::string why;
@@ -262,12 +262,12 @@ TEST_P(ComposeFromDram, AllPlacesAreInOneMemory) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Gpu, ComposeOnGpu,
-                         testing::Values(Setting{"Dram", false, DType::kF32, 1e-5},
-                                         Setting{"Hbm", true, DType::kF32, 1e-5},
-                                         Setting{"HbmHalf", true, DType::kF16, 1e-3},
-                                         Setting{"DramBf16", false, DType::kBF16, 1e-2}),
+                         testing::Values(GpuCase{"Dram", false, DType::kF32, 1e-5},
+                                         GpuCase{"Hbm", true, DType::kF32, 1e-5},
+                                         GpuCase{"HbmHalf", true, DType::kF16, 1e-3},
+                                         GpuCase{"DramBf16", false, DType::kBF16, 1e-2}),
                          [](const auto& instance) { return std::string(instance.param.name); });
-INSTANTIATE_TEST_SUITE_P(Gpu, ComposeFromDram, testing::Values(Setting{"F32", false, DType::kF32, 1e-5}),
+INSTANTIATE_TEST_SUITE_P(Gpu, ComposeFromDram, testing::Values(GpuCase{"F32", false, DType::kF32, 1e-5}),
                          [](const auto& instance) { return std::string(instance.param.name); });
 
 }  // namespace

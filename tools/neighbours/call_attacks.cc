@@ -9,19 +9,19 @@
 #include "client/session/prompt_message.h"
 #include "proto/limits.h"
 #include "tools/neighbours/attack.h"
-#include "tools/neighbours/pressed_calls.h"
+#include "tools/neighbours/call_load.h"
 #include "tools/neighbours/raw_engine.h"
 
 namespace ashlar::neighbours {
 namespace {
 
-Achieved ToAchieved(size_t sessions, Pressed pressed) {
+Achieved ToAchieved(size_t sessions, LoadResult result) {
   return {.sessions = sessions,
-          .asked = pressed.calls,
-          .granted = pressed.granted,
-          .refused = pressed.refused,
-          .most_at_a_time = pressed.most_at_a_time,
-          .why = std::move(pressed.why)};
+          .asked = result.calls,
+          .granted = result.granted,
+          .refused = result.refused,
+          .most_at_a_time = result.most_at_a_time,
+          .why = std::move(result.error)};
 }
 
 absl::Status Publish(const ClientOptions& daemon, uint64_t bytes) {
@@ -62,15 +62,15 @@ class Lookups final : public Attack {
   }
 
   Achieved Run(const std::stop_token& stop) override {
-    const PressedCalls calls{.rpc_socket = daemon_.rpc_socket,
-                             .method = "Match",
-                             .at_a_time = 64,
-                             .connections = kSessions,
-                             .request = [this](size_t slot) { return requests_[slot % kSessions]; },
-                             .granted = [](size_t, const std::string& reply) -> uint64_t {
-                               return reply.empty() ? 0 : limits::kMaxLookupsPerMatch;
-                             }};
-    return ToAchieved(kSessions, Press(calls, stop));
+    const CallLoad load{.rpc_socket = daemon_.rpc_socket,
+                        .method = "Match",
+                        .at_a_time = 64,
+                        .connections = kSessions,
+                        .request = [this](size_t slot) { return requests_[slot % kSessions]; },
+                        .granted = [](size_t, const std::string& reply) -> uint64_t {
+                          return reply.empty() ? 0 : limits::kMaxLookupsPerMatch;
+                        }};
+    return ToAchieved(kSessions, RunLoad(load, stop));
   }
 
  private:
@@ -110,24 +110,24 @@ class Landings final : public Attack {
   }
 
   Achieved Run(const std::stop_token& stop) override {
-    const PressedCalls calls{.rpc_socket = daemon_.rpc_socket,
-                             .method = "Land",
-                             .at_a_time = at_a_time_,
-                             .connections = kSessions,
-                             .request =
-                                 [this](size_t slot) {
-                                   v1::LandRequest& request = requests_[slot % kSessions];
-                                   request.set_landing(++landing_);
-                                   return request.SerializeAsString();
-                                 },
-                             .granted = [](size_t, const std::string& message) -> uint64_t {
-                               v1::LandEvent event;
-                               const bool landed = event.ParseFromString(message) &&
-                                                   event.verdict().miss_reasons_size() == 1 &&
-                                                   event.verdict().miss_reasons(0) == 0;
-                               return landed ? kBytes >> 20 : 0;
-                             }};
-    return ToAchieved(kSessions, Press(calls, stop));
+    const CallLoad load{.rpc_socket = daemon_.rpc_socket,
+                        .method = "Land",
+                        .at_a_time = at_a_time_,
+                        .connections = kSessions,
+                        .request =
+                            [this](size_t slot) {
+                              v1::LandRequest& request = requests_[slot % kSessions];
+                              request.set_landing(++landing_);
+                              return request.SerializeAsString();
+                            },
+                        .granted = [](size_t, const std::string& message) -> uint64_t {
+                          v1::LandEvent event;
+                          const bool landed = event.ParseFromString(message) &&
+                                              event.verdict().miss_reasons_size() == 1 &&
+                                              event.verdict().miss_reasons(0) == 0;
+                          return landed ? kBytes >> 20 : 0;
+                        }};
+    return ToAchieved(kSessions, RunLoad(load, stop));
   }
 
  private:
@@ -163,20 +163,19 @@ class Leases final : public Attack {
   }
 
   Achieved Run(const std::stop_token& stop) override {
-    const PressedCalls calls{.rpc_socket = daemon_.rpc_socket,
-                             .method = "Match",
-                             .at_a_time = 4 * kSessions,
-                             .connections = kSessions,
-                             .request = [this](size_t slot) { return requests_[slot % kSessions]; },
-                             .granted = [](size_t, const std::string& message) -> uint64_t {
-                               v1::MatchReply reply;
-                               uint64_t leases = 0;
-                               if (!reply.ParseFromString(message)) return 0;
-                               for (const v1::PromptMatch& match : reply.prompts())
-                                 leases += match.lease().empty() ? 0 : 1;
-                               return leases;
-                             }};
-    return ToAchieved(kSessions, Press(calls, stop));
+    const CallLoad load{.rpc_socket = daemon_.rpc_socket,
+                        .method = "Match",
+                        .at_a_time = 4 * kSessions,
+                        .connections = kSessions,
+                        .request = [this](size_t slot) { return requests_[slot % kSessions]; },
+                        .granted = [](size_t, const std::string& message) -> uint64_t {
+                          v1::MatchReply reply;
+                          uint64_t leases = 0;
+                          if (!reply.ParseFromString(message)) return 0;
+                          for (const v1::PromptMatch& match : reply.prompts()) leases += match.lease().empty() ? 0 : 1;
+                          return leases;
+                        }};
+    return ToAchieved(kSessions, RunLoad(load, stop));
   }
 
  private:
@@ -216,20 +215,19 @@ class Models final : public Attack {
   }
 
   Achieved Run(const std::stop_token& stop) override {
-    const PressedCalls calls{
-        .rpc_socket = daemon_.rpc_socket,
-        .method = "OpenModel",
-        .at_a_time = kAtATime,
-        .connections = kAtATime,
-        .request =
-            [this](size_t) {
-              const float number = -1.0f - static_cast<float>(asked_);
-              std::memcpy(request_.mutable_layout()->data() + number_at_, &number, sizeof number);
-              request_.set_session(sessions_[asked_++ % sessions_.size()].secret());
-              return request_.SerializeAsString();
-            },
-        .granted = [](size_t, const std::string& reply) -> uint64_t { return reply.empty() ? 0 : 1; }};
-    return ToAchieved(sessions_.size(), Press(calls, stop));
+    const CallLoad load{.rpc_socket = daemon_.rpc_socket,
+                        .method = "OpenModel",
+                        .at_a_time = kAtATime,
+                        .connections = kAtATime,
+                        .request =
+                            [this](size_t) {
+                              const float number = -1.0f - static_cast<float>(asked_);
+                              std::memcpy(request_.mutable_layout()->data() + number_at_, &number, sizeof number);
+                              request_.set_session(sessions_[asked_++ % sessions_.size()].secret());
+                              return request_.SerializeAsString();
+                            },
+                        .granted = [](size_t, const std::string& reply) -> uint64_t { return reply.empty() ? 0 : 1; }};
+    return ToAchieved(sessions_.size(), RunLoad(load, stop));
   }
 
  private:

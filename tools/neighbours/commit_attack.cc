@@ -11,7 +11,7 @@
 #include "proto/outcome.h"
 #include "proto/tokens.h"
 #include "tools/neighbours/attack.h"
-#include "tools/neighbours/pressed_calls.h"
+#include "tools/neighbours/call_load.h"
 #include "tools/neighbours/raw_engine.h"
 
 namespace ashlar::neighbours {
@@ -36,33 +36,33 @@ class Commits final : public Attack {
   }
 
   Achieved Run(const std::stop_token& stop) override {
-    const PressedCalls calls{.rpc_socket = daemon_.rpc_socket,
-                             .method = "Commit",
-                             .at_a_time = 2 * kSessions,
-                             .connections = kSessions,
-                             .request =
-                                 [this](size_t slot) {
-                                   v1::CommitRequest& request = requests_[slot % kSessions];
-                                   ++text_;
-                                   std::memcpy(request.mutable_tokens()->data(), &text_, sizeof text_);
-                                   return request.SerializeAsString();
-                                 },
-                             .granted = [](size_t, const std::string& message) -> uint64_t {
-                               v1::CommitReply reply;
-                               if (!reply.ParseFromString(message)) return 0;
-                               uint64_t states = 0;
-                               for (const uint32_t outcome : reply.outcomes()) {
-                                 states += outcome == static_cast<uint32_t>(CommitOutcome::kBusy) ? 0 : 1;
-                               }
-                               return states;
-                             }};
-    Pressed pressed = Press(calls, stop);
+    const CallLoad load{.rpc_socket = daemon_.rpc_socket,
+                        .method = "Commit",
+                        .at_a_time = 2 * kSessions,
+                        .connections = kSessions,
+                        .request =
+                            [this](size_t slot) {
+                              v1::CommitRequest& request = requests_[slot % kSessions];
+                              ++text_;
+                              std::memcpy(request.mutable_tokens()->data(), &text_, sizeof text_);
+                              return request.SerializeAsString();
+                            },
+                        .granted = [](size_t, const std::string& message) -> uint64_t {
+                          v1::CommitReply reply;
+                          if (!reply.ParseFromString(message)) return 0;
+                          uint64_t states = 0;
+                          for (const uint32_t outcome : reply.outcomes()) {
+                            states += outcome == static_cast<uint32_t>(CommitOutcome::kBusy) ? 0 : 1;
+                          }
+                          return states;
+                        }};
+    LoadResult result = RunLoad(load, stop);
     return {.sessions = kSessions,
-            .asked = pressed.calls,
-            .granted = pressed.granted,
-            .refused = pressed.refused,
-            .most_at_a_time = pressed.most_at_a_time,
-            .why = std::move(pressed.why)};
+            .asked = result.calls,
+            .granted = result.granted,
+            .refused = result.refused,
+            .most_at_a_time = result.most_at_a_time,
+            .why = std::move(result.error)};
   }
 
  private:

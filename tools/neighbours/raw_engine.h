@@ -39,7 +39,7 @@ class RawSession {
   std::string secret_;
 };
 
-// A session that has opened the small model (segment_engine.h), and calls that prepare an attack (pressed_calls.h).
+// A session that has opened the small model (segment_engine.h), and calls that prepare an attack (call_load.h).
 class RawEngine {
  public:
   static absl::StatusOr<RawEngine> Open(const ClientOptions& daemon);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Pressed calls of ashlar.v1.Cache: a client that always keeps a number of calls in flight, without waiting.
+// CallLoad: a load of calls of ashlar.v1.Cache that keeps a number of calls in flight, without waiting.
 #pragma once
 
 #include <cstddef>
@@ -10,7 +10,7 @@
 
 namespace ashlar::neighbours {
 
-struct PressedCalls {
+struct CallLoad {
   std::string rpc_socket;
   std::string method;
   size_t at_a_time = 1;
@@ -22,15 +22,15 @@ struct PressedCalls {
   std::function<uint64_t(size_t slot, const std::string& message)> granted;
 };
 
-struct Pressed {
+struct LoadResult {
   uint64_t calls = 0;  // calls that were begun
   uint64_t refused = 0;
   uint64_t granted = 0;
   size_t most_at_a_time = 0;
-  std::string why;  // error of the first failed call
+  std::string error;  // of the first failed call
 };
 
 // Runs until told to stop; then cancels the calls in progress.
-Pressed Press(const PressedCalls& what, const std::stop_token& stop);
+LoadResult RunLoad(const CallLoad& load, const std::stop_token& stop);
 
 }  // namespace ashlar::neighbours

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "tools/neighbours/pressed_calls.h"
+#include "tools/neighbours/call_load.h"
 
 #include <grpcpp/channel.h>
 #include <grpcpp/create_channel.h>
@@ -81,20 +81,20 @@ class Call {
   grpc::Status status_;
 };
 
-class Presser {
+class LoadRunner {
  public:
-  explicit Presser(const PressedCalls& what) : what_(what), method_("/ashlar.v1.Cache/" + what.method) {
+  explicit LoadRunner(const CallLoad& load) : load_(load), method_("/ashlar.v1.Cache/" + load.method) {
     grpc::ChannelArguments arguments;
     arguments.SetInt(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1);  // separate connections
     arguments.SetMaxReceiveMessageSize(-1);
-    for (size_t i = 0; i < what.connections; ++i) {
+    for (size_t i = 0; i < load.connections; ++i) {
       stubs_.push_back(std::make_unique<grpc::GenericStub>(
-          grpc::CreateCustomChannel("unix:" + what.rpc_socket, grpc::InsecureChannelCredentials(), arguments)));
+          grpc::CreateCustomChannel("unix:" + load.rpc_socket, grpc::InsecureChannelCredentials(), arguments)));
     }
-    calls_.resize(what.at_a_time);
+    calls_.resize(load.at_a_time);
   }
 
-  Pressed Run(const std::stop_token& stop) {
+  LoadResult Run(const std::stop_token& stop) {
     for (size_t slot = 0; slot < calls_.size(); ++slot) waiting_.emplace_back(steady_clock::now(), slot);
     while (!stop.stop_requested()) {
       const auto now = steady_clock::now();
@@ -109,14 +109,14 @@ class Presser {
     }
     while (under_way_ > 0) Next(std::chrono::system_clock::time_point::max());
     queue_.Shutdown();
-    return pressed_;
+    return result_;
   }
 
  private:
   void Begin(size_t slot) {
-    calls_[slot] = std::make_unique<Call>(slot, *stubs_[slot % stubs_.size()], method_, what_.request(slot), queue_);
-    ++pressed_.calls;
-    pressed_.most_at_a_time = std::max(pressed_.most_at_a_time, ++under_way_);
+    calls_[slot] = std::make_unique<Call>(slot, *stubs_[slot % stubs_.size()], method_, load_.request(slot), queue_);
+    ++result_.calls;
+    result_.most_at_a_time = std::max(result_.most_at_a_time, ++under_way_);
   }
 
   // A call that has ended by then.
@@ -133,27 +133,27 @@ class Presser {
   }
 
   void Judge(const Call& call) {
-    const uint64_t granted = call.status().ok() ? what_.granted(call.slot(), ToString(call.last())) : 0;
-    pressed_.granted += granted;
+    const uint64_t granted = call.status().ok() ? load_.granted(call.slot(), ToString(call.last())) : 0;
+    result_.granted += granted;
     if (granted > 0) return Begin(call.slot());
-    if (pressed_.refused++ == 0 && !call.status().ok()) pressed_.why = call.status().error_message();
+    if (result_.refused++ == 0 && !call.status().ok()) result_.error = call.status().error_message();
     waiting_.emplace_back(steady_clock::now() + kAfterRefusal, call.slot());
   }
 
-  const PressedCalls& what_;
+  const CallLoad& load_;
   const std::string method_;
   std::vector<std::unique_ptr<grpc::GenericStub>> stubs_;
   grpc::CompletionQueue queue_;
   std::vector<std::unique_ptr<Call>> calls_;  // one per slot, kept until the slot's next call
   std::deque<std::pair<steady_clock::time_point, size_t>> waiting_;
   size_t under_way_ = 0;
-  Pressed pressed_;
+  LoadResult result_;
 };
 
 }  // namespace
 
-Pressed Press(const PressedCalls& what, const std::stop_token& stop) {
-  return Presser(what).Run(stop);
+LoadResult RunLoad(const CallLoad& load, const std::stop_token& stop) {
+  return LoadRunner(load).Run(stop);
 }
 
 }  // namespace ashlar::neighbours
