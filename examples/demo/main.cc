@@ -9,9 +9,9 @@
 #include <map>
 #include <string>
 
+#include "examples/rag/conversation_job.h"
 #include "examples/rag/in_place_job.h"
 #include "examples/rag/main_job.h"
-#include "examples/rag/talk_job.h"
 #include "proto/limits.h"
 
 namespace {
@@ -73,22 +73,22 @@ bool ParseSize(const char* name, const std::string& text, uint64_t* bytes) {
 
 // Reads an option whose value is a number. Returns false if there is no such option. `valid`: whether the value is
 // valid.
-bool ParseNumbered(const std::string& name, const char* value, ashlar::talk::TalkOptions& talk, bool* valid) {
-  ashlar::rag::JobOptions& options = talk.job;
+bool ParseNumbered(const std::string& name, const char* value, ashlar::rag::ConversationOptions& options, bool* valid) {
+  ashlar::rag::JobOptions& job = options.job;
   const struct {
     const char* name;
     long least, greatest;
     std::function<void(long)> set;
   } kNumbers[] = {
-      {"--sections", 1, 100000, [&](long n) { options.sections = n; }},
-      {"--sections-per-prompt", 1, 64, [&](long n) { options.sections_per_prompt = n; }},
-      {"--conversations", 1, 1000, [&](long n) { talk.conversations = n; }},
-      {"--turns", 1, 1000, [&](long n) { talk.turns = n; }},
-      {"--decode", 0, 10000, [&](long n) { talk.decode = n; }},
-      {"--requests", 1, 10000, [&](long n) { options.requests = n; }},
-      {"--nodes", 1, 16, [&](long n) { options.nodes = static_cast<size_t>(n); }},
-      {"--threads", 1, 256, [&](long n) { options.threads = static_cast<int>(n); }},
-      {"--seed", 0, 1L << 31, [&](long n) { options.seed = static_cast<uint64_t>(n); }},
+      {"--sections", 1, 100000, [&](long n) { job.sections = n; }},
+      {"--sections-per-prompt", 1, 64, [&](long n) { job.sections_per_prompt = n; }},
+      {"--conversations", 1, 1000, [&](long n) { options.conversations = n; }},
+      {"--turns", 1, 1000, [&](long n) { options.turns = n; }},
+      {"--decode", 0, 10000, [&](long n) { options.decode = n; }},
+      {"--requests", 1, 10000, [&](long n) { job.requests = n; }},
+      {"--nodes", 1, 16, [&](long n) { job.nodes = static_cast<size_t>(n); }},
+      {"--threads", 1, 256, [&](long n) { job.threads = static_cast<int>(n); }},
+      {"--seed", 0, 1L << 31, [&](long n) { job.seed = static_cast<uint64_t>(n); }},
   };
   const auto* const option = std::ranges::find(kNumbers, name, [](const auto& each) { return each.name; });
   if (option == std::end(kNumbers)) return false;
@@ -112,32 +112,33 @@ bool ParseWord(const char* name, const std::string& text, const char* words, con
 }
 
 // Reads any other option with a value. Returns false if there is no such option.
-bool ParseNamed(const std::string& name, const char* value, ashlar::talk::TalkOptions& talk, std::string& json,
-                bool* valid) {
+bool ParseNamed(const std::string& name, const char* value, ashlar::rag::ConversationOptions& options,
+                std::string& json, bool* valid) {
   using ashlar::DType, ashlar::Family, ashlar::rag::ComposeBy;
-  ashlar::rag::JobOptions& options = talk.job;
+  ashlar::rag::JobOptions& job = options.job;
   *valid = true;
   if (name == "--docs") {
-    options.docs = value;
+    job.docs = value;
   } else if (name == "--json") {
     json = value;
   } else if (name == "--epsilon") {
-    *valid = ParseEpsilon(value, &options.epsilon);
+    *valid = ParseEpsilon(value, &job.epsilon);
   } else if (name == "--hbm") {
-    *valid = ParseSize("--hbm", value, &options.hbm_bytes);
+    *valid = ParseSize("--hbm", value, &job.hbm_bytes);
   } else if (name == "--dram") {
-    *valid = ParseSize("--dram", value, &options.dram_bytes);
+    *valid = ParseSize("--dram", value, &job.dram_bytes);
   } else if (name == "--ssd") {
-    *valid = ParseSize("--ssd", value, &options.ssd_bytes);
+    *valid = ParseSize("--ssd", value, &job.ssd_bytes);
   } else if (name == "--span-type") {
-    *valid = ParseWord<DType>("--span-type", value, "f32, f16 or bf16",
-                              {{"f32", DType::kF32}, {"f16", DType::kF16}, {"bf16", DType::kBF16}}, &talk.span_dtype);
+    *valid =
+        ParseWord<DType>("--span-type", value, "f32, f16 or bf16",
+                         {{"f32", DType::kF32}, {"f16", DType::kF16}, {"bf16", DType::kBF16}}, &options.span_dtype);
   } else if (name == "--family") {
     *valid = ParseWord<Family>("--family", value, "gdn or lightning",
-                               {{"gdn", Family::kGdn}, {"lightning", Family::kLightning}}, &options.family);
+                               {{"gdn", Family::kGdn}, {"lightning", Family::kLightning}}, &job.family);
   } else if (name == "--compose") {
     *valid = ParseWord<ComposeBy>("--compose", value, "engine or daemon",
-                                  {{"engine", ComposeBy::kEngine}, {"daemon", ComposeBy::kDaemon}}, &options.compose);
+                                  {{"engine", ComposeBy::kEngine}, {"daemon", ComposeBy::kDaemon}}, &job.compose);
   } else {
     return false;
   }
@@ -145,17 +146,17 @@ bool ParseNamed(const std::string& name, const char* value, ashlar::talk::TalkOp
 }
 
 // Returns an exit code, or -1 to continue. The main job runs unless the conversations' options are given.
-int Parse(int argc, char** argv, ashlar::talk::TalkOptions& talk, bool& in_place, std::string& json) {
+int Parse(int argc, char** argv, ashlar::rag::ConversationOptions& options, bool& in_place, std::string& json) {
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     if (name == "--help") return std::fputs(kUsage, stdout), 0;
     if (name == "--quick") {
-      talk.job.sections = 40;
-      talk.job.requests = 12;
+      options.job.sections = 40;
+      options.job.requests = 12;
       continue;
     }
     if (name == "--regenerate") {
-      talk.regenerate = true;
+      options.regenerate = true;
       continue;
     }
     if (name == "--in-place") {
@@ -166,7 +167,7 @@ int Parse(int argc, char** argv, ashlar::talk::TalkOptions& talk, bool& in_place
       return std::fprintf(stderr, "%s: unknown option, or its value is missing\n%s", name.c_str(), kUsage), 2;
     const char* const value = argv[++i];
     bool valid = false;
-    if (!ParseNumbered(name, value, talk, &valid) && !ParseNamed(name, value, talk, json, &valid)) {
+    if (!ParseNumbered(name, value, options, &valid) && !ParseNamed(name, value, options, json, &valid)) {
       return std::fprintf(stderr, "%s: unknown option\n%s", name.c_str(), kUsage), 2;
     }
     if (!valid) return 2;
@@ -192,17 +193,17 @@ int Report(const absl::StatusOr<Result>& run, const std::string& json) {
   return 0;
 }
 
-int Talk(ashlar::talk::TalkOptions& options, const std::string& json) {
+int RunConversations(ashlar::rag::ConversationOptions& options, const std::string& json) {
   if (options.job.nodes > 1) return std::fputs("--nodes: --conversations needs one node; expected 1\n", stderr), 2;
   if (options.job.sections_per_prompt == 0) options.job.sections_per_prompt = 4;
-  const auto talk = ashlar::talk::RunTalkJob(options);
-  if (const int code = Report(talk, json); code != 0) return code;
-  if (talk->Holds()) return 0;
+  const auto run = ashlar::rag::RunConversationJob(options);
+  if (const int code = Report(run, json); code != 0) return code;
+  if (run->Holds()) return 0;
   std::fprintf(stderr, "ashlar-demo: logits or states of a resumed text differ from full recompute\n");
   return 1;
 }
 
-int ShareInPlace(const ashlar::talk::TalkOptions& options, const std::string& json) {
+int ShareInPlace(const ashlar::rag::ConversationOptions& options, const std::string& json) {
   ashlar::rag::JobOptions job = options.job;
   if (options.conversations > 0) return std::fputs("--in-place: not with --conversations\n", stderr), 2;
   if (job.nodes > 1) return std::fputs("--in-place: not with --nodes\n", stderr), 2;
@@ -222,11 +223,11 @@ int Answer(ashlar::rag::JobOptions& options, const std::string& json) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  ashlar::talk::TalkOptions options;
+  ashlar::rag::ConversationOptions options;
   std::string json;
   options.job.sections_per_prompt = 0;  // a default that suits the job
   bool in_place = false;
   if (const int code = Parse(argc, argv, options, in_place, json); code >= 0) return code;
   if (in_place) return ShareInPlace(options, json);
-  return options.conversations > 0 ? Talk(options, json) : Answer(options.job, json);
+  return options.conversations > 0 ? RunConversations(options, json) : Answer(options.job, json);
 }

@@ -8,11 +8,8 @@
 #include "examples/rag/retrieval.h"
 #include "examples/refengine/tokenizer.h"
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 namespace {
-
-using rag::RagPrompt;
-using rag::Section;
 
 constexpr size_t kExamples = 3;        // sections that the instructions quote
 constexpr size_t kMessageBytes = 240;  // of a section, that a message quotes
@@ -38,9 +35,9 @@ std::vector<int32_t> Message(const Section& section, int64_t turn) {
 }  // namespace
 
 std::vector<Chat> MakeChats(const std::vector<Section>& sections, const ChatOptions& options) {
-  const rag::Bm25 index(sections);
+  const Bm25 index(sections);
   const std::vector<std::string> questions =
-      rag::MakeQuestions(sections, index, static_cast<size_t>(options.chats), options.seed);
+      MakeQuestions(sections, index, static_cast<size_t>(options.chats), options.seed);
   const RagPrompt shared = SharedOpening(sections);
   std::vector<Chat> chats;
   for (int64_t i = 0; i < options.chats; ++i) {
@@ -48,8 +45,7 @@ std::vector<Chat> MakeChats(const std::vector<Section>& sections, const ChatOpti
     Chat& chat = chats.emplace_back(Chat{.composed = i % 2 == 1});
     chat.opening =
         chat.composed
-            ? rag::MakePrompt(sections, index.Search(question, static_cast<size_t>(options.sections_per_prompt)),
-                              question)
+            ? MakePrompt(sections, index.Search(question, static_cast<size_t>(options.sections_per_prompt)), question)
             : shared;
     for (int64_t turn = 0; turn < options.turns; ++turn) {
       const auto quoted = static_cast<size_t>(kExamples + i + turn * options.chats) % sections.size();
@@ -60,4 +56,4 @@ std::vector<Chat> MakeChats(const std::vector<Section>& sections, const ChatOpti
   return chats;
 }
 
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

@@ -8,11 +8,11 @@
 #include "examples/rag/documents.h"
 #include "examples/rag/prompt.h"
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 
 struct Chat {
   bool composed = false;  // true: begins with retrieved sections; false: with instructions that all plain chats share
-  rag::RagPrompt opening;
+  RagPrompt opening;
   std::vector<std::vector<int32_t>> messages;  // one per turn; the opening of a composed chat contains the first
 };
 
@@ -24,6 +24,6 @@ struct ChatOptions {
 };
 
 // The same sections and options give the same chats.
-std::vector<Chat> MakeChats(const std::vector<rag::Section>& sections, const ChatOptions& options);
+std::vector<Chat> MakeChats(const std::vector<Section>& sections, const ChatOptions& options);
 
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

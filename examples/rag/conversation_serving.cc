@@ -4,20 +4,19 @@
 #include <algorithm>
 #include <random>
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 
-using rag::SetPrompt;
 using refengine::Step;
 
-Conversation::Conversation(rag::RagPrompt its_text) : text(std::move(its_text)) {
+Conversation::Conversation(RagPrompt its_text) : text(std::move(its_text)) {
   std::random_device random;
   std::ranges::generate(id, [&] { return static_cast<uint8_t>(random()); });
 }
 
-absl::StatusOr<std::unique_ptr<ConversationServing>> ConversationServing::Open(const rag::Runtime& runtime,
-                                                                               const rag::ServingOptions& options) {
+absl::StatusOr<std::unique_ptr<ConversationServing>> ConversationServing::Open(const Runtime& runtime,
+                                                                               const ServingOptions& options) {
   if (options.prefixes.capture_tokens == 0) return absl::InvalidArgumentError("options.prefixes: not in use");
-  auto serving = rag::CachedServing::Open(runtime, options);
+  auto serving = CachedServing::Open(runtime, options);
   if (!serving.ok()) return serving.status();
   std::unique_ptr<ConversationServing> opened(new ConversationServing(runtime, *std::move(serving)));
   if (options.prefixes.span_tokens > 0) {
@@ -33,7 +32,7 @@ absl::StatusOr<Turn> ConversationServing::Serve(Conversation& conversation, int6
   Turn turn{.prompt_tokens = text.size()};
   text.reserve(text.size() + decode);  // the chain points into it
   if (span_staging_ != nullptr) span_staging_->Begin(turn.prompt_tokens - 1);
-  absl::StatusOr<rag::Served> served = serving_->Serve(conversation.text, conversation.id);
+  absl::StatusOr<Served> served = serving_->Serve(conversation.text, conversation.id);
   if (!served.ok()) return served.status();
   SetPrompt& set = serving_->last();
   turn.set = &set;
@@ -49,7 +48,7 @@ absl::StatusOr<Turn> ConversationServing::Serve(Conversation& conversation, int6
     return status;
   }
   turn.served = *std::move(served);
-  const rag::Stopwatch watch;
+  const Stopwatch watch;
   Commit(conversation, turn);
   turn.commit_ms = watch.Milliseconds();
   return turn;
@@ -72,7 +71,7 @@ void ConversationServing::Commit(const Conversation& conversation, Turn& turn) {
   const std::vector<int32_t>&tokens = conversation.text.tokens, &pages = set.sequence->page_table();
   std::vector<std::vector<engine::LinearTensors>> tensors;
   const auto offer = [&](uint64_t depth, const refengine::RecurrentState& state) {
-    tensors.push_back(rag::TensorsOf(runtime_.model.config(), state));
+    tensors.push_back(TensorsOf(runtime_.model.config(), state));
     turn.offered.push_back(depth);
   };
   for (const refengine::Snapshot& snapshot : set.snapshots) {
@@ -119,4 +118,4 @@ absl::Status ConversationServing::Handoff(const Conversation& conversation, cons
   return handed.ok() ? absl::OkStatus() : absl::UnavailableError(handed.message);
 }
 
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

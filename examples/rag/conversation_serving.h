@@ -17,21 +17,21 @@
 #include "examples/rag/span_staging.h"
 #include "proto/object.h"
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 
 // A conversation's text so far. The caller appends the user's message to text.tokens before the next turn.
 struct Conversation {
-  explicit Conversation(rag::RagPrompt text = {});  // with a random id
+  explicit Conversation(RagPrompt text = {});  // with a random id
 
   ConversationId id;
-  rag::RagPrompt text;
+  RagPrompt text;
 };
 
 struct Turn {
-  rag::Served served;
+  Served served;
   uint64_t prompt_tokens = 0;
-  rag::SetPrompt* set = nullptr;  // until the next turn; its sequence ends with the decoded tokens
-  bool own = false;               // the prefix was the conversation's own
+  SetPrompt* set = nullptr;  // until the next turn; its sequence ends with the decoded tokens
+  bool own = false;          // the prefix was the conversation's own
   Provenance provenance = Provenance::kExact;
   std::vector<int64_t> runs;            // ends of the runs that were computed of the prompt, rising
   std::vector<uint64_t> offered;        // depths of checkpoints; the last one is the text's end
@@ -49,8 +49,8 @@ class ConversationServing {
   // With options.prefixes. A turn that computes at most span_tokens from the prompt's last token offers a span, and
   // states before that token. The engine resumes with the same bits as one that never stopped if its passes have
   // capture_tokens.
-  static absl::StatusOr<std::unique_ptr<ConversationServing>> Open(const rag::Runtime& runtime,
-                                                                   const rag::ServingOptions& options);
+  static absl::StatusOr<std::unique_ptr<ConversationServing>> Open(const Runtime& runtime,
+                                                                   const ServingOptions& options);
 
   // Computes the text so far, decodes the given number of tokens greedily, appends them, and commits the requested
   // states. Errors are CachedServing::Serve's; the text is then unchanged.
@@ -62,16 +62,16 @@ class ConversationServing {
   refengine::KvPages& pages() { return serving_->pages(); }
 
  private:
-  ConversationServing(const rag::Runtime& runtime, std::unique_ptr<rag::CachedServing> serving)
+  ConversationServing(const Runtime& runtime, std::unique_ptr<CachedServing> serving)
       : runtime_(runtime), serving_(std::move(serving)) {}
 
   absl::Status Decode(std::vector<int32_t>& text, int64_t count, std::vector<float> logits);
   void Commit(const Conversation& conversation, Turn& turn);
 
-  const rag::Runtime runtime_;
-  const std::unique_ptr<rag::CachedServing> serving_;
+  const Runtime runtime_;
+  const std::unique_ptr<CachedServing> serving_;
   uint64_t span_tokens_ = 0;
   std::unique_ptr<SpanStaging> span_staging_;  // null: without spans
 };
 
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

@@ -12,7 +12,7 @@
 #include "examples/testing/local_daemon.h"
 #include "kernels/host/thread_pool.h"
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 namespace {
 
 constexpr int32_t kPages = 256;
@@ -37,8 +37,8 @@ class Conversations : public testing::Test {
     serving_ = *std::move(serving);
   }
 
-  rag::Runtime runtime() { return {model_, engine_, kernels_, *queue_, pool_}; }
-  absl::StatusOr<std::unique_ptr<ConversationServing>> Open(const rag::PrefixUse& prefixes) {
+  Runtime runtime() { return {model_, engine_, kernels_, *queue_, pool_}; }
+  absl::StatusOr<std::unique_ptr<ConversationServing>> Open(const PrefixUse& prefixes) {
     return ConversationServing::Open(runtime(), {.rpc_socket = daemon_->sockets().rpc_socket,
                                                  .session_socket = daemon_->sockets().session_socket,
                                                  .timeout = std::chrono::seconds(10),
@@ -70,7 +70,7 @@ class Conversations : public testing::Test {
 
   // Instructions, two sections, a question.
   Conversation Retrieved(int32_t question) {
-    rag::RagPrompt text;
+    RagPrompt text;
     for (const auto& [seed, count] : {std::pair<int32_t, size_t>{1, 50}, {2, 300}, {3, 280}}) {
       const std::vector<int32_t> part = Text(seed, count);
       text.tokens.insert(text.tokens.end(), part.begin(), part.end());
@@ -86,24 +86,24 @@ class Conversations : public testing::Test {
   const kernels::Kernels& kernels_ = kernels::Host();
   const std::unique_ptr<kernels::Queue> queue_ = kernels_.MakeQueue(&pool_);
   refengine::Engine engine_{model_, kernels_, pool_, {.pass_tokens = kPass}};
-  rag::LocalPages own_{model_.config(), kPages};
+  LocalPages own_{model_.config(), kPages};
   std::unique_ptr<tools::LocalDaemon> daemon_;
   std::unique_ptr<ConversationServing> serving_;
 };
 
 TEST_F(Conversations, ResumesTurnsAtTheEndOfTheText) {
-  Conversation talk;
+  Conversation conversation;
   Cuts cuts;
   uint64_t left = 0;
   for (int32_t turn = 0; turn < 4; ++turn) {
     SCOPED_TRACE(turn);
-    const Turn taken = Say(talk, Text(turn, 200));
+    const Turn taken = Say(conversation, Text(turn, 200));
     EXPECT_EQ(taken.set->resumed, left);
     EXPECT_EQ(taken.provenance, Provenance::kExact);
     EXPECT_EQ(taken.served.computed_tokens, taken.prompt_tokens - left);
     EXPECT_EQ(taken.outcomes.back(), CommitOutcome::kKept);
-    ExpectBitsOfNoCache(talk, taken, cuts);
-    left = talk.text.tokens.size();
+    ExpectBitsOfNoCache(conversation, taken, cuts);
+    left = conversation.text.tokens.size();
   }
 }
 
@@ -112,8 +112,8 @@ TEST_F(Conversations, ConversationsBranchOffSharedInstructions) {
   constexpr uint64_t kBranch = 400 / kPass * kPass;
   for (int32_t i = 0; i < 4; ++i) {
     SCOPED_TRACE(i);
-    Conversation talk(rag::RagPrompt{.tokens = instructions});
-    const Turn turn = Say(talk, Text(10 + i, 100));
+    Conversation conversation(RagPrompt{.tokens = instructions});
+    const Turn turn = Say(conversation, Text(10 + i, 100));
     Cuts cuts;
     // The first one knows no other; the second one finds where they diverge.
     if (i == 1) {
@@ -123,29 +123,30 @@ TEST_F(Conversations, ConversationsBranchOffSharedInstructions) {
       EXPECT_EQ(turn.set->resumed, kBranch);
     }
     EXPECT_FALSE(turn.own);
-    ExpectBitsOfNoCache(talk, turn, cuts);
+    ExpectBitsOfNoCache(conversation, turn, cuts);
   }
 }
 
 TEST_F(Conversations, StatesAfterSectionsBelongToTheConversation) {
-  Conversation talk = Retrieved(/*question=*/20), other = Retrieved(20);
-  const Turn first = Say(talk, {});
+  Conversation conversation = Retrieved(/*question=*/20), other = Retrieved(20);
+  const Turn first = Say(conversation, {});
   EXPECT_EQ(first.provenance, Provenance::kComposed);
   EXPECT_EQ(first.outcomes.back(), CommitOutcome::kKept);
   const std::unique_ptr<refengine::Sequence> stayed = std::move(first.set->sequence);
   for (int32_t turn = 1; turn < 3; ++turn) {
     SCOPED_TRACE(turn);
-    const uint64_t left = talk.text.tokens.size();
-    const Turn next = Say(talk, Text(30 + turn, 90));
+    const uint64_t left = conversation.text.tokens.size();
+    const Turn next = Say(conversation, Text(30 + turn, 90));
     EXPECT_EQ(next.set->resumed, left);
     EXPECT_TRUE(next.own);
     EXPECT_EQ(next.provenance, Provenance::kComposed);
-    const auto expected = RunOn(runtime(), *stayed, std::span(talk.text.tokens).first(next.prompt_tokens), next.runs);
+    const auto expected =
+        RunOn(runtime(), *stayed, std::span(conversation.text.tokens).first(next.prompt_tokens), next.runs);
     ASSERT_TRUE(expected.ok()) << expected.status();
     EXPECT_EQ(next.served.logits, *expected);
     for (int64_t i = 1; i <= kDecoded; ++i) {
       const std::vector<int64_t> one = {static_cast<int64_t>(next.prompt_tokens) + i};
-      ASSERT_TRUE(RunOn(runtime(), *stayed, talk.text.tokens, one).ok());
+      ASSERT_TRUE(RunOn(runtime(), *stayed, conversation.text.tokens, one).ok());
     }
   }
   // Another conversation with the same text finds only the sections.
@@ -154,7 +155,7 @@ TEST_F(Conversations, StatesAfterSectionsBelongToTheConversation) {
   EXPECT_EQ(same.served.hits, 3u);
   EXPECT_EQ(same.served.logits, first.served.logits);
   // An exact text with the same beginning does not resume from states after sections.
-  Conversation exact(rag::RagPrompt{.tokens = talk.text.tokens});
+  Conversation exact(RagPrompt{.tokens = conversation.text.tokens});
   EXPECT_EQ(Say(exact, Text(40, 10)).provenance, Provenance::kExact);
 }
 
@@ -173,18 +174,18 @@ class RegeneratedAnswers : public Conversations, public testing::WithParamInterf
     serving_ = *std::move(serving);
   }
   // Serves the current end of the conversation, and compares rebuilt states with a sequence that computed all of it.
-  Turn Answer(Conversation& talk) {
-    Turn turn = serving_->Serve(talk, kAnswer).value();
+  Turn Answer(Conversation& conversation) {
+    Turn turn = serving_->Serve(conversation, kAnswer).value();
     if (turn.set->plan().prefix_span_tokens == 0 || turn.provenance != Provenance::kExact) return turn;
     refengine::Sequence full(model_.config(), own_.pool());
     // States computed after rebuilt states have an error of that size, and were captured with it.
     const double before = bound() * rebuilt_++;
-    const auto step = refengine::Step::Compute(std::span(talk.text.tokens).first(turn.set->resumed));
+    const auto step = refengine::Step::Compute(std::span(conversation.text.tokens).first(turn.set->resumed));
     EXPECT_TRUE(engine_.Advance(full, {&step, 1}).ok());
     for (int32_t layer = 0; layer < model_.config().linear_layers(); ++layer) {
       const refengine::RecurrentState& rebuilt = *turn.set->prefix_state;
-      EXPECT_LE(rag::RelativeL2(rebuilt.State(layer), full.recurrent().State(layer)), before + bound());
-      EXPECT_LE(rag::RelativeL2(rebuilt.ConvWindow(layer), full.recurrent().ConvWindow(layer)), before + 1e-5);
+      EXPECT_LE(RelativeL2(rebuilt.State(layer), full.recurrent().State(layer)), before + bound());
+      EXPECT_LE(RelativeL2(rebuilt.ConvWindow(layer), full.recurrent().ConvWindow(layer)), before + 1e-5);
     }
     return turn;
   }
@@ -197,41 +198,41 @@ INSTANTIATE_TEST_SUITE_P(Types, RegeneratedAnswers, testing::Values(DType::kF32,
                          [](const auto& test) { return test.param == DType::kF32 ? "f32" : "f16"; });
 
 TEST_P(RegeneratedAnswers, AreResumedInsideAndAtTheirBeginning) {
-  Conversation talk(rag::RagPrompt{.tokens = Text(1, 200)});
-  const Turn first = Answer(talk);
+  Conversation conversation(RagPrompt{.tokens = Text(1, 200)});
+  const Turn first = Answer(conversation);
   EXPECT_EQ(first.span_tokens, kSpan);
   EXPECT_THAT(first.offered, testing::ElementsAre(199u, 220u));
   EXPECT_THAT(first.outcomes, testing::ElementsAre(CommitOutcome::kKept, CommitOutcome::kKeptAsSpan));
   // The next message comes after half of the answer.
-  talk.text.tokens.resize(211);
+  conversation.text.tokens.resize(211);
   const std::vector<int32_t> message = Text(2, 60);
-  talk.text.tokens.insert(talk.text.tokens.end(), message.begin(), message.end());
-  const Turn second = Answer(talk);
+  conversation.text.tokens.insert(conversation.text.tokens.end(), message.begin(), message.end());
+  const Turn second = Answer(conversation);
   EXPECT_EQ(second.set->resumed, 211u);
   EXPECT_EQ(second.set->plan().prefix_span_tokens, 12u);
   EXPECT_EQ(second.served.computed_tokens, 60u);
   EXPECT_EQ(second.outcomes.back(), CommitOutcome::kKeptAsSpan);
   // That turn is answered again: from the states before its last token.
-  talk.text.tokens.resize(271);
-  const Turn again = Answer(talk);
+  conversation.text.tokens.resize(271);
+  const Turn again = Answer(conversation);
   EXPECT_EQ(again.set->resumed, 270u);
   EXPECT_EQ(again.served.computed_tokens, 1u);
-  EXPECT_LE(rag::RelativeL2(again.served.logits, second.served.logits), bound());
+  EXPECT_LE(RelativeL2(again.served.logits, second.served.logits), bound());
   // The conversation continues after all of it.
-  const uint64_t left = talk.text.tokens.size();
-  talk.text.tokens.insert(talk.text.tokens.end(), message.begin(), message.end());
-  EXPECT_EQ(Answer(talk).set->resumed, left);
+  const uint64_t left = conversation.text.tokens.size();
+  conversation.text.tokens.insert(conversation.text.tokens.end(), message.begin(), message.end());
+  EXPECT_EQ(Answer(conversation).set->resumed, left);
 }
 
 TEST_P(RegeneratedAnswers, OfComposedTurnsBelongToTheConversation) {
-  Conversation talk = Retrieved(20), other = Retrieved(20);
-  const Turn first = Answer(talk);
+  Conversation conversation = Retrieved(20), other = Retrieved(20);
+  const Turn first = Answer(conversation);
   ASSERT_EQ(first.provenance, Provenance::kComposed);
   EXPECT_EQ(first.outcomes.back(), CommitOutcome::kKeptAsSpan);
   const uint64_t prompt = first.prompt_tokens;
-  talk.text.tokens.resize(prompt + 9);
-  talk.text.tokens.push_back(7);
-  const Turn second = Answer(talk);
+  conversation.text.tokens.resize(prompt + 9);
+  conversation.text.tokens.push_back(7);
+  const Turn second = Answer(conversation);
   EXPECT_TRUE(second.own);
   EXPECT_EQ(second.set->resumed, prompt + 9);
   EXPECT_EQ(second.set->plan().prefix_span_tokens, 10u);
@@ -240,14 +241,14 @@ TEST_P(RegeneratedAnswers, OfComposedTurnsBelongToTheConversation) {
 }
 
 TEST_F(Conversations, WithoutADaemonTurnsAreComputed) {
-  Conversation talk;
+  Conversation conversation;
   Cuts cuts;
-  ExpectBitsOfNoCache(talk, Say(talk, Text(1, 300)), cuts);
+  ExpectBitsOfNoCache(conversation, Say(conversation, Text(1, 300)), cuts);
   ASSERT_EQ(kill(daemon_->pid(), SIGKILL), 0);
-  const Turn turn = Say(talk, Text(2, 100));
+  const Turn turn = Say(conversation, Text(2, 100));
   EXPECT_EQ(turn.set->resumed, 0u);
   EXPECT_THAT(turn.outcomes, testing::Each(CommitOutcome::kUnavailable));
-  ExpectBitsOfNoCache(talk, turn, cuts);
+  ExpectBitsOfNoCache(conversation, turn, cuts);
 }
 
 TEST_F(Conversations, RefusesWhatItCannotServeFrom) {
@@ -262,4 +263,4 @@ TEST(Conversation, IdsAreDrawn) {
 }
 
 }  // namespace
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

@@ -6,7 +6,7 @@
 #include "examples/refengine/sequence.h"
 #include "examples/refengine/tokenizer.h"
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 
 using refengine::Sequence;
 using refengine::Step;
@@ -23,8 +23,8 @@ void Cuts::Resume(uint64_t depth) {
   if (end() < depth) calls_.push_back({at});
 }
 
-absl::StatusOr<std::vector<float>> RunOn(const rag::Runtime& runtime, Sequence& sequence,
-                                         std::span<const int32_t> tokens, std::span<const int64_t> ends) {
+absl::StatusOr<std::vector<float>> RunOn(const Runtime& runtime, Sequence& sequence, std::span<const int32_t> tokens,
+                                         std::span<const int64_t> ends) {
   std::vector<float> logits(refengine::kVocabulary);
   std::vector<Step> chain;
   int64_t position = sequence.length();
@@ -37,7 +37,7 @@ absl::StatusOr<std::vector<float>> RunOn(const rag::Runtime& runtime, Sequence& 
   return logits;
 }
 
-absl::StatusOr<std::vector<float>> Replay(const rag::Runtime& runtime, refengine::KvPages& pool,
+absl::StatusOr<std::vector<float>> Replay(const Runtime& runtime, refengine::KvPages& pool,
                                           std::span<const int32_t> tokens, const Cuts& cuts) {
   Sequence sequence(runtime.model.config(), pool);
   absl::StatusOr<std::vector<float>> logits;
@@ -48,4 +48,4 @@ absl::StatusOr<std::vector<float>> Replay(const rag::Runtime& runtime, refengine
   return logits;
 }
 
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

@@ -10,7 +10,7 @@
 #include "examples/rag/serving.h"
 #include "examples/refengine/kv_pages.h"
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 
 // The cuts of a text: each call of Engine::Advance is a list of the positions at which its runs ended, rising. A text
 // computed in the same cuts has the same bits (refengine/held_checkpoint.h).
@@ -27,11 +27,11 @@ class Cuts {
 };
 
 // Logits after the last of `tokens`, where `cuts` end.
-absl::StatusOr<std::vector<float>> Replay(const rag::Runtime& runtime, refengine::KvPages& pool,
+absl::StatusOr<std::vector<float>> Replay(const Runtime& runtime, refengine::KvPages& pool,
                                           std::span<const int32_t> tokens, const Cuts& cuts);
 
 // One call: the runs of `tokens` that end at `ends`, after `sequence`. Returns the logits after the last.
-absl::StatusOr<std::vector<float>> RunOn(const rag::Runtime& runtime, refengine::Sequence& sequence,
+absl::StatusOr<std::vector<float>> RunOn(const Runtime& runtime, refengine::Sequence& sequence,
                                          std::span<const int32_t> tokens, std::span<const int64_t> ends);
 
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

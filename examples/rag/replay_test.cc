@@ -3,7 +3,7 @@
 
 #include <gtest/gtest.h>
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 namespace {
 
 using Calls = std::vector<std::vector<int64_t>>;
@@ -39,4 +39,4 @@ TEST(Cuts, TextComputedElsewhereCountsAsOneRun) {
 }
 
 }  // namespace
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

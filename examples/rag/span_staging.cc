@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "examples/rag/span_staging.h"
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 
 SpanStaging::SpanStaging(const refengine::ModelConfig& config, uint64_t tokens) {
   const refengine::LinearConfig& linear = config.linear;
@@ -19,4 +19,4 @@ SpanStaging::SpanStaging(const refengine::ModelConfig& config, uint64_t tokens) 
   tape_ = {.tokens = static_cast<int64_t>(tokens), .linear = rows_};
 }
 
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

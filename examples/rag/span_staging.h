@@ -8,7 +8,7 @@
 #include "ashlar/engine.h"
 #include "examples/refengine/engine.h"
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 
 class SpanStaging {
  public:
@@ -29,4 +29,4 @@ class SpanStaging {
   refengine::SpanTape tape_;
 };
 
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

@@ -49,15 +49,16 @@ class Engine {
   }
 
   // Appends segments and a message to the conversation, answers, and leaves the states to the next turn.
-  void Turn(Conversation& talk, const std::vector<std::string>& segments, const std::string& message, int decode) {
-    std::vector<int32_t>& tokens = talk.tokens;
+  void Turn(Conversation& conversation, const std::vector<std::string>& segments, const std::string& message,
+            int decode) {
+    std::vector<int32_t>& tokens = conversation.tokens;
     std::vector<uint64_t> lengths;
     for (const std::string& segment : segments) lengths.push_back(Append(tokens, segment));
     Append(tokens, message);
     const uint64_t prompt_tokens = tokens.size();
     tokens.reserve(prompt_tokens + decode);  // the request points into them
     Prompt prompt = {tokens.data(), prompt_tokens, lengths.data(), lengths.size(), table_.data(), table_.size()};
-    std::ranges::copy(talk.id, prompt.conversation);
+    std::ranges::copy(conversation.id, prompt.conversation);
     prompt.fill = true;
     Request request;
     Check(cache_.Begin(&prompt, 1, &request));
@@ -82,19 +83,19 @@ class Engine {
       Advance(request, tokens.size() - 1, tokens.size());
       Attend();
     }
-    Commit(talk, request, prompt_tokens);
+    Commit(conversation, request, prompt_tokens);
     std::printf("%s\n", std::string(tokens.end() - decode, tokens.end()).c_str());
   }
 
  private:
   // Offers states and pages of the whole text. After a cached interior they belong only to this conversation.
-  void Commit(const Conversation& talk, const Request& request, uint64_t prompt_tokens) {
+  void Commit(const Conversation& conversation, const Request& request, uint64_t prompt_tokens) {
     const LinearTensors tensors = {.layer = Tiny::kLinear, .state = state_.data()};
-    const Checkpoint end = {talk.tokens.size(), &tensors, 1};
-    Text text = {&request, talk.tokens.data(), talk.tokens.size(), prompt_tokens, &end, 1};
+    const Checkpoint end = {conversation.tokens.size(), &tensors, 1};
+    Text text = {&request, conversation.tokens.data(), conversation.tokens.size(), prompt_tokens, &end, 1};
     text.page_table = table_.data();
     text.page_count = table_.size();
-    std::ranges::copy(talk.id, text.conversation);
+    std::ranges::copy(conversation.id, text.conversation);
     uint8_t outcome;
     text.outcomes = &outcome;
     Check(cache_.Commit(&text, 1));
@@ -137,8 +138,8 @@ class Engine {
 int main(int argc, char** argv) {
   Engine engine(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "");  // the daemon's sockets: rpc, session
   const std::string rules = "Answer from these pages.", arch = "An arch stands because every stone wants to fall.";
-  Conversation talk;
-  engine.Turn(talk, {rules, arch, "Ashlar is cut to one face."}, "Why does it stand?", 12);
-  engine.Turn(talk, {}, "And why does it fall?", 12);
-  engine.Turn(talk, {}, "Thank you.", 12);
+  Conversation conversation;
+  engine.Turn(conversation, {rules, arch, "Ashlar is cut to one face."}, "Why does it stand?", 12);
+  engine.Turn(conversation, {}, "And why does it fall?", 12);
+  engine.Turn(conversation, {}, "Thank you.", 12);
 }

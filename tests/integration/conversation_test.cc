@@ -15,9 +15,9 @@
 namespace ashlar::integration {
 namespace {
 
-using talk::Conversation;
-using talk::ConversationServing;
-using talk::Turn;
+using rag::Conversation;
+using rag::ConversationServing;
+using rag::Turn;
 
 // Passes end where the daemon may ask for checkpoints, so that states left by other runs of a text have the same bits.
 constexpr uint32_t kPass = 64;
@@ -43,7 +43,7 @@ class Conversing : public Serving {
     const Turn turn = serving_->Serve(conversation_, /*decode=*/2).value();
     cuts_.Resume(turn.set->resumed);
     cuts_.Add(turn.runs);
-    const auto expected = talk::Replay(runtime(), own_.pool(), std::span(text).first(turn.prompt_tokens), cuts_);
+    const auto expected = rag::Replay(runtime(), own_.pool(), std::span(text).first(turn.prompt_tokens), cuts_);
     if (turn.set->plan().prefix_span_tokens == 0) {
       EXPECT_EQ(turn.served.logits, expected.value());
     } else {  // its states were run through tokens one by one, not a pass at a time
@@ -63,7 +63,7 @@ class Conversing : public Serving {
   refengine::Engine passes_{model_, kernels_, pool_, {.pass_tokens = kPass}};
   rag::LocalPages own_{config_, kPages};
   Conversation conversation_;
-  talk::Cuts cuts_;
+  rag::Cuts cuts_;
   std::unique_ptr<ConversationServing> serving_;
 };
 

@@ -99,13 +99,13 @@ TEST_F(PrefillServing, ThreeNodesComputeTheBitsOfOne) {
 }
 
 // One engine's pages and serving of conversations, with a daemon of the cluster.
-struct TalkingEngine {
-  TalkingEngine(const DaemonProcess& daemon, const rag::Runtime& runtime) {
+struct ConversationEngine {
+  ConversationEngine(const DaemonProcess& daemon, const rag::Runtime& runtime) {
     rag::ServingOptions options = integration::OptionsFor(daemon.client_options());
     options.prefixes.capture_tokens = 64;
-    serving = *talk::ConversationServing::Open(runtime, options);
+    serving = *rag::ConversationServing::Open(runtime, options);
   }
-  std::unique_ptr<talk::ConversationServing> serving;
+  std::unique_ptr<rag::ConversationServing> serving;
 };
 
 // The prompt is assembled from segments, so its states belong only to its conversation. The decode engine resumes at
@@ -114,20 +114,20 @@ TEST_F(PrefillServing, AFinishedPromptIsHandedToADecodeEngine) {
   if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
   DaemonCluster cluster(Nodes(2));
   AwaitPeers(cluster);
-  TalkingEngine prefill(cluster.daemon(0), runtime()), decode(cluster.daemon(1), runtime());
-  talk::Conversation conversation(MakeTestPrompt({1, 2, 3, 4}));
-  const talk::Turn set = prefill.serving->Serve(conversation, /*decode=*/1).value();
+  ConversationEngine prefill(cluster.daemon(0), runtime()), decode(cluster.daemon(1), runtime());
+  rag::Conversation conversation(MakeTestPrompt({1, 2, 3, 4}));
+  const rag::Turn set = prefill.serving->Serve(conversation, /*decode=*/1).value();
   EXPECT_EQ(set.provenance, Provenance::kComposed);
   ASSERT_EQ(set.outcomes.back(), CommitOutcome::kKept);
   const uint64_t left = conversation.text.tokens.size();
   const absl::Status handed = prefill.serving->Handoff(conversation, "node1", std::chrono::seconds(20));
   ASSERT_TRUE(handed.ok()) << handed << cluster.daemon(1).log();
 
-  talk::Conversation elsewhere = conversation;
-  for (talk::Conversation* one : {&conversation, &elsewhere}) one->text.tokens.push_back(17);
-  const talk::Turn here = prefill.serving->Serve(conversation, 4).value();
+  rag::Conversation elsewhere = conversation;
+  for (rag::Conversation* one : {&conversation, &elsewhere}) one->text.tokens.push_back(17);
+  const rag::Turn here = prefill.serving->Serve(conversation, 4).value();
   cluster.daemon(0).Kill();  // nothing is requested there any longer
-  const talk::Turn there = decode.serving->Serve(elsewhere, 4).value();
+  const rag::Turn there = decode.serving->Serve(elsewhere, 4).value();
   EXPECT_TRUE(there.own);
   EXPECT_EQ(there.set->resumed, left);
   EXPECT_EQ(static_cast<TierKind>(there.set->plan().prefix_tier), TierKind::kDram);
@@ -141,8 +141,8 @@ TEST_F(PrefillServing, AHandoffThatFailsIsAMiss) {
   if (const std::string why = DaemonCluster::WhyNot(/*etcd=*/true); !why.empty()) GTEST_SKIP() << why;
   DaemonCluster cluster(Nodes(2));
   AwaitPeers(cluster);
-  TalkingEngine prefill(cluster.daemon(0), runtime());
-  talk::Conversation conversation(MakeTestPrompt({1, 2}));
+  ConversationEngine prefill(cluster.daemon(0), runtime());
+  rag::Conversation conversation(MakeTestPrompt({1, 2}));
   ASSERT_EQ(prefill.serving->Serve(conversation, 1).value().outcomes.back(), CommitOutcome::kKept);
   EXPECT_EQ(prefill.serving->Handoff(conversation, "nobody", std::chrono::seconds(5)).message(), "no_node");
   cluster.daemon(1).Kill();

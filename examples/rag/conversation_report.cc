@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-#include "examples/rag/talk_report.h"
+#include "examples/rag/conversation_report.h"
 
 #include <algorithm>
 #include <cmath>
@@ -7,25 +7,25 @@
 #include <functional>
 #include <string>
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 namespace {
 
 constexpr Source kSources[] = {Source::kNothing, Source::kSegments, Source::kTree, Source::kOwn};
 
-using Value = std::function<double(const TurnResult&)>;
+using TurnValue = std::function<double(const TurnResult&)>;
 
 double Speedup(const TurnResult& turn) {
   return turn.full_ttft_ms / turn.ttft_ms;
 }
 
-std::vector<TurnResult> From(const TalkResult& talk, Source source) {
+std::vector<TurnResult> From(const ConversationResult& run, Source source) {
   std::vector<TurnResult> turns;
-  std::ranges::copy_if(talk.results, std::back_inserter(turns),
+  std::ranges::copy_if(run.results, std::back_inserter(turns),
                        [&](const TurnResult& turn) { return turn.source == source; });
   return turns;
 }
 
-double Median(const std::vector<TurnResult>& turns, const Value& value) {
+double Median(const std::vector<TurnResult>& turns, const TurnValue& value) {
   if (turns.empty()) return std::nan("");
   std::vector<double> values;
   for (const TurnResult& turn : turns) values.push_back(value(turn));
@@ -37,9 +37,9 @@ struct Bits {
   size_t same = 0, of = 0;
 };
 
-Bits BitsOf(const TalkResult& talk, bool composed) {
+Bits BitsOf(const ConversationResult& run, bool composed) {
   Bits bits;
-  for (const TurnResult& turn : talk.results) {
+  for (const TurnResult& turn : run.results) {
     if (turn.composed != composed || !turn.logits_rel_l2) continue;
     ++bits.of;
     bits.same += turn.bit_identical;
@@ -52,9 +52,9 @@ struct Spans {
   uint64_t saved_bytes = 0;
 };
 
-Spans SpansOf(const TalkResult& talk) {
+Spans SpansOf(const ConversationResult& run) {
   Spans spans;
-  for (const TurnResult& turn : talk.results) {
+  for (const TurnResult& turn : run.results) {
     spans.rebuilt += turn.span_tokens > 0;
     spans.kept += turn.saved_bytes > 0;
     spans.saved_bytes += turn.saved_bytes;
@@ -109,7 +109,7 @@ const char* Name(Source source) {
   return "unknown";
 }
 
-double TalkResult::WorstExact() const {
+double ConversationResult::WorstExact() const {
   double worst = 0;
   for (const TurnResult& turn : results) {
     if (!turn.composed) worst = std::max(worst, turn.full_rel_l2);
@@ -117,18 +117,18 @@ double TalkResult::WorstExact() const {
   return worst;
 }
 
-double TalkResult::WorstRebuilt() const {
+double ConversationResult::WorstRebuilt() const {
   double worst = 0;
   for (const TurnResult& turn : results) worst = std::max(worst, turn.state_rel_l2.value_or(0));
   return worst;
 }
 
-bool TalkResult::Holds() const {
+bool ConversationResult::Holds() const {
   if (!spans || *spans == DType::kF32) return WorstExact() <= kExactBound && WorstRebuilt() <= kExactBound;
   return WorstRebuilt() <= (*spans == DType::kF16 ? kHalfBound : kBFloat16Bound);
 }
 
-void PrintHeader() {
+void PrintTurnHeader() {
   std::printf("%4s %4s %8s │ %6s %7s %8s %8s │ %8s %8s %7s │ %9s %9s │ %s\n", "chat", "turn", "kind", "tokens",
               "resumed", "from", "computed", "full ms", "ashlar", "speedup", "vs full", "same cuts", "kept");
 }
@@ -146,11 +146,11 @@ void PrintTurn(const TurnResult& turn) {
   std::fflush(stdout);
 }
 
-void PrintSummary(const TalkResult& talk) {
+void PrintSummary(const ConversationResult& run) {
   std::printf("\n%ld conversations of %ld turns; %d threads\n\n  time to first token, medians, ms:\n",
-              static_cast<long>(talk.conversations), static_cast<long>(talk.turns), talk.threads);
+              static_cast<long>(run.conversations), static_cast<long>(run.turns), run.threads);
   for (const Source source : kSources) {
-    const std::vector<TurnResult> turns = From(talk, source);
+    const std::vector<TurnResult> turns = From(run, source);
     if (turns.empty()) continue;
     std::printf("    from %-9s %3zu turns  full %5.0f  ashlar %6.1f  %5.1f× (FLOPs alone: %.1f×)  then commit %.1f\n",
                 Name(source), turns.size(), Median(turns, [](const auto& t) { return t.full_ttft_ms; }),
@@ -158,45 +158,45 @@ void PrintSummary(const TalkResult& talk) {
                 Median(turns, [](const auto& t) { return t.flop_floor_speedup; }),
                 Median(turns, [](const auto& t) { return t.commit_ms; }));
   }
-  if (talk.spans) {
-    const Spans spans = SpansOf(talk);
+  if (run.spans) {
+    const Spans spans = SpansOf(run);
     std::printf(
         "\n  resumed inside an answer, by a span: %zu turns; their states against full recompute, worst relative L2: "
         "%.1e\n",
-        spans.rebuilt, talk.WorstRebuilt());
+        spans.rebuilt, run.WorstRebuilt());
     std::printf("  kept as spans: %zu ends of texts, %.1f MiB less than their states\n", spans.kept,
                 static_cast<double>(spans.saved_bytes) / (1 << 20));
   }
-  const Bits exact = BitsOf(talk, false), composed = BitsOf(talk, true);
+  const Bits exact = BitsOf(run, false), composed = BitsOf(run, true);
   std::printf("\n  exact turns, first token's logits against full recompute, worst relative L2: %.1e\n",
-              talk.WorstExact());
+              run.WorstExact());
   std::printf("  the same bits as without a cache, cut alike:     %zu of %zu exact turns\n", exact.same, exact.of);
   std::printf("  the same bits as a sequence that was never left: %zu of %zu composed turns\n", composed.same,
               composed.of);
 }
 
-nlohmann::json ToJson(const TalkResult& talk) {
+nlohmann::json ToJson(const ConversationResult& run) {
   nlohmann::json json;
   json["turns"] = nlohmann::json::array();
-  for (const TurnResult& turn : talk.results) json["turns"].push_back(ToJson(turn));
+  for (const TurnResult& turn : run.results) json["turns"].push_back(ToJson(turn));
   nlohmann::json& summary = json["summary"];
-  summary = {{"conversations", talk.conversations},
-             {"turns", talk.turns},
-             {"threads", talk.threads},
-             {"worst_exact_rel_l2", talk.WorstExact()}};
-  if (talk.spans) {
-    const Spans spans = SpansOf(talk);
+  summary = {{"conversations", run.conversations},
+             {"turns", run.turns},
+             {"threads", run.threads},
+             {"worst_exact_rel_l2", run.WorstExact()}};
+  if (run.spans) {
+    const Spans spans = SpansOf(run);
     summary["spans"] = {{"rebuilt", spans.rebuilt},
-                        {"worst_state_rel_l2", talk.WorstRebuilt()},
+                        {"worst_state_rel_l2", run.WorstRebuilt()},
                         {"kept", spans.kept},
                         {"saved_bytes", spans.saved_bytes}};
   }
   for (const bool composed : {false, true}) {
-    const Bits bits = BitsOf(talk, composed);
+    const Bits bits = BitsOf(run, composed);
     summary["bit_identical"][composed ? "composed" : "exact"] = {{"same", bits.same}, {"of", bits.of}};
   }
   for (const Source source : kSources) {
-    const std::vector<TurnResult> turns = From(talk, source);
+    const std::vector<TurnResult> turns = From(run, source);
     if (turns.empty()) continue;
     summary["from"][Name(source)] = {
         {"turns", turns.size()},
@@ -209,4 +209,4 @@ nlohmann::json ToJson(const TalkResult& talk) {
   return json;
 }
 
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

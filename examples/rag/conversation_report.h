@@ -10,7 +10,7 @@
 #include "nlohmann/json.hpp"
 #include "proto/layout.h"
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 
 // The source of the states from which the first token was computed.
 enum class Source : uint8_t {
@@ -47,7 +47,7 @@ struct TurnResult {
 // that states, and everything after them, have that error: about 3e-4 for fp16, and eight times that for bf16.
 inline constexpr double kExactBound = 1e-5, kHalfBound = 3e-4, kBFloat16Bound = 24e-4;
 
-struct TalkResult {
+struct ConversationResult {
   int64_t conversations = 0, turns = 0;
   int threads = 0;
   std::optional<DType> spans;  // type of their keys and values, if next turns diverge inside answers
@@ -58,9 +58,9 @@ struct TalkResult {
   bool Holds() const;           // the bounds above
 };
 
-void PrintHeader();
+void PrintTurnHeader();
 void PrintTurn(const TurnResult& turn);
-void PrintSummary(const TalkResult& talk);
-nlohmann::json ToJson(const TalkResult& talk);
+void PrintSummary(const ConversationResult& run);
+nlohmann::json ToJson(const ConversationResult& run);
 
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag

@@ -4,13 +4,13 @@
 #pragma once
 
 #include "absl/status/statusor.h"
+#include "examples/rag/conversation_report.h"
 #include "examples/rag/main_job.h"
-#include "examples/rag/talk_report.h"
 
-namespace ashlar::talk {
+namespace ashlar::rag {
 
-struct TalkOptions {
-  rag::JobOptions job;  // requests: not read
+struct ConversationOptions {
+  JobOptions job;  // requests: not read
   int64_t conversations = 0, turns = 4;
   int64_t decode = 8;  // tokens a turn
   // Every next turn diverges from the text in the middle of the last answer, as if an answer is edited or its end is
@@ -20,6 +20,6 @@ struct TalkOptions {
 };
 
 // Starts its own daemon, runs the conversations, and prints their results as they arrive.
-absl::StatusOr<TalkResult> RunTalkJob(const TalkOptions& options);
+absl::StatusOr<ConversationResult> RunConversationJob(const ConversationOptions& options);
 
-}  // namespace ashlar::talk
+}  // namespace ashlar::rag
