@@ -69,7 +69,7 @@ PrefillPlan Model::PlanPrefill(std::span<const ObjectRun> runs, bool warm) {
   plan.expected = std::chrono::nanoseconds(reply.expected_ns());
   plan.asked = std::move(asked);
   for (size_t i = 0; i < plan.asked.size(); ++i) {
-    if (reply.elsewhere(static_cast<int>(i))) plan.states[plan.asked[i]] = PrefillState::kPending;
+    if (reply.computed_elsewhere(static_cast<int>(i))) plan.states[plan.asked[i]] = PrefillState::kPending;
   }
   return plan;
 }

@@ -144,14 +144,14 @@ void AdminService::WriteText(TenantId tenant, const Query& query, const Explanat
   if (why.present) WritePresence(*why.present, out->mutable_present());
   if (why.ghost) WriteGhost(*why.ghost, now, out->mutable_gone());
   if (!why.elsewhere) return;
-  v1::NamespaceDifference* elsewhere = out->mutable_elsewhere();
-  elsewhere->set_ns(Bytes(*why.elsewhere));
+  v1::NamespaceDifference* other = out->mutable_other_namespace();
+  other->set_ns(Bytes(*why.elsewhere));
   const std::shared_ptr<const Model> there = parts_.models.Find(tenant, *why.elsewhere);
   const std::optional<Difference>& difference = differences.Between(model, there.get());
   if (!difference) return;
-  elsewhere->set_field(difference->field);
-  elsewhere->set_here(difference->first);
-  elsewhere->set_there(difference->second);
+  other->set_field(difference->field);
+  other->set_requested_value(difference->first);
+  other->set_other_value(difference->second);
 }
 
 absl::StatusOr<AdminService::Asked> AdminService::ReadTexts(const v1::Texts& texts) const {

@@ -150,10 +150,10 @@ TEST_F(AdminTest, NamesTheFieldInWhichNamespacesDiffer) {
 
   const v1::ExplainedText text = ExplainOne(Ask(Ns(), ObjectKind::kCheckpoint, Tokens(24)));
   EXPECT_EQ(Reason(text), MissReason::kNamespaceDiffers);
-  EXPECT_EQ(text.elsewhere().ns(), published);
-  EXPECT_EQ(text.elsewhere().field(), "layout.layers[1].rope.scale");
-  EXPECT_EQ(text.elsewhere().here(), "0.5");
-  EXPECT_EQ(text.elsewhere().there(), "1");
+  EXPECT_EQ(text.other_namespace().ns(), published);
+  EXPECT_EQ(text.other_namespace().field(), "layout.layers[1].rope.scale");
+  EXPECT_EQ(text.other_namespace().requested_value(), "0.5");
+  EXPECT_EQ(text.other_namespace().other_value(), "1");
 
   // A model that was never opened, declared in full.
   Identity retrained = SmallIdentity();
@@ -161,7 +161,7 @@ TEST_F(AdminTest, NamesTheFieldInWhichNamespacesDiffer) {
   v1::Texts request = Ask("", ObjectKind::kCheckpoint, Tokens(24));
   request.set_identity(EncodeIdentity(retrained));
   request.set_layout(EncodeLayout(SmallLayout()));
-  EXPECT_EQ(ExplainOne(request).elsewhere().field(), "identity.weights_digest");
+  EXPECT_EQ(ExplainOne(request).other_namespace().field(), "identity.weights_digest");
 }
 
 TEST_F(AdminTest, ListsLatestMissesPerTenant) {
@@ -296,7 +296,7 @@ TEST(Admin, RepliesContainNoDataOfOtherTenants) {
   v1::ExplainReply reply;
   ASSERT_TRUE(admin->Explain(&first, request, &reply).ok());
   EXPECT_EQ(static_cast<MissReason>(reply.texts(0).miss_reason()), MissReason::kNeverSeen);
-  EXPECT_FALSE(reply.texts(0).has_elsewhere());
+  EXPECT_FALSE(reply.texts(0).has_other_namespace());
   v1::ModelsReply models;
   v1::ModelsRequest of_beta;
   of_beta.set_tenant("beta");

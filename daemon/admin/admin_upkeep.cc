@@ -81,7 +81,7 @@ void Write(const storage::Erasure::Progress& progress, v1::EraseReply* out) {
 void Write(const storage::Scrubber& scrubber, const storage::Scrubber::Report& report,
            const std::vector<std::string>& tenants, Nanos now, v1::VerifyReply* out) {
   out->set_running(report.running);
-  out->set_asked(report.asked);
+  out->set_requested(report.asked);
   out->set_pass(report.pass);
   out->set_skipped(report.skipped);
   out->set_background_bytes_per_second(scrubber.rate());

@@ -222,7 +222,7 @@ TEST_F(AdminUpkeepTest, VerifiesAllCopiesAndReportsProgress) {
   EXPECT_EQ(reply.pass(), 0u);
   ASSERT_TRUE(Call(&v1::Admin::Stub::Verify, v1::VerifyRequest(), &reply).ok());
   EXPECT_TRUE(reply.running());
-  EXPECT_TRUE(reply.asked());
+  EXPECT_TRUE(reply.requested());
   ASSERT_TRUE(Eventually(
       [&] { return Call(&v1::Admin::Stub::GetVerify, v1::GetVerifyRequest(), &reply).ok() && !reply.running(); }));
   EXPECT_EQ(reply.pass(), 1u);

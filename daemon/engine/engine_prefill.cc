@@ -80,7 +80,7 @@ void EngineService::PlanPrefill(const v1::PlanPrefillRequest& request, v1::PlanP
   const auto answer = [reply, done](const absl::StatusOr<Router::Planned>& planned) {
     if (!planned.ok()) return done(planned.status());
     reply->set_plan(planned->plan);
-    for (const bool elsewhere : planned->elsewhere) reply->add_elsewhere(elsewhere);
+    for (const bool elsewhere : planned->elsewhere) reply->add_computed_elsewhere(elsewhere);
     reply->set_expected_ns(planned->expected);
     done(absl::OkStatus());
   };

@@ -61,7 +61,7 @@ TEST_F(EnginePrefillTest, EngineComputesForAnotherEngine) {
   while (planned.plan() == 0) {  // until the worker has connected
     ASSERT_TRUE(asker_.Call(PlanOf({first, second}), &planned).ok());
   }
-  EXPECT_THAT(planned.elsewhere(), ElementsAre(false, true));
+  EXPECT_THAT(planned.computed_elsewhere(), ElementsAre(false, true));
   const v1::ServePrefillReply work = given.get();
   EXPECT_NE(work.assignment(), 0u);
   EXPECT_EQ(work.object().tokens(), PackTokens(second));
@@ -102,7 +102,7 @@ TEST_F(EnginePrefillTest, FallsBackToRequesterWithoutWorkers) {
   v1::PlanPrefillReply planned;
   ASSERT_TRUE(asker_.Call(PlanOf({Ascending(24, 7), Ascending(24, 1007)}), &planned).ok());
   EXPECT_EQ(planned.plan(), 0u);
-  EXPECT_THAT(planned.elsewhere(), ElementsAre(false, false));
+  EXPECT_THAT(planned.computed_elsewhere(), ElementsAre(false, false));
 }
 
 TEST_F(EnginePrefillTest, EveryFieldIsChecked) {

@@ -42,11 +42,11 @@ std::string GoneText(const v1::Gone& gone) {
   return text;
 }
 
-std::string ElsewhereText(const v1::NamespaceDifference& elsewhere) {
-  std::string text = absl::StrCat("published under namespace ", ShortHex(elsewhere.ns()), "…");
-  if (elsewhere.field().empty()) return text;
-  return absl::StrCat(text, ", which differs in ", elsewhere.field(), ": ", Printable(elsewhere.here()), " here, ",
-                      Printable(elsewhere.there()), " there");
+std::string OtherNamespaceText(const v1::NamespaceDifference& other) {
+  std::string text = absl::StrCat("published under namespace ", ShortHex(other.ns()), "…");
+  if (other.field().empty()) return text;
+  return absl::StrCat(text, ", which differs in ", other.field(), ": ", Printable(other.requested_value()), " here, ",
+                      Printable(other.other_value()), " there");
 }
 
 // node0 (dram), node1 (hbm of GPU 2, shard 1)
@@ -72,7 +72,7 @@ std::string TextHere(const v1::ExplainedText& text) {
   const bool told = text.has_gone() && text.gone().reason() == text.miss_reason();
   if (!told) absl::StrAppend(&said, Words(ReasonName(text.miss_reason())));
   if (text.has_gone()) absl::StrAppend(&said, told ? "" : "; ", GoneText(text.gone()));
-  if (text.has_elsewhere()) absl::StrAppend(&said, ": ", ElsewhereText(text.elsewhere()));
+  if (text.has_other_namespace()) absl::StrAppend(&said, ": ", OtherNamespaceText(text.other_namespace()));
   return said;
 }
 
@@ -115,11 +115,11 @@ json ExplanationJson(const v1::ExplainedText& text) {
                    {"lived_seconds", gone.lived_seconds()},
                    {"idle_seconds", gone.idle_seconds()}};
   }
-  if (text.has_elsewhere()) {
-    out["elsewhere"] = {{"namespace", Hex(text.elsewhere().ns())},
-                        {"field", text.elsewhere().field()},
-                        {"here", text.elsewhere().here()},
-                        {"there", text.elsewhere().there()}};
+  if (text.has_other_namespace()) {
+    out["other_namespace"] = {{"namespace", Hex(text.other_namespace().ns())},
+                              {"field", text.other_namespace().field()},
+                              {"requested_value", text.other_namespace().requested_value()},
+                              {"other_value", text.other_namespace().other_value()}};
   }
   for (const v1::TextHolder& holder : text.holders()) {
     json one = {{"node", holder.node()}, {"tier", TierName(holder.tier())}, {"rank", holder.rank()}};

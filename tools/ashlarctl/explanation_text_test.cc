@@ -77,11 +77,11 @@ TEST(ExplanationText, ListsHoldersAndGpus) {
 
 TEST(ExplanationText, NamesTheFieldThatDiffers) {
   v1::ExplainedText text = Text(MissReason::kNamespaceDiffers);
-  text.mutable_elsewhere()->set_ns("\x12\xab\x01\x02\x03\x04\x05");
+  text.mutable_other_namespace()->set_ns("\x12\xab\x01\x02\x03\x04\x05");
   EXPECT_EQ(ExplanationText(text), "segment of 512 tokens: namespace differs: published under namespace 12ab01020304…");
-  text.mutable_elsewhere()->set_field("identity.lora");
-  text.mutable_elsewhere()->set_here("\"\"");
-  text.mutable_elsewhere()->set_there("\"a\"");
+  text.mutable_other_namespace()->set_field("identity.lora");
+  text.mutable_other_namespace()->set_requested_value("\"\"");
+  text.mutable_other_namespace()->set_other_value("\"a\"");
   EXPECT_EQ(ExplanationText(text),
             "segment of 512 tokens: namespace differs: published under namespace 12ab01020304…, which differs in "
             "identity.lora: \"\" here, \"a\" there");

@@ -175,7 +175,7 @@ std::string Summary(const v1::VerifyReply& reply) {
 
 Answer Described(const v1::VerifyReply& reply) {
   Answer answer{.json = {{"running", reply.running()},
-                         {"asked", reply.asked()},
+                         {"requested", reply.requested()},
                          {"pass", reply.pass()},
                          {"seconds", reply.seconds()},
                          {"ended_seconds_ago", nullptr},

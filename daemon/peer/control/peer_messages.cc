@@ -290,7 +290,7 @@ void Write(const std::vector<PeerWorker>& workers, v1::PeerWorkersReply* message
     one->set_worker(worker.worker);
     one->set_tokens_per_second(worker.tokens_per_second);
     one->set_queued_tokens(worker.queued_tokens);
-    one->set_room(worker.capacity);
+    one->set_capacity(worker.capacity);
   }
 }
 
@@ -309,7 +309,7 @@ absl::StatusOr<std::vector<PeerWorker>> Read(const v1::PeerWorkersReply& message
     workers.push_back({.worker = one.worker(),
                        .tokens_per_second = one.tokens_per_second(),
                        .queued_tokens = std::min(one.queued_tokens(), kMostQueuedTokens),
-                       .capacity = one.room()});
+                       .capacity = one.capacity()});
   }
   return workers;
 }

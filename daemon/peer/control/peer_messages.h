@@ -107,7 +107,7 @@ struct PeerOffered {
 };
 struct PeerOffer {
   std::vector<PeerOffered> objects;
-  OfferKind why = OfferKind::kHot;
+  OfferKind kind = OfferKind::kHot;
   uint32_t patience_ms = 0;
 };
 

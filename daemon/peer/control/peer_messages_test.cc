@@ -207,7 +207,7 @@ PeerOffer SomeOffer() {
                        .uses = 3,
                        .idle = 4,
                        .saves_a_byte = 5}},
-          .why = OfferKind::kDrain,
+          .kind = OfferKind::kDrain,
           .patience_ms = 600};
 }
 
@@ -226,7 +226,7 @@ TEST(PeerMessages, OffersRoundTrip) {
   EXPECT_EQ(offered.uses, 3u);
   EXPECT_EQ(offered.idle, 4u);
   EXPECT_EQ(offered.saves_a_byte, 5);
-  EXPECT_EQ(offer->why, OfferKind::kDrain);
+  EXPECT_EQ(offer->kind, OfferKind::kDrain);
   EXPECT_EQ(offer->patience_ms, 600u);
 
   v1::PeerOfferReply reply;
@@ -246,7 +246,7 @@ TEST(PeerMessages, WrongOffersNameTheField) {
     const char* error;
   } cases[] = {
       {[](auto& m) { m.clear_objects(); }, "objects: empty; expected at least one"},
-      {[](auto& m) { m.set_why(9); }, "why: 9 is unknown; expected 1 to 3"},
+      {[](auto& m) { m.set_kind(9); }, "kind: 9 is unknown; expected 1 to 3"},
       {[](auto& m) { m.set_patience_ms(0); }, "patience_ms: out of range; expected 1 to 60000"},
       {[](auto& m) { m.set_patience_ms(60001); }, "patience_ms: out of range; expected 1 to 60000"},
       {[](auto& m) { m.mutable_objects(0)->set_key("short"); }, "objects[0].key: wrong length; expected 32 bytes"},

@@ -51,7 +51,7 @@ absl::Status ReadOffered(const std::string& field, const v1::PeerOffered& messag
 
 void Write(const PeerOffer& offer, const std::string& tenant, v1::PeerOfferRequest* message) {
   message->set_tenant(tenant);
-  message->set_why(static_cast<uint32_t>(offer.why));
+  message->set_kind(static_cast<uint32_t>(offer.kind));
   message->set_patience_ms(offer.patience_ms);
   for (const PeerOffered& offered : offer.objects) {
     v1::PeerOffered* const object = message->add_objects();
@@ -70,14 +70,14 @@ void Write(const PeerOffer& offer, const std::string& tenant, v1::PeerOfferReque
 
 absl::StatusOr<PeerOffer> Read(const v1::PeerOfferRequest& message) {
   if (message.objects().empty()) return Invalid("objects: empty; expected at least one");
-  if (message.why() < static_cast<uint32_t>(OfferKind::kDrain) ||
-      message.why() > static_cast<uint32_t>(OfferKind::kHandoff)) {
-    return Invalid("why: ", message.why(), " is unknown; expected 1 to 3");
+  if (message.kind() < static_cast<uint32_t>(OfferKind::kDrain) ||
+      message.kind() > static_cast<uint32_t>(OfferKind::kHandoff)) {
+    return Invalid("kind: ", message.kind(), " is unknown; expected 1 to 3");
   }
   if (message.patience_ms() == 0 || message.patience_ms() > limits::kMaxPeerPatienceMillis) {
     return Invalid("patience_ms: out of range; expected 1 to ", limits::kMaxPeerPatienceMillis);
   }
-  PeerOffer offer{.objects = {}, .why = static_cast<OfferKind>(message.why()), .patience_ms = message.patience_ms()};
+  PeerOffer offer{.objects = {}, .kind = static_cast<OfferKind>(message.kind()), .patience_ms = message.patience_ms()};
   uint64_t shards = 0;
   for (int i = 0; i < message.objects_size(); ++i) {
     absl::Status status =

@@ -81,7 +81,7 @@ class RemotePrefixTest : public ::testing::Test {
                              .bytes = offering->bytes,
                              .uses = offering->uses,
                              .group = offering->group}},
-                .why = OfferKind::kDrain,
+                .kind = OfferKind::kDrain,
                 .patience_ms = 10'000},
                [&](absl::StatusOr<std::vector<TakeOutcome>> outcomes) { outcome.set_value(outcomes->at(0)); });
     EXPECT_EQ(outcome.get_future().get(), TakeOutcome::kAccepted);

@@ -37,7 +37,7 @@ void OfferTaker::Offer(const std::string& node, storage::TenantId tenant, const 
   std::vector<PeerObject> keys;
   for (size_t i = 0; i < offer.objects.size(); ++i) {
     const storage::Offering offering = OfferingOf(tenant, offer.objects[i]);
-    TakeOutcome outcome = Judge(offering, offer.why);
+    TakeOutcome outcome = Judge(offering, offer.kind);
     if (outcome == TakeOutcome::kAccepted && member == members.end()) outcome = TakeOutcome::kFailed;
     const bool busy = stopped_ || calls_.size() >= options_.calls || !MayTake(node, offering);
     if (outcome == TakeOutcome::kAccepted && busy) outcome = TakeOutcome::kBusy;
@@ -54,8 +54,8 @@ void OfferTaker::Offer(const std::string& node, storage::TenantId tenant, const 
   if (!wanted.empty()) {
     calls_.push_back(call);
     opener_.Open(tenant, *member, std::move(keys),
-                 [this, call, why = offer.why, wanted = std::move(wanted)](Opener::Opened opened) {
-                   Opened(call, why, wanted, std::move(opened));
+                 [this, call, kind = offer.kind, wanted = std::move(wanted)](Opener::Opened opened) {
+                   Opened(call, kind, wanted, std::move(opened));
                  });
   }
   if (--call->open == 0) AnswerNow(*call);
@@ -95,22 +95,22 @@ void OfferTaker::Ends(const storage::Offering& offering) {
 }
 
 // If an engine waits for it, the top level makes space as for a lookup, if possible.
-TakeOutcome OfferTaker::Judge(const storage::Offering& offering, OfferKind why) {
-  const TakeOutcome outcome = cache_.offers().Judge(offering, why == OfferKind::kDrain);
-  const bool waits = why == OfferKind::kHandoff && outcome == TakeOutcome::kNoSpace;
+TakeOutcome OfferTaker::Judge(const storage::Offering& offering, OfferKind kind) {
+  const TakeOutcome outcome = cache_.offers().Judge(offering, kind == OfferKind::kDrain);
+  const bool waits = kind == OfferKind::kHandoff && outcome == TakeOutcome::kNoSpace;
   return waits ? TakeOutcome::kAccepted : outcome;
 }
 
-void OfferTaker::Opened(const std::shared_ptr<Call>& call, OfferKind why, const std::vector<Wanted>& wanted,
+void OfferTaker::Opened(const std::shared_ptr<Call>& call, OfferKind kind, const std::vector<Wanted>& wanted,
                         Opener::Opened opened) {
   size_t next = 0;
   for (const Wanted& one : wanted) {
-    Take(call, why, one, std::span(opened).subspan(next, one.offering.shards));
+    Take(call, kind, one, std::span(opened).subspan(next, one.offering.shards));
     next += one.offering.shards;
   }
 }
 
-void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wanted& wanted,
+void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind kind, const Wanted& wanted,
                       std::span<absl::StatusOr<OpenedObject>> shards) {
   const storage::Offering& offering = wanted.offering;
   // The offer's description was judged; the headers must agree with it.
@@ -118,7 +118,9 @@ void OfferTaker::Take(const std::shared_ptr<Call>& call, OfferKind why, const Wa
     return shard.ok() && shard->header.ns == offering.ns && shard->header.kind == offering.kind &&
            shard->header.bytes <= offering.bytes;
   });
-  const TakeOutcome outcome = stopped_ ? TakeOutcome::kBusy : !as_offered ? TakeOutcome::kFailed : Judge(offering, why);
+  const TakeOutcome outcome = stopped_      ? TakeOutcome::kBusy
+                              : !as_offered ? TakeOutcome::kFailed
+                                            : Judge(offering, kind);
   for (absl::StatusOr<OpenedObject>& shard : shards) {
     if (!shard.ok()) continue;
     if (outcome != TakeOutcome::kAccepted) {

@@ -88,10 +88,10 @@ class OfferTaker {
   bool MayTake(const std::string& node, const storage::Offering& offering) const;
   void Begins(const std::string& node, const storage::Offering& offering);
   void Ends(const storage::Offering& offering);
-  TakeOutcome Judge(const storage::Offering& offering, OfferKind why);
-  void Opened(const std::shared_ptr<Call>& call, OfferKind why, const std::vector<Wanted>& wanted,
+  TakeOutcome Judge(const storage::Offering& offering, OfferKind kind);
+  void Opened(const std::shared_ptr<Call>& call, OfferKind kind, const std::vector<Wanted>& wanted,
               Opener::Opened opened);
-  void Take(const std::shared_ptr<Call>& call, OfferKind why, const Wanted& wanted,
+  void Take(const std::shared_ptr<Call>& call, OfferKind kind, const Wanted& wanted,
             std::span<absl::StatusOr<OpenedObject>> shards);
   void Settle(const std::shared_ptr<Call>& call, const Wanted& wanted, TakeOutcome outcome);
   void AnswerNow(Call& call);

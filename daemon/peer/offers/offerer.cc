@@ -22,9 +22,9 @@ PeerOffered WireOf(const storage::Offering& offering) {
 }  // namespace
 
 void Offerer::Offer(const std::shared_ptr<const Member>& to, const std::vector<storage::Offering>& offerings,
-                    OfferKind why, uint32_t patience_ms, Answered answered) {
+                    OfferKind kind, uint32_t patience_ms, Answered answered) {
   const storage::TenantId tenant = offerings.front().pool.tenant;
-  PeerOffer offer{.objects = {}, .why = why, .patience_ms = patience_ms};
+  PeerOffer offer{.objects = {}, .kind = kind, .patience_ms = patience_ms};
   std::vector<uint64_t> bytes;
   for (const storage::Offering& offering : offerings) {
     offer.objects.push_back(WireOf(offering));
@@ -32,9 +32,9 @@ void Offerer::Offer(const std::shared_ptr<const Member>& to, const std::vector<s
   }
   ++under_way_[to->incarnation];
   using Reply = absl::StatusOr<std::vector<TakeOutcome>>;
-  const auto count = [this, to, why, bytes = std::move(bytes), answered = std::move(answered)](const Reply& reply) {
+  const auto count = [this, to, kind, bytes = std::move(bytes), answered = std::move(answered)](const Reply& reply) {
     if (const auto offers = under_way_.find(to->incarnation); --offers->second == 0) under_way_.erase(offers);
-    Stats& stats = stats_[why];
+    Stats& stats = stats_[kind];
     for (size_t i = 0; i < bytes.size(); ++i) {
       const TakeOutcome outcome = reply.ok() ? (*reply)[i] : TakeOutcome::kFailed;
       ++stats.outcomes[outcome];

@@ -43,10 +43,10 @@ class Offerer {
   // Returns whether this node's configuration shares the tenant with that node.
   bool Shares(const Member& to, storage::TenantId tenant) const { return asker_.Shares(to, names_.at(tenant)); }
   // Offers objects of one tenant, with at most limits::kMaxPeerKeysPerCall shards in total.
-  void Offer(const std::shared_ptr<const Member>& to, const std::vector<storage::Offering>& offerings, OfferKind why,
+  void Offer(const std::shared_ptr<const Member>& to, const std::vector<storage::Offering>& offerings, OfferKind kind,
              uint32_t patience_ms, Answered answered);
-  Stats stats(OfferKind why) const {
-    const auto found = stats_.find(why);
+  Stats stats(OfferKind kind) const {
+    const auto found = stats_.find(kind);
     return found == stats_.end() ? Stats() : found->second;
   }
 

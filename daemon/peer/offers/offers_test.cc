@@ -24,7 +24,7 @@ void WaitFor(const std::function<bool()>& condition) {
 
 class OffersTest : public ::testing::Test {
  protected:
-  static PeerOffer OfferOf(PeerNode& from, const ObjectHeader& plan, OfferKind why, uint32_t patience_ms) {
+  static PeerOffer OfferOf(PeerNode& from, const ObjectHeader& plan, OfferKind kind, uint32_t patience_ms) {
     const auto offering = from.OnLoop([&] { return from.cache.offers().Describe(0, plan.key); });
     return {.objects = {{.key = plan.key,
                          .ns = plan.ns,
@@ -32,7 +32,7 @@ class OffersTest : public ::testing::Test {
                          .bytes = offering ? offering->bytes : plan.bytes,
                          .uses = offering ? offering->uses : 0,
                          .saves_a_byte = offering ? offering->saves_a_byte : 1}},
-            .why = why,
+            .kind = kind,
             .patience_ms = patience_ms};
   }
   // The answer's only outcome.
@@ -45,9 +45,9 @@ class OffersTest : public ::testing::Test {
     return outcome->get_future();
   }
   // Offers the objects that `from` has of a text to `to`.
-  static TakeOutcome Offer(PeerNode& from, PeerNode& to, const ObjectHeader& plan, OfferKind why = OfferKind::kDrain,
+  static TakeOutcome Offer(PeerNode& from, PeerNode& to, const ObjectHeader& plan, OfferKind kind = OfferKind::kDrain,
                            uint32_t patience_ms = 10'000) {
-    return Send(from, to, OfferOf(from, plan, why, patience_ms)).get();
+    return Send(from, to, OfferOf(from, plan, kind, patience_ms)).get();
   }
   static std::vector<TierKind> Where(PeerNode& node, const ObjectHeader& plan) {
     return node.OnLoop([&] { return node.cache.upkeep().inventory().Where(0, plan.key); });
