@@ -133,12 +133,12 @@ struct Daemon::Impl {
                        [this] { return static_cast<double>(reloader.drain_seconds()); }, router,
                        [this] { return reloader.config() + (cluster == nullptr ? "" : cluster->DescribeTransport()); },
                        config.cluster().node(), events.hub(),
-                       [this](auto tenant, const auto& ns) { engine_service.EraseBeside(tenant, ns); },
+                       [this](auto tenant, const auto& ns) { engine_service.EraseTextsAndPages(tenant, ns); },
                        [this](bool dry_run) { return reloader.Reload(dry_run); }, cluster.get()}),
         reloader(config, file, loop, *tiers, cache, services, engine_service.call_rates(), metrics, *audit) {
     if (cluster != nullptr) {
       cluster->Attach(cache, tiers->memory(), router,
-                      [this](auto tenant, const auto& ns) { engine_service.EraseBeside(tenant, ns); });
+                      [this](auto tenant, const auto& ns) { engine_service.EraseTextsAndPages(tenant, ns); });
     }
     tiers->Configure(config, cache);
     SetCallRates(config, &engine_service.call_rates());
@@ -175,9 +175,9 @@ struct Daemon::Impl {
     levels.compositions = stats.compositions;
     levels.sessions = table.size();
     levels.draining = cache.offers().draining();
-    levels.writing_behind = stats.unsaved.writing;
-    levels.unsaved_objects = stats.unsaved.objects;
-    levels.unsaved_bytes = stats.unsaved.bytes;
+    levels.writing_behind = stats.memory_only.writing;
+    levels.memory_only_objects = stats.memory_only.objects;
+    levels.memory_only_bytes = stats.memory_only.bytes;
     levels.holdings.resize(tenants);
     for (const auto& [uid, user] : services.tenant_of_uid) {
       levels.holdings[user.id] = {.region_bytes = user.regions.bytes->taken(),
@@ -434,8 +434,8 @@ bool Daemon::Drain(storage::Nanos grace, const std::function<bool()>& interrupte
       {{"leases", left.leases},
        {"requests", left.admissions()},
        {"landings", left.landings},
-       {"lost_objects", left.unsaved_objects},
-       {"lost_bytes", left.unsaved_bytes}});
+       {"lost_objects", left.memory_only_objects},
+       {"lost_bytes", left.memory_only_bytes}});
   return !ended;
 }
 

@@ -78,7 +78,7 @@ class Locator {
   std::optional<Difference> difference_;
 };
 
-constexpr size_t kBehindTag = 8;  // offset of the first field in an encoding
+constexpr size_t kAfterTag = 8;  // offset of the first field in an encoding
 
 // All bytes before the first difference are equal, so it is in the same field of both.
 template <typename Walk>
@@ -96,7 +96,7 @@ std::optional<Difference> Locate(const std::string& first, const std::string& se
 
 std::optional<Difference> FirstDifference(const Identity& first, const Identity& second) {
   return Locate(EncodeIdentity(first), EncodeIdentity(second), [&](bool is_first, size_t offset) {
-    Locator locator("identity", kBehindTag, offset);
+    Locator locator("identity", kAfterTag, offset);
     CodeIdentity(locator, is_first ? first : second);
     return locator.Take();
   });
@@ -106,7 +106,7 @@ std::optional<Difference> FirstDifference(const Layout& first, const Layout& sec
   // Both are encoded in the same version; otherwise only the version would differ.
   const uint32_t version = std::max(LayoutVersion(first), LayoutVersion(second));
   return Locate(EncodeLayoutAs(version, first), EncodeLayoutAs(version, second), [&](bool is_first, size_t offset) {
-    Locator locator("layout", kBehindTag, offset);
+    Locator locator("layout", kAfterTag, offset);
     CodeLayout(locator, is_first ? first : second, version);
     return locator.Take();
   });

@@ -78,12 +78,12 @@ bool AllZero(absl::string_view bytes) {
 // XXH3-64 of header and table, computed with this field set to zero.
 uint64_t HeaderChecksum(absl::string_view header) {
   constexpr uint64_t kZero = 0;
-  constexpr size_t kBehind = at::kChecksum + sizeof kZero;
+  constexpr size_t kAfterChecksum = at::kChecksum + sizeof kZero;
   XXH3_state_t state;
   XXH3_64bits_reset(&state);
   XXH3_64bits_update(&state, header.data(), at::kChecksum);
   XXH3_64bits_update(&state, &kZero, sizeof kZero);
-  XXH3_64bits_update(&state, header.data() + kBehind, header.size() - kBehind);
+  XXH3_64bits_update(&state, header.data() + kAfterChecksum, header.size() - kAfterChecksum);
   return XXH3_64bits_digest(&state);
 }
 

@@ -398,7 +398,7 @@ Cache::Stats Cache::stats() const {
           .landings = impl_->lander.landings(),
           .compositions = impl_->composer.compositions(),
           .copies_under_way = impl_->table.placement().copies_under_way(),
-          .unsaved = impl_->table.placement().unsaved(),
+          .memory_only = impl_->table.placement().memory_only(),
           .pools = impl_->table.levels().pools()};
 }
 

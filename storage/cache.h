@@ -221,7 +221,7 @@ class Cache {
     uint64_t landings = 0;
     uint64_t compositions = 0;
     uint64_t copies_under_way = 0;  // between tiers
-    Placement::Unsaved unsaved;
+    Placement::MemoryOnly memory_only;
     PoolShares pools;
   };
   Stats stats() const;

@@ -154,7 +154,7 @@ void AdminService::WriteText(TenantId tenant, const Query& query, const Explanat
   other->set_other_value(difference->second);
 }
 
-absl::StatusOr<AdminService::Asked> AdminService::ReadTexts(const v1::Texts& texts) const {
+absl::StatusOr<AdminService::ParsedTexts> AdminService::ReadTexts(const v1::Texts& texts) const {
   const auto tenant = FindTenant(texts.tenant());
   if (!tenant.ok()) return tenant.status();
   const auto model = FindModel(*tenant, texts);
@@ -162,7 +162,7 @@ absl::StatusOr<AdminService::Asked> AdminService::ReadTexts(const v1::Texts& tex
   if (static_cast<uint64_t>(texts.texts_size()) > limits::kMaxSegments) {
     return Invalid("texts: too many; expected at most ", limits::kMaxSegments);
   }
-  Asked asked{.tenant = *tenant, .model = *model};
+  ParsedTexts asked{.tenant = *tenant, .model = *model};
   for (int i = 0; i < texts.texts_size(); ++i) {
     const auto query = ReadText(absl::StrCat("texts[", i, "]"), texts.texts(i), **model);
     if (!query.ok()) return query.status();
@@ -172,7 +172,7 @@ absl::StatusOr<AdminService::Asked> AdminService::ReadTexts(const v1::Texts& tex
 }
 
 // If only unreachable nodes have a text, that is the reason of its miss.
-void AdminService::WriteHolders(const Asked& asked, const std::set<std::string>& unreachable,
+void AdminService::WriteHolders(const ParsedTexts& asked, const std::set<std::string>& unreachable,
                                 v1::ExplainReply* reply) const {
   if (parts_.cluster == nullptr) return;
   std::vector<Key> keys;
@@ -196,7 +196,7 @@ void AdminService::WriteHolders(const Asked& asked, const std::set<std::string>&
 }
 
 absl::Status AdminService::Explain(const v1::Texts& texts, v1::ExplainReply* reply) const {
-  const absl::StatusOr<Asked> asked = ReadTexts(texts);
+  const absl::StatusOr<ParsedTexts> asked = ReadTexts(texts);
   if (!asked.ok()) return asked.status();
   std::vector<Explanation> why;
   Differences differences;

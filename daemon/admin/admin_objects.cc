@@ -15,7 +15,7 @@ constexpr double kMaxPinSeconds = 100.0 * 366 * 24 * 3600;  // far from overflow
 
 absl::Status AdminService::WithEach(const v1::Texts& texts, v1::ObjectsReply* reply,
                                     const std::function<bool(storage::TenantId, const Key&)>& act) const {
-  const absl::StatusOr<Asked> asked = ReadTexts(texts);
+  const absl::StatusOr<ParsedTexts> asked = ReadTexts(texts);
   if (!asked.ok()) return asked.status();
   return OnLoop([&] {
     for (const storage::Query& query : asked->queries) {

@@ -146,8 +146,8 @@ absl::Status AdminService::Peers(const v1::PeersRequest&, v1::PeersReply* reply)
       info->set_lanes(peer.lanes);
       info->set_bytes_per_second(peer.bytes_per_second);
       info->set_rtt_seconds(peer.rtt_seconds);
-      info->set_received_bytes(peer.fetched_bytes);
-      info->set_sent_bytes(peer.given_bytes);
+      info->set_received_bytes(peer.received_bytes);
+      info->set_sent_bytes(peer.sent_bytes);
       info->set_failed_calls(peer.failed_calls);
       info->set_lost_connections(peer.lost_connections);
       info->set_stalls(peer.stalls);
@@ -185,8 +185,8 @@ absl::Status AdminService::DescribeDrain(v1::DrainReply* reply) const {
     reply->set_landings(levels.landings);
     reply->set_compositions(levels.compositions);
     reply->set_writing(levels.writing_behind);
-    reply->set_memory_only_objects(levels.unsaved_objects);
-    reply->set_memory_only_bytes(levels.unsaved_bytes);
+    reply->set_memory_only_objects(levels.memory_only_objects);
+    reply->set_memory_only_bytes(levels.memory_only_bytes);
   });
 }
 

@@ -54,7 +54,7 @@ struct AdminParts {
   EventHub& events;
   // Drops a tenant's recorded texts and its unused shared pages; shared pages in use are no longer found. With a
   // namespace, only of that namespace. Runs on the metadata thread.
-  std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside;
+  std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_texts_and_pages;
   // Runs on any thread except the metadata thread. With `dry_run`, returns the changes without applying them.
   std::function<absl::StatusOr<std::vector<ConfigChange>>(bool dry_run)> reload;
   Cluster* cluster = nullptr;  // null outside a cluster
@@ -97,12 +97,12 @@ class AdminService {
   // Returns all tenants for an empty name.
   absl::StatusOr<std::vector<storage::TenantId>> FindTenants(const std::string& name) const;
   // The decoded texts of a request. INVALID_ARGUMENT and NOT_FOUND name the field.
-  struct Asked {
+  struct ParsedTexts {
     storage::TenantId tenant = 0;
     std::shared_ptr<const Model> model;
     std::vector<storage::Query> queries;
   };
-  absl::StatusOr<Asked> ReadTexts(const v1::Texts& texts) const;
+  absl::StatusOr<ParsedTexts> ReadTexts(const v1::Texts& texts) const;
   // Returns the model that the request names. If only a complete namespace is given and no model of it is known, the
   // result has the namespace only.
   absl::StatusOr<std::shared_ptr<const Model>> FindModel(storage::TenantId tenant, const v1::Texts& request) const;
@@ -138,7 +138,7 @@ class AdminService {
   class Differences;
   void WriteText(storage::TenantId tenant, const storage::Query& query, const storage::Explanation& why,
                  const Model* model, storage::Nanos now, Differences& differences, v1::ExplainedText* out) const;
-  void WriteHolders(const Asked& asked, const std::set<std::string>& unreachable, v1::ExplainReply* reply) const;
+  void WriteHolders(const ParsedTexts& asked, const std::set<std::string>& unreachable, v1::ExplainReply* reply) const;
 
   const AdminParts parts_;
   const storage::Nanos started_;

@@ -272,7 +272,7 @@ absl::StatusOr<AdminService::Pending> AdminService::ErasureOf(const std::string&
   }
   auto erasure = parts_.cache.upkeep().Erase(*selection.tenant, parts_.tenants.at(*selection.tenant), selection.ns);
   if (!erasure.ok()) return erasure.status();
-  parts_.erase_beside(*selection.tenant, selection.ns);
+  parts_.erase_texts_and_pages(*selection.tenant, selection.ns);
   // The command of the oldest one was abandoned or will start again. The disk continues the erasure.
   if (erasures_.size() == kMostPendingErasures) erasures_.pop_front();
   erasures_.push_back({.token = absl::StrCat(absl::Hex(started_, absl::kZeroPad16), "-", ++erasures_begun_),

@@ -18,7 +18,7 @@ absl::Status AdminService::Warm(const v1::Texts& texts, v1::WarmReply* reply) co
   if (static_cast<uint64_t>(texts.texts_size()) > limits::kMaxObjectsPerCall) {
     return Invalid("texts: too many; expected at most ", limits::kMaxObjectsPerCall);
   }
-  const absl::StatusOr<Asked> asked = ReadTexts(texts);
+  const absl::StatusOr<ParsedTexts> asked = ReadTexts(texts);
   if (!asked.ok()) return asked.status();
   if (asked->model->shard.size > 1) {
     return absl::UnimplementedError(

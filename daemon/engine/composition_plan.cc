@@ -31,7 +31,7 @@ absl::StatusOr<CompositionPlan> ReadNames(const v1::AdvanceRequest& request, con
   return plan;
 }
 
-absl::Status NotBehind(const std::string& field, uint32_t segment) {
+absl::Status NotAfter(const std::string& field, uint32_t segment) {
   return Invalid(field, ".segment: must come after segment ", segment);
 }
 
@@ -44,7 +44,7 @@ absl::Status AddInterior(const std::string& field, const v1::LandSegment& segmen
     return Invalid(field, ".first_position: out of range; expected at most ", kMaxPosition);
   if (segment.rotary_shift() != 0) return Invalid(field, ".rotary_shift: must be 0; only Land takes a shift");
   if (interiors.size() > 1 && segment.segment() <= interiors.back().segment) {
-    return NotBehind(field, interiors.back().segment);
+    return NotAfter(field, interiors.back().segment);
   }
   interiors.push_back({segment.segment(), segment.first_position()});
   plan.fields.push_back(field);
@@ -246,7 +246,7 @@ absl::Status CheckInteriors(const CompositionPlan& plan, const storage::Match& m
     }
     const uint32_t first = plan.composition.interiors[0].segment;
     const bool behind_prefix = match.prefix.objects.Has(first);
-    if (i == 1 && interior.segment <= first && !behind_prefix) return NotBehind(plan.fields[i], first);
+    if (i == 1 && interior.segment <= first && !behind_prefix) return NotAfter(plan.fields[i], first);
     const storage::Found& found = match.found[interior.segment];
     if (found.reason != MissReason::kNone) continue;  // not composed; the verdict has the reason
     if (!plan.model->Has(*found.header)) return Invalid("model: differs from the model of the lease");

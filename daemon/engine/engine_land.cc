@@ -35,7 +35,7 @@ struct EngineService::LandOrder {
   // Claims the pages of positions [first, end) of all groups for writing.
   absl::Status Claim(const std::string& field, uint64_t first, uint64_t end);
   // Adds every hit at its position in the prompt.
-  void TakeAll(const Asked& asked, const v1::PromptMatch& match);
+  void TakeAll(const ParsedPrompt& asked, const v1::PromptMatch& match);
   // Checks that the landing writes only declared pages of the match's own model, and no slot twice. `allocated`: the
   // pages among them that the daemon allocates.
   absl::Status CheckTargets(const storage::Match& match, std::vector<storage::PageId>& allocated);
@@ -117,7 +117,7 @@ absl::Status EngineService::LandOrder::ReadSegments(const v1::LandRequest& reque
   return absl::OkStatus();
 }
 
-void EngineService::LandOrder::TakeAll(const Asked& asked, const v1::PromptMatch& match) {
+void EngineService::LandOrder::TakeAll(const ParsedPrompt& asked, const v1::PromptMatch& match) {
   const auto segments = static_cast<uint32_t>(match.segments_size());
   uint64_t position = 0;
   for (uint32_t i = 0; i < segments; position += asked.segments[i++].tokens) {
@@ -296,7 +296,7 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, Landi
   auto asked = ReadPrompt("prompt", request.prompt(), *model);
   if (!asked.ok()) return refused(asked.status());
   struct Call {
-    Asked asked;
+    ParsedPrompt asked;
     v1::PromptMatch answer;
     MatchReplyWriter writer;
     std::optional<PromptLookup> lookup;

@@ -28,14 +28,14 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
     return done(
         Invalid("prompts: ", lookups, " shards of segments together; expected at most ", limits::kMaxLookupsPerMatch));
   }
-  std::vector<Asked> prompts;
+  std::vector<ParsedPrompt> prompts;
   for (int i = 0; i < request.prompts_size(); ++i) {
     auto asked = ReadPrompt(absl::StrCat("prompts[", i, "]"), request.prompts(i), *model);
     if (!asked.ok()) return done(asked.status());
     prompts.push_back(*std::move(asked));
   }
   struct Call {
-    std::vector<Asked> prompts;
+    std::vector<ParsedPrompt> prompts;
     size_t next = 0;
     MatchReplyWriter writer;
     std::optional<PromptLookup> lookup;  // prompt of the lookup
@@ -55,12 +55,12 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
     done(absl::OkStatus());
     return true;
   };
-  std::vector<const Asked*> asked;
-  for (const Asked& prompt : call->prompts) asked.push_back(&prompt);
+  std::vector<const ParsedPrompt*> asked;
+  for (const ParsedPrompt& prompt : call->prompts) asked.push_back(&prompt);
   FindElsewhere((*session)->about().tenant, asked,
                 [this, session = *session, call, look_up, done](RemoteLookup::Adopted adopted) {
                   if (adopted != nullptr) {
-                    for (Asked& prompt : call->prompts) adopted->Mark(prompt.segments);
+                    for (ParsedPrompt& prompt : call->prompts) adopted->Mark(prompt.segments);
                   }
                   call->adopted = std::move(adopted);
                   OnLoop(session, CallClass::kRequest, done, look_up);
@@ -82,7 +82,7 @@ bool EngineService::PromptLookup::Run(storage::Slice& slice) {
     search_ = nullptr;
     found_ = true;
   } else if (match_.lease != storage::LeaseId{} && !service_.cache_.Holds(session, match_.lease)) {
-    Lose();
+    DropSegments();
   }
   if (!MatchReplyWriter::Write(match_, written_, slice, out_)) return false;
   if (rate > 0) {
@@ -112,7 +112,7 @@ uint64_t EngineService::PromptLookup::TokensFound() const {
 }
 
 // The lease expired between two slices, so the found objects are released.
-void EngineService::PromptLookup::Lose() {
+void EngineService::PromptLookup::DropSegments() {
   const storage::Found lost{.reason = MissReason::kLeaseLost};
   match_ = {.found = std::vector<storage::Found>(asked_.segments.size(), lost)};
   out_->Clear();

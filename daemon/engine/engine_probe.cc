@@ -82,13 +82,13 @@ void EngineService::ProbeHere(storage::TenantId tenant, const ProbedModel& name,
   }
   struct Call {
     Opened opened;
-    Asked asked;
+    ParsedPrompt asked;
     std::unique_ptr<storage::Prober> prober;
   };
   const auto call = std::make_shared<Call>(Call{.opened = *opened, .asked = *std::move(asked), .prober = nullptr});
   const auto probe = [this, tenant, call, done](storage::Slice& slice) {
     const Model& of = *call->opened.model;
-    const Asked& about = call->asked;
+    const ParsedPrompt& about = call->asked;
     if (call->prober == nullptr) {
       call->prober = cache_.StartProbe(tenant, about.segments, about.text.has_value() ? &*about.text : nullptr,
                                        of.layout.head, of.layout.tail);

@@ -52,12 +52,12 @@ void EngineService::OnLoop(std::shared_ptr<Session> session, CallClass call_clas
   if (!posted) done(absl::ResourceExhaustedError("the daemon's metadata queue is full; try again"));
 }
 
-void EngineService::FindElsewhere(storage::TenantId tenant, const std::vector<const Asked*>& prompts,
+void EngineService::FindElsewhere(storage::TenantId tenant, const std::vector<const ParsedPrompt*>& prompts,
                                   std::function<void(RemoteLookup::Adopted)> then) {
   const bool refused = call_rates_.Spent(tenant);  // for the next calls
   if (remote_ == nullptr || refused) return then(nullptr);
   std::vector<RemoteQuestion> questions;
-  for (const Asked* prompt : prompts) {
+  for (const ParsedPrompt* prompt : prompts) {
     questions.push_back({prompt->segments, prompt->text.has_value() ? &*prompt->text : nullptr});
   }
   remote_->Find(tenant, questions, std::move(then));
@@ -100,7 +100,7 @@ void EngineService::CloseModel(const v1::CloseModelRequest& request, v1::CloseMo
   });
 }
 
-void EngineService::EraseBeside(storage::TenantId tenant, const std::optional<NamespaceId>& ns) {
+void EngineService::EraseTextsAndPages(storage::TenantId tenant, const std::optional<NamespaceId>& ns) {
   pools_.Erase(tenant);
   if (texts_ != nullptr) texts_->Erase(tenant, ns);
 }

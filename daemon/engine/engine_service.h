@@ -41,7 +41,7 @@ namespace ashlar::daemon {
 
 class BlockTexts;
 class PromptHandoff;
-struct Asked;
+struct ParsedPrompt;
 struct CompositionPlan;
 struct NamedObject;
 
@@ -121,7 +121,7 @@ class EngineService final : public PromptProber {
 
   // The metadata thread only.
   storage::PagePool::Levels PageLevels(storage::TenantId tenant) const { return pools_.levels(tenant); }
-  void EraseBeside(storage::TenantId tenant, const std::optional<NamespaceId>& ns);  // see AdminParts
+  void EraseTextsAndPages(storage::TenantId tenant, const std::optional<NamespaceId>& ns);  // see AdminParts
 
  private:
   class PromptLookup;  // the lookup of one prompt, with its answer
@@ -157,7 +157,7 @@ class EngineService final : public PromptProber {
 
   // Calls `then` with what other nodes have of the prompts, immediately if nothing. The prompts must live until then.
   // The caller must keep the argument of `then` until its lookups have ended.
-  void FindElsewhere(storage::TenantId tenant, const std::vector<const Asked*>& prompts,
+  void FindElsewhere(storage::TenantId tenant, const std::vector<const ParsedPrompt*>& prompts,
                      std::function<void(RemoteLookup::Adopted)> then);
 
   // Returns a `done` that turns RESOURCE_EXHAUSTED into OK with the reply that `write_busy` writes. Used for calls

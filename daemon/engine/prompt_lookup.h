@@ -18,7 +18,7 @@ namespace ashlar::daemon {
 class EngineService::PromptLookup {
  public:
   // All arguments must outlive the object. `lease` is the id of the new lease; all zero for a random one.
-  PromptLookup(EngineService& service, const Session& session, const Asked& asked, MatchReplyWriter& writer,
+  PromptLookup(EngineService& service, const Session& session, const ParsedPrompt& asked, MatchReplyWriter& writer,
                v1::PromptMatch* out, const storage::LeaseId& lease = {})
       : service_(service), session_(session), asked_(asked), writer_(writer), out_(out), lease_(lease) {}
 
@@ -29,11 +29,11 @@ class EngineService::PromptLookup {
   uint64_t TokensFound() const;  // after the last slice
 
  private:
-  void Lose();
+  void DropSegments();
 
   EngineService& service_;
   const Session& session_;
-  const Asked& asked_;
+  const ParsedPrompt& asked_;
   MatchReplyWriter& writer_;
   v1::PromptMatch* const out_;
   const storage::LeaseId lease_;

@@ -152,12 +152,12 @@ absl::StatusOr<std::vector<storage::Query>> ReadSegments(const std::string& fiel
   return std::move(read->segments);
 }
 
-absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model) {
+absl::StatusOr<ParsedPrompt> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model) {
   auto read = Read(field, prompt, model);
   if (!read.ok()) return read.status();
-  Asked asked{.segments = std::move(read->segments),
-              .tokens_per_second = model.tokens_per_second,
-              .tokens = read->tokens.size()};
+  ParsedPrompt asked{.segments = std::move(read->segments),
+                     .tokens_per_second = model.tokens_per_second,
+                     .tokens = read->tokens.size()};
   if (!read->tokens.empty() && CountOfText(prompt, model) > 0) {
     asked.text.emplace(model.prefixes, std::move(read->tokens), read->conversation, std::move(read->media), read->salt);
     asked.text->needed_at = read->needed_at;

@@ -40,14 +40,14 @@ storage::Nanos RecomputeTime(const Model& model, uint64_t tokens);
 double RecomputeFlops(const Model& model, uint64_t tokens);
 
 // The queries of one prompt. needed_at is an absolute time.
-struct Asked {
+struct ParsedPrompt {
   std::vector<storage::Query> segments;
   std::optional<storage::PrefixText> text;  // only for models opened with prefixes, unless the text is too long
   double tokens_per_second = 0;             // prefill rate of the engine; 0 if unknown
   uint64_t tokens = 0;                      // number of tokens of the prompt
 };
 // INVALID_ARGUMENT names the field below `field`.
-absl::StatusOr<Asked> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model);
+absl::StatusOr<ParsedPrompt> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model);
 // Reads the segments without the text, which would hash every token again.
 absl::StatusOr<std::vector<storage::Query>> ReadSegments(const std::string& field, const v1::Prompt& prompt,
                                                          const Model& model);

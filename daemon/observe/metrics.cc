@@ -208,8 +208,8 @@ struct Metrics::Impl {
   RouterMetrics router{*registry};
   ScrubMetrics scrub{*registry};
   Gauge& draining = SingleGauge("ashlar_draining", "1 while the daemon drains");
-  Gauge& unsaved_objects = SingleGauge("ashlar_memory_only_objects", "Objects that only memory has");
-  Gauge& unsaved_bytes = SingleGauge("ashlar_memory_only_bytes", "Bytes of objects that only memory has");
+  Gauge& memory_only_objects = SingleGauge("ashlar_memory_only_objects", "Objects that only memory has");
+  Gauge& memory_only_bytes = SingleGauge("ashlar_memory_only_bytes", "Bytes of objects that only memory has");
   Gauge& objects = SingleGauge("ashlar_objects", "Cached objects");
   Gauge& object_bytes = SingleGauge("ashlar_object_bytes", "Bytes of cached objects");
   Gauge& leases = SingleGauge("ashlar_leases", "Leases held by engines");
@@ -430,8 +430,8 @@ void Metrics::Set(const Levels& levels) {
   impl_->compositions.Set(static_cast<double>(levels.compositions));
   impl_->sessions.Set(static_cast<double>(levels.sessions));
   impl_->draining.Set(levels.draining ? 1 : 0);
-  impl_->unsaved_objects.Set(static_cast<double>(levels.unsaved_objects));
-  impl_->unsaved_bytes.Set(static_cast<double>(levels.unsaved_bytes));
+  impl_->memory_only_objects.Set(static_cast<double>(levels.memory_only_objects));
+  impl_->memory_only_bytes.Set(static_cast<double>(levels.memory_only_bytes));
   impl_->metadata_queue.Set(static_cast<double>(levels.metadata_queue));
   impl_->worker_queue.Set(static_cast<double>(levels.worker_queue));
   impl_->disk_queue.Set(static_cast<double>(levels.disk_queue));

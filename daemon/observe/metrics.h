@@ -40,7 +40,7 @@ struct Levels {
   uint64_t objects = 0, object_bytes = 0, leases = 0, reservations = 0, landings = 0, compositions = 0;
   uint64_t sessions = 0;
   bool draining = false, writing_behind = false;
-  uint64_t unsaved_objects = 0, unsaved_bytes = 0;                      // objects in memory only
+  uint64_t memory_only_objects = 0, memory_only_bytes = 0;              // objects in memory only
   std::vector<Holdings> holdings;                                       // index is the TenantId
   std::vector<storage::PagePool::Levels> pages;                         // index is the TenantId
   std::vector<storage::Prefixes::Stats> prefixes;                       // index is the TenantId

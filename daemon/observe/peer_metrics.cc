@@ -56,8 +56,8 @@ void PeerMetrics::Set(const std::vector<PeerFigures>& peers) {
     Node& its = Find(peer.node);
     its.rate->Set(peer.bytes_per_second);
     its.rtt->Set(peer.rtt_seconds);
-    its.fetched.Reach(peer.fetched_bytes);
-    its.given.Reach(peer.given_bytes);
+    its.fetched.Reach(peer.received_bytes);
+    its.given.Reach(peer.sent_bytes);
     its.calls.Reach(peer.failed_calls);
     its.connections.Reach(peer.lost_connections);
     its.stalls.Reach(peer.stalls);

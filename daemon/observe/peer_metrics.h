@@ -22,7 +22,7 @@ struct PeerFigures {
   std::string path, lanes;                      // transport for fetches and UCX lanes; empty before the first fetch
   double bytes_per_second = 0;                  // measured throughput of single copies; 0 before the first copy
   double rtt_seconds = 0;                       // measured round-trip time of a call; 0 before the first reply
-  uint64_t fetched_bytes = 0, given_bytes = 0;  // object bytes received from it and sent to it
+  uint64_t received_bytes = 0, sent_bytes = 0;  // object bytes received from it and sent to it
   uint64_t failed_calls = 0, lost_connections = 0, stalls = 0;
   uint64_t held_there = 0, held_there_bytes = 0;  // objects that it holds for this node
   uint64_t held_here = 0, held_here_bytes = 0;    // objects that this node holds for it

@@ -20,8 +20,8 @@ class PeerMetricsTest : public testing::Test {
 };
 
 TEST_F(PeerMetricsTest, EachNodeHasItsOwnFigures) {
-  metrics_.Set({{.node = "a", .bytes_per_second = 2e9, .rtt_seconds = 0.25, .fetched_bytes = 700, .stalls = 3},
-                {.node = "b", .given_bytes = 900, .failed_calls = 4, .lost_connections = 5}});
+  metrics_.Set({{.node = "a", .bytes_per_second = 2e9, .rtt_seconds = 0.25, .received_bytes = 700, .stalls = 3},
+                {.node = "b", .sent_bytes = 900, .failed_calls = 4, .lost_connections = 5}});
   const std::string shown = Shown();
   for (const char* line :
        {"ashlar_peer_bandwidth_bytes_per_second{peer=\"a\"} 2000000000", "ashlar_peer_rtt_seconds{peer=\"a\"} 0.25",
@@ -35,16 +35,16 @@ TEST_F(PeerMetricsTest, EachNodeHasItsOwnFigures) {
 }
 
 TEST_F(PeerMetricsTest, NonMembersHaveNoSeries) {
-  metrics_.Set({{.node = "a", .fetched_bytes = 700}, {.node = "b"}});
+  metrics_.Set({{.node = "a", .received_bytes = 700}, {.node = "b"}});
   metrics_.Set({{.node = "b"}});
   EXPECT_THAT(Shown(), Not(HasSubstr("peer=\"a\"")));
   EXPECT_THAT(Shown(), HasSubstr("peer=\"b\""));
-  metrics_.Set({{.node = "a", .fetched_bytes = 800}});
+  metrics_.Set({{.node = "a", .received_bytes = 800}});
   EXPECT_THAT(Shown(), HasSubstr("direction=\"received\",peer=\"a\"} 800"));
 }
 
 TEST_F(PeerMetricsTest, ACountThatRestartsAddsToItsTotal) {
-  for (const uint64_t bytes : {700, 50, 60}) metrics_.Set({{.node = "a", .fetched_bytes = bytes}});
+  for (const uint64_t bytes : {700, 50, 60}) metrics_.Set({{.node = "a", .received_bytes = bytes}});
   EXPECT_THAT(Shown(), HasSubstr("direction=\"received\",peer=\"a\"} 760"));
 }
 

@@ -159,7 +159,7 @@ std::string Now(const StatusView& view) {
   row("objects", absl::StrCat(view.objects, ", ", Bytes(view.object_bytes)));
   row("engines", absl::StrCat(view.sessions, " sessions"));
   row("leases, landings in flight", absl::StrCat(view.leases, ", ", view.landings));
-  row("in memory only", Bytes(view.unsaved_bytes));
+  row("in memory only", Bytes(view.memory_only_bytes));
   row("disk queue", absl::StrCat(view.disk_queue));
   if (view.rdma_fallback) row("fabric", kRdmaFallback);
   if (view.peers.members > 0) {
@@ -203,7 +203,7 @@ StatusView ViewOf(const Levels& levels, const std::vector<Tallies>& tallies) {
                   .sessions = levels.sessions,
                   .leases = levels.leases,
                   .landings = levels.landings,
-                  .unsaved_bytes = levels.unsaved_bytes,
+                  .memory_only_bytes = levels.memory_only_bytes,
                   .disk_queue = levels.disk_queue,
                   .peers = {.members = levels.cluster.members,
                             .connected = levels.cluster.peers_connected,

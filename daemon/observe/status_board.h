@@ -48,7 +48,7 @@ struct StatusView {
   uint64_t pages = 0, free_pages = 0;  // pages that the daemon allocates for engines
   Tallies tallies;                     // since the daemon started
   uint64_t objects = 0, object_bytes = 0, sessions = 0, leases = 0, landings = 0;
-  uint64_t unsaved_bytes = 0, disk_queue = 0;
+  uint64_t memory_only_bytes = 0, disk_queue = 0;
   Peers peers;
 };
 

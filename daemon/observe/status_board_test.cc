@@ -152,7 +152,7 @@ TEST(StatusBoard, WritesACompletePageForTheBrowserTest) {
   }
   levels.degraded[TierKind::kSsd] = "pwrite: No space left on device: /var/lib/ashlar/records/000001.sst";
   levels.pages = {{.pages = 1'000'000, .free = 1}};
-  levels.objects = levels.unsaved_bytes = levels.object_bytes = uint64_t{999} << 40;
+  levels.objects = levels.memory_only_bytes = levels.object_bytes = uint64_t{999} << 40;
   levels.cluster.rdma_fallback = true;
   levels.cluster.members = 300;
   std::vector<Tallies> tallies(1);

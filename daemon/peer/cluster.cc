@@ -243,10 +243,10 @@ PromptHandoff& Cluster::handoff() {
 }
 
 void Cluster::Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,
-                     std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside) {
+                     std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_texts_and_pages) {
   for (storage::MemoryTier* tier : tiers) Holder::RegisterArenas(*impl_->transport, *tier);
   impl_->peers.Start(cache, {tiers.begin(), tiers.end()});
-  impl_->eraser.Start(cache, std::move(erase_beside));
+  impl_->eraser.Start(cache, std::move(erase_texts_and_pages));
   impl_->peers.Route(router);
   impl_->loop.Every(kFlushEvery, [this] {
     impl_->peers.Flush();

@@ -41,9 +41,9 @@ class Cluster {
   // Returns YAML comments for the effective configuration: the transport between nodes.
   std::string DescribeTransport() const;
   // Call once after creating the cache, before any loop runs. `tiers` are the memory tiers, indexed by the numbers of
-  // their arenas; the arenas must outlive the object. `erase_beside` as in AdminParts.
+  // their arenas; the arenas must outlive the object. `erase_texts_and_pages` as in AdminParts.
   void Attach(storage::Cache& cache, const std::vector<storage::MemoryTier*>& tiers, Router& router,
-              std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside);
+              std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_texts_and_pages);
   // Call once when the loops run. UNAVAILABLE if the configured address cannot be listened on.
   absl::Status Serve();
   RemoteLookup& lookup();

@@ -124,7 +124,7 @@ class GpuPeersTest : public ::testing::Test {
     EXPECT_EQ(match.found[0].tier, TierKind::kRemote);
     return LandUnder(node, match, plan, text);
   }
-  static uint64_t BehindHeader(const ObjectHeader& plan) { return plan.bytes - EncodedHeaderBytes(plan.parts.size()); }
+  static uint64_t AfterHeader(const ObjectHeader& plan) { return plan.bytes - EncodedHeaderBytes(plan.parts.size()); }
 
   TestCluster cluster_;
   const ObjectHeader plan_ = TestPlan(1, kLong);
@@ -137,7 +137,7 @@ TEST_F(GpuPeersTest, SendsGpuOnlyObjectsFromGpu) {
   a.Publish(plan_, 1);
   ASSERT_THAT(a.Where(plan_), ElementsAre(TierKind::kHbm));
   EXPECT_EQ(Land(b, plan_, 1), MissReason::kNone);
-  EXPECT_EQ(a.control.gpu_sent, BehindHeader(plan_));
+  EXPECT_EQ(a.control.gpu_sent, AfterHeader(plan_));
   EXPECT_THAT(a.Where(plan_), ElementsAre(TierKind::kHbm)) << "no copy was made in dram";
   a.AwaitNothingLeased();
   a->OnLoop([&] { a->cache.retention().Evict(0, plan_.key); });
@@ -202,7 +202,7 @@ TEST_F(GpuPeersTest, ABundleIsSentFromItsShardsGpus) {
     a.Publish(shards[rank], 1 + rank);
   }
   EXPECT_EQ(Land(b, shards[0], 1), MissReason::kNone);
-  Await([&] { return a.control.gpu_sent == 2 * BehindHeader(shards[0]); });
+  Await([&] { return a.control.gpu_sent == 2 * AfterHeader(shards[0]); });
   a.AwaitNothingLeased();
 }
 
@@ -218,7 +218,7 @@ TEST_F(GpuPeersTest, AReaderReadsItInPlace) {
   a.AwaitRegistered();
   EXPECT_EQ(Land(*b.node, plan_, 1), MissReason::kNone);
   EXPECT_EQ(a.control.gpu_sent, by_messages);
-  EXPECT_EQ(b->transport->stats().read_bytes, BehindHeader(plan_));
+  EXPECT_EQ(b->transport->stats().read_bytes, AfterHeader(plan_));
   a.AwaitNothingLeased();
 }
 
@@ -321,7 +321,7 @@ TEST_F(GpuReadersTest, ACardReadsFromGpuToGpu) {
   a.AwaitRegistered();
   b.AwaitRegistered();
   EXPECT_EQ(LandThere(b, plan_, 1), MissReason::kNone);
-  EXPECT_EQ(b.control.gpu_got, BehindHeader(plan_));
+  EXPECT_EQ(b.control.gpu_got, AfterHeader(plan_));
   EXPECT_THAT(Copied(b), ElementsAre(kStraight, kStraight));
   a.AwaitNothingLeased();
   b.AwaitNothingLeased();

@@ -99,10 +99,10 @@ void Peers::Tick() {
   holder_->Tick();
   objects_.Tick(asker_);
   announcer_.Tick();
-  DropStrangers();
+  DropDepartedPeers();
 }
 
-void Peers::DropStrangers() {
+void Peers::DropDepartedPeers() {
   if (stopped_) return;  // no peers are left
   const storage::Nanos now = clock_.Now();
   std::vector<HostPort> addresses;
@@ -158,7 +158,7 @@ std::vector<PeerFigures> Peers::PerNode(const TransportStats& transport, size_t 
                      .connected = connected(*member),
                      .bytes_per_second = rates.bytes_per_second,
                      .rtt_seconds = static_cast<double>(rates.rtt) * 1e-9,
-                     .fetched_bytes = rates.bytes,
+                     .received_bytes = rates.bytes,
                      .failed_calls = rates.failed_calls,
                      .stalls = rates.stalls};
     const absl::StatusOr<HostPort> address = ParseHostPort(member->transport_address);
@@ -172,7 +172,7 @@ std::vector<PeerFigures> Peers::PerNode(const TransportStats& transport, size_t 
     if (const auto found = here.find(member->node); found != here.end()) {
       each.held_here = found->second.leases;
       each.held_here_bytes = found->second.bytes;
-      each.given_bytes = found->second.given;
+      each.sent_bytes = found->second.given;
     }
     if (const auto found = there.find(member->node); found != there.end()) {
       each.held_there = found->second.copies;

@@ -116,7 +116,7 @@ class Peers final : public PeerCalls {
 
  private:
   // Drops measurements of nodes that left long ago, and their addresses immediately.
-  void DropStrangers();
+  void DropDepartedPeers();
 
   EventLoop& loop_;
   const storage::Clock& clock_;

@@ -86,18 +86,18 @@ TEST_F(PeersTest, EachNodeReportsItsPeers) {
   EXPECT_TRUE(from_a.connected);
   EXPECT_EQ(from_a.path, "am");
   EXPECT_THAT(from_a.lanes, ::testing::StartsWith("tcp/"));
-  EXPECT_EQ(from_a.fetched_bytes, plan.bytes);
+  EXPECT_EQ(from_a.received_bytes, plan.bytes);
   EXPECT_GT(from_a.bytes_per_second, 0);
   EXPECT_GT(from_a.rtt_seconds, 0);
-  EXPECT_EQ(from_a.given_bytes, 0u);
+  EXPECT_EQ(from_a.sent_bytes, 0u);
   EXPECT_EQ(from_a.failed_calls + from_a.lost_connections + from_a.stalls, 0u);
   // The header is part of the lookup's answer.
-  EXPECT_GT(to_b.given_bytes, plan.bytes - 64 * 1024);
-  EXPECT_LE(to_b.given_bytes, plan.bytes);
-  EXPECT_EQ(to_b.fetched_bytes, 0u);
+  EXPECT_GT(to_b.sent_bytes, plan.bytes - 64 * 1024);
+  EXPECT_LE(to_b.sent_bytes, plan.bytes);
+  EXPECT_EQ(to_b.received_bytes, 0u);
   EXPECT_EQ(none.node, "c");
   EXPECT_EQ(none.path, "");
-  EXPECT_EQ(none.fetched_bytes, 0u);
+  EXPECT_EQ(none.received_bytes, 0u);
 }
 
 TEST_F(PeersTest, TheAddressOfADepartedNodeIsErased) {

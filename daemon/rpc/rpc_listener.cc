@@ -56,21 +56,21 @@ struct RpcListener::Impl {
   void Take(UniqueFd socket) {
     const std::optional<ucred> peer = PeerOf(socket.get());
     if (!peer.has_value()) return;
-    const bool stranger = !options.tenant_of_uid.contains(peer->uid);
+    const bool unknown_user = !options.tenant_of_uid.contains(peer->uid);
     const auto count = count_of_uid.find(peer->uid);
-    if (count != count_of_uid.end() && count->second >= (stranger ? kOfAStranger : options.of_a_user)) {
-      if (options.refused) options.refused(peer->uid, stranger);
+    if (count != count_of_uid.end() && count->second >= (unknown_user ? kPerUnknownUser : options.of_a_user)) {
+      if (options.refused) options.refused(peer->uid, unknown_user);
       return;
     }
     // gRPC closes the descriptor that it gets, and the number may be reused before the end is visible here.
     UniqueFd given(fcntl(socket.get(), F_DUPFD_CLOEXEC, 0));
     const ConnectionId id = next_id++;
     if (!given.valid() || !Watch(socket.get(), id, 0)) return;  // a hang-up is always reported
-    if (stranger && strangers.size() == kMaxUnknownUserConnections) {
-      shutdown(connections.at(*strangers.begin()).socket.get(), SHUT_RDWR);
-      Erase(*strangers.begin());
+    if (unknown_user && unknown_users.size() == kMaxUnknownUserConnections) {
+      shutdown(connections.at(*unknown_users.begin()).socket.get(), SHUT_RDWR);
+      Erase(*unknown_users.begin());
     }
-    if (stranger) strangers.insert(id);
+    if (unknown_user) unknown_users.insert(id);
     ++count_of_uid[peer->uid];
     connections.emplace(id, Connection{std::move(socket), peer->uid});
     admit(std::move(given), peer->uid);
@@ -84,7 +84,7 @@ struct RpcListener::Impl {
     // Closing this descriptor removes it from the epoll set only after gRPC's is closed too.
     epoll_ctl(epoll.get(), EPOLL_CTL_DEL, found->second.socket.get(), nullptr);
     connections.erase(found);
-    strangers.erase(id);
+    unknown_users.erase(id);
   }
 
   Options options;
@@ -93,7 +93,7 @@ struct RpcListener::Impl {
   Listener listener;
   std::map<ConnectionId, Connection> connections;
   std::map<uid_t, size_t> count_of_uid;
-  std::set<ConnectionId> strangers;  // oldest first
+  std::set<ConnectionId> unknown_users;  // oldest first
   ConnectionId next_id = kFirst;
   std::atomic<bool> stopping{false};
   std::thread thread;

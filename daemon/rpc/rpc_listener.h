@@ -27,7 +27,7 @@ class RpcListener {
   static constexpr size_t kOfASession = 4;
   // Descriptors per connection: the listener's and gRPC's.
   static constexpr size_t kDescriptors = 2;
-  static constexpr size_t kOfAStranger = 8;  // connections of one user without a tenant
+  static constexpr size_t kPerUnknownUser = 8;  // connections of one user without a tenant
   // connections of all users without a tenant; beyond that, the oldest is closed
   static constexpr size_t kMaxUnknownUserConnections = 64;
 
@@ -35,10 +35,10 @@ class RpcListener {
     std::map<uid_t, storage::TenantId> tenant_of_uid;
     size_t of_a_user = 0;  // connections of one user of a tenant; more are closed immediately
     // Called on the listener's thread for each connection that is closed because of a limit.
-    std::function<void(uid_t uid, bool stranger)> refused;
+    std::function<void(uid_t uid, bool unknown_user)> refused;
     mode_t mode = kEngineSocketMode;
   };
-  // Takes a non-blocking connection from `user`. Users without a tenant are strangers. Runs on the listener's thread.
+  // Takes a non-blocking connection from `user`, which may have no tenant. Runs on the listener's thread.
   using Admit = std::function<void(UniqueFd socket, uid_t user)>;
 
   // ALREADY_EXISTS if another daemon listens on `path`.

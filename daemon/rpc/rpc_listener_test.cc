@@ -130,8 +130,8 @@ TEST_F(RpcListenerTest, ConnectionsPerUserAreBounded) {
 TEST_F(RpcListenerTest, ConnectionsOfUnknownUsersAreBounded) {
   Listen({{geteuid() + 1, kTenant}}, 100);
   std::vector<UniqueFd> held;
-  for (size_t i = 0; i < RpcListener::kOfAStranger; ++i) held.push_back(Connect(path_));
-  ASSERT_TRUE(Admits(RpcListener::kOfAStranger));
+  for (size_t i = 0; i < RpcListener::kPerUnknownUser; ++i) held.push_back(Connect(path_));
+  ASSERT_TRUE(Admits(RpcListener::kPerUnknownUser));
   const UniqueFd refused = Connect(path_);
   EXPECT_TRUE(Eventually([&] { return Closed(refused); }));
   MutexLock lock(mutex_);

@@ -69,9 +69,9 @@ struct UserServer {
 struct RpcServer::Impl {
   // Services are created before any of gRPC's threads, which might not see a service that is passed to them later.
   Impl(const std::map<uid_t, storage::TenantId>& tenant_of_uid, EngineService& service, Metrics& metrics) {
-    strangers_quota.Resize(kUnknownUserLimits.memory);
+    unknown_users_quota.Resize(kUnknownUserLimits.memory);
     // Unknown users get only the health service.
-    strangers = {&kUnknownUserLimits, &strangers_quota, std::make_unique<v1::Cache::CallbackService>()};
+    unknown_users = {&kUnknownUserLimits, &unknown_users_quota, std::make_unique<v1::Cache::CallbackService>()};
     for (const auto& [user, tenant] : tenant_of_uid) {
       TenantResources& shared = tenants[tenant];
       user_servers[user] = {&kTenantLimits, &shared.quota,
@@ -82,7 +82,7 @@ struct RpcServer::Impl {
   void Admit(UniqueFd socket, uid_t user) {
     MutexLock lock(mutex);
     const auto found = user_servers.find(user);
-    UserServer& user_server = found == user_servers.end() ? strangers : found->second;
+    UserServer& user_server = found == user_servers.end() ? unknown_users : found->second;
     if (!Open(user_server)) return;
     grpc::AddInsecureChannelFromFd(user_server.server.get(), socket.Release());
   }
@@ -107,7 +107,7 @@ struct RpcServer::Impl {
   // Returns all existing servers. Only Stop ends them.
   std::vector<grpc::Server*> Servers() const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex) {
     std::vector<grpc::Server*> servers;
-    if (strangers.server != nullptr) servers.push_back(strangers.server.get());
+    if (unknown_users.server != nullptr) servers.push_back(unknown_users.server.get());
     for (const auto& [user, user_server] : user_servers) {
       if (user_server.server != nullptr) servers.push_back(user_server.server.get());
     }
@@ -116,13 +116,13 @@ struct RpcServer::Impl {
 
   CallsUnderWay calls;
   std::map<storage::TenantId, TenantResources> tenants;  // a node-based map, because services refer to its elements
-  grpc::ResourceQuota strangers_quota{"rpc"};
+  grpc::ResourceQuota unknown_users_quota{"rpc"};
 
   Mutex mutex;
   bool stopping ABSL_GUARDED_BY(mutex) = false;
   bool serving ABSL_GUARDED_BY(mutex) = true;
   std::map<std::string, bool> services ABSL_GUARDED_BY(mutex);  // does not contain the daemon's own services
-  UserServer strangers ABSL_GUARDED_BY(mutex);
+  UserServer unknown_users ABSL_GUARDED_BY(mutex);
   std::map<uid_t, UserServer> user_servers ABSL_GUARDED_BY(mutex);  // one per user of a tenant
 
   std::unique_ptr<RpcListener> listener;
@@ -137,10 +137,10 @@ absl::StatusOr<std::unique_ptr<RpcServer>> RpcServer::Start(const std::string& p
   // The first server starts the threads that all of them share.
   {
     MutexLock lock(impl->mutex);
-    if (!impl->Open(impl->strangers)) return absl::InternalError("listen.rpc_socket: gRPC cannot start a server");
+    if (!impl->Open(impl->unknown_users)) return absl::InternalError("listen.rpc_socket: gRPC cannot start a server");
   }
-  options.refused = [&refused](uid_t uid, bool stranger) {
-    refused.Add("rpc", stranger ? RefusedConnection::kUnknownUser : RefusedConnection::kTooMany,
+  options.refused = [&refused](uid_t uid, bool unknown_user) {
+    refused.Add("rpc", unknown_user ? RefusedConnection::kUnknownUser : RefusedConnection::kTooMany,
                 absl::StrCat("uid ", uid), "this user has too many connections");
   };
   auto listener = RpcListener::Start(path, std::move(options), [impl = impl.get()](UniqueFd socket, uid_t user) {
@@ -190,8 +190,8 @@ void RpcServer::Stop(storage::Nanos grace) {
   for (grpc::Server* server : servers) server->Shutdown(goodbye);
   MutexLock lock(impl_->mutex);  // the loop may be updating their health
   impl_->user_servers.clear();
-  impl_->strangers.server = nullptr;  // ended before the service that it calls
-  impl_->strangers = {};
+  impl_->unknown_users.server = nullptr;  // ended before the service that it calls
+  impl_->unknown_users = {};
 }
 
 }  // namespace ashlar::daemon

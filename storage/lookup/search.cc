@@ -100,7 +100,7 @@ bool Search::Begin(Slice& slice) {
   }
   needed_at_ = std::max(matcher_.clock_.Now(), prompt_ == nullptr ? 0 : prompt_->needed_at);
   if (prompt_ == nullptr || refused_ != MissReason::kNone) return GoTo(Stage::kFind);
-  Prefixes::Asked asked = matcher_.prefixes_.Ask(tenant_, *prompt_);
+  Prefixes::Answer asked = matcher_.prefixes_.Ask(tenant_, *prompt_);
   prefix_.checkpoint_at = std::move(asked.checkpoint_at);
   candidates_ = std::move(asked.candidates);
   for (const Prefixes::Candidate& candidate : candidates_) prefix_.resumable.push_back(candidate.depth);

@@ -175,14 +175,14 @@ void Copies::Refresh(Entry& entry) {
   }
   UpdateResidence(entry, live);
   const bool elsewhere = entry.remote != 0 || entry.transfer == Entry::Transfer::kAccepted;
-  const bool unsaved = live && !elsewhere && !entry.saved;
+  const bool memory_only = live && !elsewhere && !entry.saved;
   // Admission is asked again after an object is used.
   entry.copies[levels_.memory() - 1].rank.dirty =
-      unsaved && scheduler_.JudgesEvicted() && (!entry.judged || entry.admitted);
-  if (unsaved == entry.unsaved) return;
-  entry.unsaved = unsaved;
-  unsaved_ += unsaved ? 1 : -1;
-  unsaved_bytes_ += unsaved ? entry.header.bytes : -entry.header.bytes;
+      memory_only && scheduler_.JudgesEvicted() && (!entry.judged || entry.admitted);
+  if (memory_only == entry.memory_only) return;
+  entry.memory_only = memory_only;
+  memory_only_ += memory_only ? 1 : -1;
+  memory_only_bytes_ += memory_only ? entry.header.bytes : -entry.header.bytes;
 }
 
 void Copies::UpdateResidence(Entry& entry, bool live) {

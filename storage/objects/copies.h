@@ -59,8 +59,8 @@ class Copies {
   void Vacate(Entry& entry);
   void RefreshOrVacate(Entry& entry) { entry.gone == MissReason::kNone ? Refresh(entry) : Vacate(entry); }
 
-  uint64_t unsaved() const { return unsaved_; }  // objects that only memory has
-  uint64_t unsaved_bytes() const { return unsaved_bytes_; }
+  uint64_t memory_only() const { return memory_only_; }  // objects that only memory has
+  uint64_t memory_only_bytes() const { return memory_only_bytes_; }
 
  private:
   void Evict(Entry& entry, size_t level);
@@ -72,7 +72,7 @@ class Copies {
   const ObjectIndex& index_;
   ObjectEvents& objects_;
   const CopyStates states_;
-  uint64_t unsaved_ = 0, unsaved_bytes_ = 0;
+  uint64_t memory_only_ = 0, memory_only_bytes_ = 0;
 };
 
 }  // namespace ashlar::storage

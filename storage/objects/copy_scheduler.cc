@@ -110,7 +110,7 @@ void CopyScheduler::BeforeEviction(const TenantPool& pool, size_t level, uint64_
 
 void CopyScheduler::Judge(Entry& entry) {
   const bool coming = entry.copies[levels_.disk()].phase() != CopyPhase::kNone;
-  if (!entry.unsaved || entry.judged || coming) return;
+  if (!entry.memory_only || entry.judged || coming) return;
   entry.judged = true;
   if (!ssd_->health().degraded() && !ssd_->health().stalled()) {
     const TenantId tenant = entry.pool.tenant;
@@ -124,12 +124,13 @@ void CopyScheduler::Judge(Entry& entry) {
 
 void CopyScheduler::SetAdmitted(Entry& entry, bool admitted) {
   entry.admitted = admitted;
-  entry.copies[levels_.memory() - 1].rank.dirty = entry.unsaved && admitted;
+  entry.copies[levels_.memory() - 1].rank.dirty = entry.memory_only && admitted;
 }
 
 bool CopyScheduler::WantsCopyDown(const Entry& entry) {
   if (flushing_) {
-    return ssd_ != nullptr && entry.unsaved && !levels_.OnDisk(entry) && entry.transfer != Entry::Transfer::kOffered;
+    return ssd_ != nullptr && entry.memory_only && !levels_.OnDisk(entry) &&
+           entry.transfer != Entry::Transfer::kOffered;
   }
   for (size_t i = 0; levels_.Below(i) < levels_.size(); ++i) {
     const size_t below = levels_.Below(i);

@@ -68,7 +68,7 @@ struct Entry : RankedObject {
   bool erased = false;       // an operator erased it: its bytes on the disk are overwritten
   bool damaged = false;      // a checksum failed, perhaps because a crash interrupted an erasure
   bool queued_down = false;  // its tenant's queue of objects to copy down has it
-  bool unsaved = false;      // published, and not on the disk
+  bool memory_only = false;  // published, and not on the disk
   bool deferred = false;     // not written to the disk ahead of need (Placement::Defer)
   bool judged = false;       // admission has judged it for eviction; reset by a use
   bool admitted = false;     // admission accepted it; the write to the disk is pending

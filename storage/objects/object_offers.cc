@@ -16,23 +16,23 @@ constexpr Nanos kOffersYield = 1'000'000'000;
 
 }  // namespace
 
-std::vector<Entry*> ObjectOffers::Unsaved() const {
-  std::vector<Entry*> unsaved;
+std::vector<Entry*> ObjectOffers::MemoryOnly() const {
+  std::vector<Entry*> memory_only;
   table_.index().ForEach([&](Entry& entry) {
-    if (entry.unsaved) unsaved.push_back(&entry);
+    if (entry.memory_only) memory_only.push_back(&entry);
   });
   const auto heat = [](const Entry* entry) {
     return std::tuple(entry->pinned, entry->uses, entry->last_used_at, entry->id);
   };
-  std::ranges::sort(unsaved, std::ranges::greater(), heat);
-  return unsaved;
+  std::ranges::sort(memory_only, std::ranges::greater(), heat);
+  return memory_only;
 }
 
 void ObjectOffers::StartDrain() {
   EndDrain();
   draining_ = true;
   std::vector<ObjectId> order;
-  for (const Entry* entry : Unsaved()) order.push_back(entry->id);
+  for (const Entry* entry : MemoryOnly()) order.push_back(entry->id);
   table_.placement().scheduler().Flush(order);
 }
 
@@ -52,14 +52,14 @@ void ObjectOffers::EndDrain() {
 std::optional<Offering> ObjectOffers::NextForTransfer() {
   if (!draining_) return std::nullopt;
   if (to_transfer_.empty()) {
-    for (const Entry* entry : Unsaved()) {
+    for (const Entry* entry : MemoryOnly()) {
       if (entry->transfer == Entry::Transfer::kNone) to_transfer_.push_back(entry->id);
     }
     std::ranges::reverse(to_transfer_);
   }
   for (; !to_transfer_.empty(); to_transfer_.pop_back()) {
     const Entry* const entry = table_.index().Live(to_transfer_.back());
-    if (entry == nullptr || !entry->unsaved || entry->transfer != Entry::Transfer::kNone ||
+    if (entry == nullptr || !entry->memory_only || entry->transfer != Entry::Transfer::kNone ||
         table_.levels().OnDisk(*entry))
       continue;
     const std::optional<Offering> offering = Describe(entry->pool.tenant, entry->header.key);

@@ -31,7 +31,7 @@ class ObjectOffers final : public Offers {
   void ReportArrivals() override;
 
  private:
-  std::vector<Entry*> Unsaved() const;  // ordered as a drain sends them
+  std::vector<Entry*> MemoryOnly() const;  // ordered as a drain sends them
   Reuse ReuseOf(const Entry& entry, const Offering& offered) const;
 
   // An offered object on its way here.

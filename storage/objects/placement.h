@@ -84,11 +84,11 @@ class Placement final : private CopyScheduler::Owner {
   CopyScheduler& scheduler() { return scheduler_; }
   size_t copies_under_way() const { return scheduler_.under_way(); }
   // Counts objects that only memory has. `writing`: some of them are being written to the disk, or wait for it.
-  struct Unsaved {
+  struct MemoryOnly {
     uint64_t objects = 0, bytes = 0;
     bool writing = false;
   };
-  Unsaved unsaved() const { return {copies_.unsaved(), copies_.unsaved_bytes(), scheduler_.writing()}; }
+  MemoryOnly memory_only() const { return {copies_.memory_only(), copies_.memory_only_bytes(), scheduler_.writing()}; }
 
  private:
   bool CopyDown(Entry& entry, size_t from, size_t to) override;

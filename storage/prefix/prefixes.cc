@@ -107,8 +107,8 @@ void Prefixes::Erase(TenantId tenant, const NamespaceId* ns) {
   conversations_.Erase(tenant, ns);
 }
 
-Prefixes::Asked Prefixes::Ask(TenantId tenant, const PrefixText& text) {
-  Asked asked;
+Prefixes::Answer Prefixes::Ask(TenantId tenant, const PrefixText& text) {
+  Answer asked;
   if (text.tokens().size() < 2) return asked;
   Space& space = Of(tenant, text.model());
   Probe(space, text);
@@ -153,7 +153,7 @@ void Prefixes::NoteMissed(TenantId tenant, const PrefixText& text, const PrefixK
 }
 
 void Prefixes::AddSpans(Space& space, const PrefixText& text, std::span<const PrefixPlanner::Match::Span> spans,
-                        Asked& asked) {
+                        Answer& asked) {
   for (const PrefixPlanner::Match::Span& span : spans) {
     const StoredKeys* const stored = span.end->data.stored.get();
     if (stored == nullptr || !stored->span) continue;  // lost, with the states that it starts from
@@ -165,7 +165,7 @@ void Prefixes::AddSpans(Space& space, const PrefixText& text, std::span<const Pr
   }
 }
 
-void Prefixes::AddOwn(TenantId tenant, const PrefixText& text, Asked& asked) {
+void Prefixes::AddOwn(TenantId tenant, const PrefixText& text, Answer& asked) {
   const Conversations::States* const conversation = conversations_.Find(tenant, text);
   if (conversation == nullptr) return;
   const auto prompt = text.tokens().first(text.tokens().size() - 1);

@@ -96,12 +96,12 @@ class Prefixes {
     Key span;
     uint64_t checkpoint() const { return span_begin > 0 ? span_begin : depth; }
   };
-  struct Asked {
+  struct Answer {
     std::vector<Candidate> candidates;    // one per depth, ascending
     std::vector<uint64_t> checkpoint_at;  // depths worth capturing, ascending
   };
   // Handles a request. Call once per request, because the cache learns from it.
-  Asked Ask(TenantId tenant, const PrefixText& text);
+  Answer Ask(TenantId tenant, const PrefixText& text);
   // Returns the objects that a candidate needs: its blocks in order, then the checkpoint, then the span if any.
   static std::vector<Query> Objects(const PrefixText& text, const Candidate& candidate);
 
@@ -160,8 +160,8 @@ class Prefixes {
   void RecoverSpans(Space& space, const PrefixText& text, Depths& spans);
   void Erase(std::map<NamespaceId, Space>::iterator space);
   void NoteMissed(TenantId tenant, const PrefixText& text, const PrefixKeys& keys, uint64_t depth);
-  void AddSpans(Space& space, const PrefixText& text, std::span<const PrefixPlanner::Match::Span> spans, Asked& asked);
-  void AddOwn(TenantId tenant, const PrefixText& text, Asked& asked);
+  void AddSpans(Space& space, const PrefixText& text, std::span<const PrefixPlanner::Match::Span> spans, Answer& asked);
+  void AddOwn(TenantId tenant, const PrefixText& text, Answer& asked);
   void EvictState(TenantId tenant, PrefixNode& node);
   // The states of a commit to keep, and whether to keep its span.
   struct Keep {

@@ -41,7 +41,7 @@ class DrainTest : public ::testing::Test {
   void Drain() {
     rig_->cache->offers().StartDrain();
     rig_->Settle();
-    EXPECT_FALSE(rig_->cache->stats().unsaved.writing);
+    EXPECT_FALSE(rig_->cache->stats().memory_only.writing);
   }
   void Restart() {
     rig_->disk.Crash();  // unsynced writes are lost as well
@@ -63,11 +63,11 @@ class DrainTest : public ::testing::Test {
 TEST_F(DrainTest, ARestartFindsDrainedObjects) {
   Make({.admission = AdmissionMode::kSecondUse});
   Publish({1, 2});
-  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u) << "used once only";
-  EXPECT_EQ(rig_->cache->stats().unsaved.bytes, 2 * Plan(1).bytes);
+  EXPECT_EQ(rig_->cache->stats().memory_only.objects, 2u) << "used once only";
+  EXPECT_EQ(rig_->cache->stats().memory_only.bytes, 2 * Plan(1).bytes);
   Drain();
-  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 0u);
-  EXPECT_EQ(rig_->cache->stats().unsaved.bytes, 0u);
+  EXPECT_EQ(rig_->cache->stats().memory_only.objects, 0u);
+  EXPECT_EQ(rig_->cache->stats().memory_only.bytes, 0u);
   Restart();
   EXPECT_THAT(Found(), ElementsAre(1, 2));
 }
@@ -99,9 +99,9 @@ TEST_F(DrainTest, WritesTheMostUsedFirstWithoutEviction) {
   rig_->Settle();
   ASSERT_TRUE(rig_->cache->retention().Pin(1, Plan(2).key, 0));
   rig_->disk.set_faults({});
-  ASSERT_EQ(rig_->cache->stats().unsaved.objects, 4u);
+  ASSERT_EQ(rig_->cache->stats().memory_only.objects, 4u);
   Drain();
-  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u) << "there is space for two";
+  EXPECT_EQ(rig_->cache->stats().memory_only.objects, 2u) << "there is space for two";
   Restart();
   EXPECT_THAT(Found(), ElementsAre(1, 2, 5)) << "what was there, what is pinned, what was used most";
 }
@@ -113,7 +113,7 @@ TEST_F(DrainTest, RefusesNewWorkAndFinishesWorkInFlight) {
   const Cache::Reservation reserved = rig_->cache->Reserve(kAnn, Plan(2));
   rig_->cache->offers().StartDrain();
   rig_->cache->offers().StartDrain();  // a second call
-  EXPECT_TRUE(rig_->cache->stats().unsaved.writing);
+  EXPECT_TRUE(rig_->cache->stats().memory_only.writing);
   EXPECT_EQ(Ask(1), MissReason::kDaemonUnavailable);
   EXPECT_EQ(rig_->cache->Reserve(kAnn, Plan(3)).outcome, ReserveOutcome::kUnavailable);
 
@@ -124,7 +124,7 @@ TEST_F(DrainTest, RefusesNewWorkAndFinishesWorkInFlight) {
   rig_->Settle();
   EXPECT_EQ(published, PublishOutcome::kPublished);
   EXPECT_THAT(landing->verdict.value(), ElementsAre(MissReason::kNone));
-  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 0u) << "what was published meanwhile is there, too";
+  EXPECT_EQ(rig_->cache->stats().memory_only.objects, 0u) << "what was published meanwhile is there, too";
   Restart();
   EXPECT_THAT(Found(), ElementsAre(1, 2));
 }
@@ -136,7 +136,7 @@ TEST_F(DrainTest, EndDrainEndsIt) {
   rig_->cache->offers().EndDrain();
   EXPECT_EQ(Ask(1), MissReason::kNone);
   Publish({2});
-  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 1u) << "admission is asked again";
+  EXPECT_EQ(rig_->cache->stats().memory_only.objects, 1u) << "admission is asked again";
 }
 
 TEST_F(DrainTest, ADiskErrorEndsTheDrain) {
@@ -144,7 +144,7 @@ TEST_F(DrainTest, ADiskErrorEndsTheDrain) {
   Publish({1, 2});
   rig_->disk.set_faults({.write_error = 1});
   Drain();
-  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u) << "told as not written";
+  EXPECT_EQ(rig_->cache->stats().memory_only.objects, 2u) << "told as not written";
 }
 
 // After a power cut at any point of a drain, objects on the disk are whole and others are absent.
@@ -187,14 +187,14 @@ TEST_F(DrainTest, OtherNodesTakeObjectsThatTheDiskHasNotStarted) {
   EXPECT_EQ(accepted->bytes, Plan(1).bytes);
   EXPECT_FALSE(offers.NextForTransfer().has_value()) << "the disk has begun with the last one";
   offers.TransferEnded(1, accepted->key, true);
-  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u);
+  EXPECT_EQ(rig_->cache->stats().memory_only.objects, 2u);
   offers.TransferEnded(1, declined->key, false);
   EXPECT_FALSE(offers.NextForTransfer().has_value()) << "it was offered once";
   rig_->Settle();
-  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 1u);
+  EXPECT_EQ(rig_->cache->stats().memory_only.objects, 1u);
   // The drain is cancelled, and objects that other nodes took are again only in memory.
   rig_->cache->offers().EndDrain();
-  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 2u);
+  EXPECT_EQ(rig_->cache->stats().memory_only.objects, 2u);
   EXPECT_THAT(rig_->cache->upkeep().inventory().Where(1, accepted->key), testing::Not(IsEmpty()));
 }
 

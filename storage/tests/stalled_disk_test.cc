@@ -120,10 +120,10 @@ TEST_F(StalledDiskTest, ADrainDoesNotWaitForTheDisk) {
   MakeBoth();
   ASSERT_TRUE(rig_->Publish(kSession, Plan(3), 3));  // being written
   rig_->cache->offers().StartDrain();
-  EXPECT_TRUE(rig_->cache->stats().unsaved.writing);
+  EXPECT_TRUE(rig_->cache->stats().memory_only.writing);
   rig_->StallDisk();
-  EXPECT_FALSE(rig_->cache->stats().unsaved.writing);
-  EXPECT_EQ(rig_->cache->stats().unsaved.objects, 1u);
+  EXPECT_FALSE(rig_->cache->stats().memory_only.writing);
+  EXPECT_EQ(rig_->cache->stats().memory_only.objects, 1u);
   rig_->cache->offers().EndDrain();
   rig_->EndStall();
 }

@@ -76,7 +76,7 @@ class Batches {
     if (fragment.type == kFirst || fragment.type == kMiddle) return;
     begun_ = false;
     scan_.batches.push_back(batch_);
-    scan_.whole_behind_damage = scan_.whole_behind_damage || damaged_;
+    scan_.whole_after_damage = scan_.whole_after_damage || damaged_;
   }
   void Damaged() {
     begun_ = false;
@@ -200,7 +200,7 @@ absl::StatusOr<int> RepairRecordLogs(const std::string& path) {
     const absl::StatusOr<std::string> bytes = ReadWhole(entry->path().string());
     if (!bytes.ok()) return bytes.status();
     const RecordLogScan scan = ScanRecordLog(*bytes);
-    if (!scan.whole_behind_damage) continue;
+    if (!scan.whole_after_damage) continue;
     if (absl::Status status = Replace(entry->path().string(), EncodeRecordLog(scan.batches)); !status.ok()) {
       return status;
     }

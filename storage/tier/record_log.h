@@ -16,7 +16,7 @@ namespace ashlar::storage {
 // the length may be wrong, and so loses intact batches.
 struct RecordLogScan {
   std::vector<std::string> batches;  // all intact batches, in order
-  bool whole_behind_damage = false;  // some of them come after damage
+  bool whole_after_damage = false;   // some of them come after damage
 };
 RecordLogScan ScanRecordLog(std::string_view bytes);
 // Returns a log of exactly these batches.

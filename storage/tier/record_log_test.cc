@@ -37,7 +37,7 @@ TEST(RecordLog, RoundTrips) {
     const std::vector<std::string> batches = SomeBatches(random);
     const RecordLogScan scan = ScanRecordLog(EncodeRecordLog(batches));
     EXPECT_EQ(scan.batches, batches);
-    EXPECT_FALSE(scan.whole_behind_damage);
+    EXPECT_FALSE(scan.whole_after_damage);
   }
 }
 
@@ -70,7 +70,7 @@ TEST(RecordLog, ABatchWithAZeroedMiddleIsNotRecovered) {
   log.replace(kLogBlock, kLogBlock, kLogBlock, '\0');
   const RecordLogScan scan = ScanRecordLog(log);
   EXPECT_THAT(scan.batches, ::testing::ElementsAre("before", "behind"));
-  EXPECT_TRUE(scan.whole_behind_damage);
+  EXPECT_TRUE(scan.whole_after_damage);
 }
 
 TEST(RecordLog, ATornEndIsNotDamage) {
@@ -79,7 +79,7 @@ TEST(RecordLog, ATornEndIsNotDamage) {
   const std::string log = EncodeRecordLog(batches);
   const RecordLogScan scan = ScanRecordLog(std::string_view(log).substr(0, log.size() - 5));
   EXPECT_EQ(scan.batches.size(), batches.size() - 1);
-  EXPECT_FALSE(scan.whole_behind_damage);
+  EXPECT_FALSE(scan.whole_after_damage);
 }
 
 class RepairTest : public ::testing::Test {

@@ -48,12 +48,12 @@ uint64_t LandJob::LayersBegin(size_t step) const {
   return step <= target_.rows.size() ? uint64_t{target_.rows[step - 1].layer} + 1 : UINT64_MAX;
 }
 
-size_t LandJob::FirstStepBehind(size_t source, uint64_t bytes) const {
+size_t LandJob::FirstStepAfter(size_t source, uint64_t bytes) const {
   const ObjectHeader& header = *sources_[source].object->header;
   if (bytes >= header.bytes) return SIZE_MAX;
   // Parts are sorted by layer.
-  const auto ends_behind = [bytes](const Part& part) { return part.End() > bytes; };
-  const auto part = std::ranges::find_if(header.parts, ends_behind);
+  const auto ends_after = [bytes](const Part& part) { return part.End() > bytes; };
+  const auto part = std::ranges::find_if(header.parts, ends_after);
   if (part == header.parts.end()) return SIZE_MAX;
   const auto& rows = target_.rows;
   return std::ranges::lower_bound(rows, part->layer, {}, &PagedRows::layer) - rows.begin();
@@ -136,8 +136,8 @@ size_t LandJob::RunTasks(std::span<Task> tasks, kernels::Workers* workers, uint6
   return left;
 }
 
-LandJob::Check* LandJob::FindScales(const Check& rows, std::span<Check> behind) {
-  for (Check& other : behind) {
+LandJob::Check* LandJob::FindScales(const Check& rows, std::span<Check> following) {
+  for (Check& other : following) {
     const Part &part = other.part.part(), &of = rows.part.part();
     if (other.source != rows.source || part.layer != of.layer) return nullptr;
     if (part.form == ScalesOf(of.form)) return &other;

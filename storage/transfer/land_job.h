@@ -56,7 +56,7 @@ class LandJob {
   bool finished() const { return next_ == steps(); }
   bool CanRun(size_t end) const { return next_ < end; }
   // Returns the first step that reads past the source's first `bytes` bytes; a number past the last step if none does.
-  size_t FirstStepBehind(size_t source, uint64_t bytes) const;
+  size_t FirstStepAfter(size_t source, uint64_t bytes) const;
   // Returns how many of the source's bytes, from the start, the next step needs.
   uint64_t NextNeeds(size_t source) const;
   void Skip(size_t source) { sources_[source].object->corrupt = true; }
@@ -108,7 +108,7 @@ class LandJob {
   size_t steps() const { return target_.rows.size() + (has_tail_ ? 1 : 0); }
   std::vector<Check> StepChecks(size_t step);
   // Returns the check of the scales of `rows`, if any: among the following checks of the same object and layer.
-  static Check* FindScales(const Check& rows, std::span<Check> behind);
+  static Check* FindScales(const Check& rows, std::span<Check> following);
   void AppendTasks(const PagedRows* rows, Step& step, std::vector<Task>& tasks);
   void AppendInPart(Task task, std::vector<Task>& tasks) const;
   // Lands or verifies. `batch_bytes` is the size of the whole batch.

@@ -114,9 +114,9 @@ size_t Mover::StepsThere(const std::shared_ptr<LandingCopy>& landing) {
       landing->job.Skip(i);
       continue;
     }
-    const size_t behind = landing->job.FirstStepBehind(i, *loaded);
-    if (behind >= end) continue;
-    end = behind;
+    const size_t next = landing->job.FirstStepAfter(i, *loaded);
+    if (next >= end) continue;
+    end = next;
     last = i;
   }
   if (landing->job.CanRun(end)) return end;

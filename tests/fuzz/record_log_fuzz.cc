@@ -22,7 +22,7 @@ void CheckFound(std::string_view bytes) {
   for (const std::string& batch : scan.batches) taken += kFragmentHeader + batch.size();
   FUZZ_EXPECT(taken <= bytes.size());
   const RecordLogScan again = ScanRecordLog(EncodeRecordLog(scan.batches));
-  FUZZ_EXPECT(again.batches == scan.batches && !again.whole_behind_damage);
+  FUZZ_EXPECT(again.batches == scan.batches && !again.whole_after_damage);
 }
 
 // The bytes decide the parts of a log, and its damage.
@@ -69,7 +69,7 @@ void CheckDamaged(Story story) {
   }
   std::string log = EncodeRecordLog(batches);
   const RecordLogScan before = ScanRecordLog(log);
-  FUZZ_EXPECT(before.batches == batches && !before.whole_behind_damage);
+  FUZZ_EXPECT(before.batches == batches && !before.whole_after_damage);
   if (log.empty()) return;
   const size_t from = at % log.size();
   const size_t to = kind % 3 == 0 ? from + 1 : kind % 3 == 1 ? std::min(log.size(), from + length) : log.size();
@@ -83,7 +83,7 @@ void CheckDamaged(Story story) {
   const RecordLogScan scan = ScanRecordLog(log);
   FUZZ_EXPECT(Among(scan.batches, batches));
   FUZZ_EXPECT(Among(untouched, scan.batches));
-  FUZZ_EXPECT(kind % 3 != 2 || !scan.whole_behind_damage);
+  FUZZ_EXPECT(kind % 3 != 2 || !scan.whole_after_damage);
 }
 
 }  // namespace

@@ -82,7 +82,7 @@ class EngineApi : public testing::Test {
 TEST_F(EngineApi, SetsAPromptFromCachedSegments) {
   test_.PublishPrompt(segments_);
   test_.FillTargets(kPoison);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked = WithPages(segments_);
   {
     Request request;
@@ -110,7 +110,7 @@ TEST_F(EngineApi, SetsAPromptFromCachedSegments) {
 TEST_F(EngineApi, KeysAreRotatedToShiftedPositions) {
   test_.PublishPrompt(segments_);
   test_.FillTargets(kPoison);
-  Cache scheduler = OpenBeside(test_), cache = OpenBeside(test_);
+  Cache scheduler = OpenSharing(test_), cache = OpenSharing(test_);
   const int64_t shifts[] = {0, -13, 29};
   const auto expect_shifted = [&] {
     test_.ExpectLanded(ObjectKind::kCheckpoint, segments_[0], 0, kPoison);
@@ -154,7 +154,7 @@ TEST_F(EngineApi, KeysAreRotatedToShiftedPositions) {
 }
 
 TEST_F(EngineApi, PublishesMissingSegmentsAndFindsThem) {
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   Asked asked = WithPages(segments_);
   asked.prompt.fill = true;
   Request request;
@@ -183,7 +183,7 @@ TEST_F(EngineApi, PublishesMissingSegmentsAndFindsThem) {
 }
 
 TEST_F(EngineApi, UnfilledSegmentsPassToOtherRequests) {
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   Asked asked = WithPages(segments_);
   asked.prompt.fill = true;
   uint32_t count;
@@ -208,7 +208,7 @@ TEST(EngineApiWithShortReservations, SlowSegmentsArePublished) {
   options.more = "leases: {reservation_seconds: 1}\n";
   DaemonProcess daemon(options);
   TestEngine test(daemon.client_options());
-  Cache cache = OpenBeside(test);
+  Cache cache = OpenSharing(test);
   Asked asked({MakeRun(1, 50), MakeRun(2, 90), MakeRun(3, 40)}, test.target_table());
   asked.prompt.fill = true;
   Request request;
@@ -230,7 +230,7 @@ TEST(EngineApiWithShortReservations, SlowSegmentsArePublished) {
 TEST_F(EngineApi, ALateMissRestartsThePlan) {
   test_.PublishPrompt(segments_);
   ASSERT_EQ(FlipInArenas(daemon_.pid(), test_.ValueRow(ObjectKind::kSegment, segments_[1], 3, 50)), 1);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked = WithPages(segments_);
   Request request;
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
@@ -247,7 +247,7 @@ TEST_F(EngineApi, UnresolvedPagesAreKeptUntilTheyAreQuiesced) {
   options.timeout = std::chrono::milliseconds(1000);
   TestEngine impatient(options);
   impatient.PublishPrompt(segments_);
-  Cache cache = OpenBeside(impatient, {}, {}, true, /*land_ms=*/200, /*quiet_ms=*/200);
+  Cache cache = OpenSharing(impatient, {}, {}, true, /*land_ms=*/200, /*quiet_ms=*/200);
   const Asked asked(segments_, impatient.target_table());
   daemon_.Freeze();
   Request request;
@@ -275,7 +275,7 @@ TEST(EngineApiOfMuch, TheDaemonsDeathDuringALandingIsAMiss) {
                   {.layers = 16, .kv_heads = 4, .key_dim = 64, .value_dim = 64, .tokens = 1200});
   const std::vector<Tokens> segments = {MakeRun(1, 100), MakeRun(2, 1000)};
   test.PublishPrompt(segments);
-  Cache cache = OpenBeside(test);
+  Cache cache = OpenSharing(test);
   const Asked asked(segments, test.target_table());
   Request request;
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
@@ -294,7 +294,7 @@ TEST(EngineApiOfMuch, TheDaemonsDeathDuringALandingIsAMiss) {
 // The leases end with the session: bytes read in place since then may have changed.
 TEST_F(EngineApi, ACutSessionRestartsWithoutHits) {
   test_.PublishPrompt(segments_);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked = WithPages(segments_);
   Request request;
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
@@ -306,7 +306,7 @@ TEST_F(EngineApi, ACutSessionRestartsWithoutHits) {
 }
 
 TEST_F(EngineApi, EveryWaitingCallHasANonBlockingForm) {
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   test_.FillTargets(kPoison);
   Asked asked = WithPages(segments_);
   asked.prompt.fill = true;
@@ -338,7 +338,7 @@ TEST_F(EngineApi, EveryWaitingCallHasANonBlockingForm) {
 
 TEST_F(EngineApi, APlanCanBeCancelled) {
   test_.PublishPrompt(segments_);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked = WithPages(segments_);
   Request request;
   ASSERT_GOOD(cache.StartBegin(&asked.prompt, 1, &request));
@@ -351,7 +351,7 @@ TEST_F(EngineApi, APlanCanBeCancelled) {
 
 TEST_F(EngineApi, ALookupInFlightCanBeCancelled) {
   test_.PublishPrompt(segments_);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked = WithPages(segments_);
   Request request;
   daemon_.Freeze();
@@ -366,7 +366,7 @@ TEST_F(EngineApi, ALookupInFlightCanBeCancelled) {
 
 TEST_F(EngineApi, OneCallBeginsManyRequests) {
   test_.PublishPrompt(segments_);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked all(segments_), first({segments_[0]}), none({MakeRun(8, 30)});
   const engine::Prompt prompts[] = {all.prompt, first.prompt, none.prompt};
   Request requests[3];
@@ -379,7 +379,7 @@ TEST_F(EngineApi, OneCallBeginsManyRequests) {
 TEST(EngineApiOnPrefixes, ATextIsCommittedAndResumed) {
   DaemonProcess daemon;
   PrefixEngine test(daemon.client_options());
-  Cache cache = OpenBeside(test, {}, {.capture_tokens = 1});
+  Cache cache = OpenSharing(test, {}, {.capture_tokens = 1});
   const Tokens text = MakeRun(1, 603);
   const CommitParts parts = test.Compute({text, {300, text.size()}});
   std::vector<std::vector<engine::LinearTensors>> linear;
@@ -422,7 +422,7 @@ TEST(EngineApiOnPrefixes, ATextIsCommittedAndResumed) {
 }
 
 TEST_F(EngineApi, RefusesInvalidFields) {
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   Asked asked = WithPages(segments_);
   Request request;
   const auto begin = [&](auto change) {

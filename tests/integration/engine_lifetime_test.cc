@@ -95,7 +95,7 @@ TEST(EngineFork, AChildIsRefusedAndItsParentContinues) {
   DaemonProcess daemon;
   TestEngine test(daemon.client_options());
   test.PublishPrompt(kSegments);
-  Cache cache = OpenBeside(test);
+  Cache cache = OpenSharing(test);
   const Asked asked(kSegments, test.target_table()), elsewhere(kSegments);
   Request landing;
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &landing));
@@ -129,7 +129,7 @@ class EngineLifetime : public testing::Test {
 };
 
 TEST_F(EngineLifetime, ACountOfPagesThatWrapsIsRefused) {
-  Cache cache = OpenBeside(test_, {}, {.capture_tokens = 1});
+  Cache cache = OpenSharing(test_, {}, {.capture_tokens = 1});
   const int32_t token = 1, page = 0;
   const engine::Checkpoint end{.depth = 1};
   uint8_t outcome = 0;
@@ -146,7 +146,7 @@ TEST_F(EngineLifetime, ACountOfPagesThatWrapsIsRefused) {
 
 TEST_F(EngineLifetime, OutOfMemoryIsAStatus) {
   if (!kMemoryRunsOut) GTEST_SKIP() << "a sanitizer has its own operator new";
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const std::vector<int32_t> many(400'000);
   const Asked vast(kSegments, many), asked(kSegments, test_.target_table());
   Request request;
@@ -163,7 +163,7 @@ TEST_F(EngineLifetime, OutOfMemoryIsAStatus) {
 
 TEST_F(EngineLifetime, ARequestMayEndWithoutMemory) {
   if (!kMemoryRunsOut) GTEST_SKIP() << "a sanitizer has its own operator new";
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   Asked asked(kSegments, test_.target_table());
   asked.prompt.fill = true;
   Request filling;
@@ -181,7 +181,7 @@ TEST_F(EngineLifetime, ARequestMayEndWithoutMemory) {
 
 TEST_F(EngineLifetime, HandlesEndInAnyOrder) {
   test_.PublishPrompt(kSegments);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked(kSegments, test_.target_table()), elsewhere(kSegments);
   Request request, starting;
   engine::Job job;
@@ -213,12 +213,12 @@ TEST_F(EngineLifetime, EmptyHandlesAnswer) {
   EXPECT_EQ(request.Finish().code, Code::kFailedPrecondition);
   request.Abandon(0);
   request.Cancel();
-  cache = OpenBeside(test_);
+  cache = OpenSharing(test_);
   EXPECT_EQ(cache.TakeQuiescedPages(nullptr, 1, 0), 0u);
 }
 
 TEST_F(EngineLifetime, AnEngineWithoutPagesReservesNothing) {
-  Cache cache = OpenBeside(test_, {}, {}, /*memory=*/false);
+  Cache cache = OpenSharing(test_, {}, {}, /*memory=*/false);
   Asked asked(kSegments);
   asked.prompt.fill = true;
   Request request;
@@ -229,7 +229,7 @@ TEST_F(EngineLifetime, AnEngineWithoutPagesReservesNothing) {
 // The lookup in progress holds the last reference to the request: its end abandons the reservations.
 TEST_F(EngineLifetime, ACacheMayEndWhileEndedRequestsAreStillStarting) {
   for (uint64_t round = 0; round < 20; ++round) {
-    Cache cache = OpenBeside(test_);
+    Cache cache = OpenSharing(test_);
     Asked asked({MakeRun(100 + round, 50)}, test_.target_table());
     asked.prompt.fill = true;
     Request request;
@@ -243,7 +243,7 @@ TEST_F(EngineLifetime, PollingReturnsPagesAfterACutConnection) {
   ClientOptions options = daemon_.client_options();
   options.timeout = std::chrono::milliseconds(1000);
   TestEngine impatient(options);
-  Cache cache = OpenBeside(impatient, {}, {}, true, /*land_ms=*/200, /*quiet_ms=*/200);
+  Cache cache = OpenSharing(impatient, {}, {}, true, /*land_ms=*/200, /*quiet_ms=*/200);
   const Asked asked(kSegments, impatient.target_table());
   daemon_.Freeze();
   Request request;

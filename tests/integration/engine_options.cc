@@ -60,8 +60,8 @@ EngineOptions::EngineOptions(TestEngine& test, const TensorShard& shard, const P
   options.epsilon = 0;  // transitions are returned unchanged
 }
 
-engine::Cache OpenBeside(TestEngine& test, const TensorShard& shard, const PrefixUse& prefixes, bool memory,
-                         uint32_t land_ms, uint32_t quiet_ms) {
+engine::Cache OpenSharing(TestEngine& test, const TensorShard& shard, const PrefixUse& prefixes, bool memory,
+                          uint32_t land_ms, uint32_t quiet_ms) {
   EngineOptions with(test, shard, prefixes);
   with.options.land_ms = land_ms;
   with.options.quiet_ms = quiet_ms;

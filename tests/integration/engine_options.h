@@ -33,8 +33,8 @@ class EngineOptions {
 };
 
 // Opens a cache on a test engine's client, region and pages. `memory` false: without region and pages.
-engine::Cache OpenBeside(TestEngine& engine, const TensorShard& shard = {}, const PrefixUse& prefixes = {},
-                         bool memory = true, uint32_t land_ms = 5000, uint32_t quiet_ms = 10'000);
+engine::Cache OpenSharing(TestEngine& engine, const TensorShard& shard = {}, const PrefixUse& prefixes = {},
+                          bool memory = true, uint32_t land_ms = 5000, uint32_t quiet_ms = 10'000);
 
 // Returns, for example, "3 prompts[0].tokens: null".
 std::string Say(const engine::Status& status);

@@ -83,7 +83,7 @@ class EnginePages : public testing::Test {
 
 TEST_F(EnginePages, UnresolvedPagesReturnOnceWhenQuiesced) {
   test_.PublishPrompt(segments_);
-  Cache cache = OpenBeside(test_, {}, {}, true, /*land_ms=*/200, /*quiet_ms=*/200);
+  Cache cache = OpenSharing(test_, {}, {}, true, /*land_ms=*/200, /*quiet_ms=*/200);
   const Asked asked(segments_, test_.target_table());
   daemon_.Freeze();
   Request request;
@@ -104,7 +104,7 @@ TEST_F(EnginePages, UnresolvedPagesReturnOnceWhenQuiesced) {
 
 TEST_F(EnginePages, UnfinishedRequestKeepsPagesUntilQuiesced) {
   test_.PublishPrompt(segments_);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked(segments_, test_.target_table());
   std::optional<Request> request(std::in_place);
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &*request));
@@ -120,7 +120,7 @@ TEST_F(EnginePages, UnfinishedRequestKeepsPagesUntilQuiesced) {
 }
 
 TEST_F(EnginePages, AreReturnedAtOnceWithoutLanding) {
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked(segments_, test_.target_table());
   for (const bool waits : {true, false}) {
     Request request, next;
@@ -139,7 +139,7 @@ TEST_F(EnginePages, AreReturnedAtOnceWithoutLanding) {
 
 TEST_F(EnginePages, PaddingAfterThePromptIsNotReturnedAsPages) {
   test_.PublishPrompt(segments_);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked(segments_, test_.target_table());
   const auto existing = static_cast<int32_t>(test_.pages().pages);
   for (const int32_t padding : {-1, existing, Targets().back()}) {
@@ -160,7 +160,7 @@ TEST_F(EnginePages, PaddingAfterThePromptIsNotReturnedAsPages) {
 
 TEST_F(EnginePages, ReturnWhenRequestEndsDuringStart) {
   test_.PublishPrompt(segments_);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   daemon_.Freeze();
   {
     Asked asked(segments_, test_.target_table());
@@ -180,7 +180,7 @@ TEST_F(EnginePages, ReturnWhenRequestEndsDuringStart) {
 
 TEST_F(EnginePages, PublishFromCachePagesIsRefused) {
   test_.PublishPrompt({segments_[0]});
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked first({segments_[0]}, test_.target_table());
   {
     Request unfinished;
@@ -195,7 +195,7 @@ TEST_F(EnginePages, PublishFromCachePagesIsRefused) {
 }
 
 TEST_F(EnginePages, APromptsLastTokenIsComputed) {
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked(segments_, test_.target_table(), /*query=*/0);
   Request request;
   EXPECT_THAT(Say(cache.Begin(&asked.prompt, 1, &request)),
@@ -204,7 +204,7 @@ TEST_F(EnginePages, APromptsLastTokenIsComputed) {
 
 TEST_F(EnginePages, ASessionCutAfterTheVerdictRestartsReaders) {
   test_.PublishPrompt(segments_);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked(segments_, test_.target_table());
   Request request;
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &request));
@@ -219,7 +219,7 @@ TEST_F(EnginePages, ASessionCutAfterTheVerdictRestartsReaders) {
 }
 
 TEST_F(EnginePages, PublishOutlivesRequest) {
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   Asked asked(segments_);
   asked.prompt.fill = true;
   engine::Job job;
@@ -256,7 +256,7 @@ TEST_F(EnginePages, PublishOutlivesRequest) {
 // So many tasks wait that no more are accepted: a worker's plan is then not landed, and the result is not kOk.
 TEST_F(EnginePages, APlanRefusedByAFullQueueRestarts) {
   test_.PublishPrompt(segments_);
-  Cache cache = OpenBeside(test_);
+  Cache cache = OpenSharing(test_);
   const Asked asked(segments_);
   Request planned;
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &planned));
@@ -288,7 +288,7 @@ class EngineCommits : public testing::Test {
  protected:
   DaemonProcess daemon_;
   PrefixEngine test_{daemon_.client_options()};
-  Cache cache_ = OpenBeside(test_, {}, {.capture_tokens = 1});
+  Cache cache_ = OpenSharing(test_, {}, {.capture_tokens = 1});
 };
 
 TEST_F(EngineCommits, AreReadAtTheCall) {

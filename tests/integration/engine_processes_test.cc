@@ -31,7 +31,7 @@ TEST(EngineApiInProcesses, RanksLandASchedulersPlan) {
       second(daemon.client_options(), shape(1));
   first.PublishPrompt(segments);
   second.PublishPrompt(segments);
-  Cache plans = OpenBeside(scheduler, {0, 2}, {}, false);
+  Cache plans = OpenSharing(scheduler, {0, 2}, {}, false);
   const Asked asked(segments);
   std::optional<Request> planned(std::in_place);
   ASSERT_GOOD(plans.Begin(&asked.prompt, 1, &*planned));
@@ -41,7 +41,7 @@ TEST(EngineApiInProcesses, RanksLandASchedulersPlan) {
   ASSERT_EQ(planned->PlanBytes(bytes.data(), bytes.size()), bytes.size());
 
   for (TestEngine* const rank : {&first, &second}) {
-    Cache cache = OpenBeside(*rank, {rank == &first ? 0u : 1u, 2});
+    Cache cache = OpenSharing(*rank, {rank == &first ? 0u : 1u, 2});
     rank->FillTargets(kPoison);
     const engine::PlanToLand plan{bytes.data(), bytes.size(), rank->target_table().data(), rank->target_table().size()};
     Request request;
@@ -57,7 +57,7 @@ TEST(EngineApiInProcesses, RanksLandASchedulersPlan) {
   }
   // After a plan was abandoned, every worker that has not landed it misses.
   planned.reset();
-  Cache cache = OpenBeside(first, {0, 2});
+  Cache cache = OpenSharing(first, {0, 2});
   const engine::PlanToLand plan{bytes.data(), bytes.size(), first.target_table().data(), first.target_table().size()};
   Request late;
   EXPECT_TRUE(Eventually([&] {  // the release is in flight
@@ -75,7 +75,7 @@ TEST(EngineApiInProcesses, RanksLandASchedulersPlan) {
 TEST(EngineApiInProcesses, AnInvalidPlanIsRefusedByName) {
   DaemonProcess daemon;
   TestEngine test(daemon.client_options());
-  Cache cache = OpenBeside(test);
+  Cache cache = OpenSharing(test);
   const std::vector<Tokens> segments = {MakeRun(1, 50), MakeRun(2, 90)};
   test.PublishPrompt(segments);
   const Asked asked(segments);
@@ -93,7 +93,7 @@ TEST(EngineApiInProcesses, AnInvalidPlanIsRefusedByName) {
   EXPECT_THAT(land(other), StartsWith("3 plans[0].checksum: "));
   EXPECT_THAT(land(bytes), StartsWith("0 "));
   TestEngine wide(daemon.client_options(), {.layers = 3});
-  Cache elsewhere = OpenBeside(wide);
+  Cache elsewhere = OpenSharing(wide);
   const engine::PlanToLand given{bytes.data(), bytes.size(), wide.target_table().data(), wide.target_table().size()};
   EXPECT_THAT(Say(elsewhere.Land(&given, 1, &request)), StartsWith("3 plans[0].namespace: "));
 }

@@ -15,7 +15,7 @@ using nlohmann::json;
 
 // Landings also miss, and every segment that they miss was a hit before: rates are relative to the requests of lookups
 // and landings.
-struct Asked {
+struct RequestTotals {
   uint64_t segments = 0, tokens = 0;
   void Add(const google::protobuf::RepeatedPtrField<v1::Tally>& tallies) {
     for (const v1::Tally& tally : tallies) {
@@ -26,9 +26,9 @@ struct Asked {
 };
 
 json TenantJson(const v1::TenantStats& tenant) {
-  Asked asked;
-  asked.Add(tenant.hits());
-  asked.Add(tenant.misses());
+  RequestTotals totals;
+  totals.Add(tenant.hits());
+  totals.Add(tenant.misses());
   const auto rate = [](uint64_t part, uint64_t whole) {
     return whole == 0 ? json(nullptr) : json(static_cast<double>(part) / static_cast<double>(whole));
   };
@@ -45,14 +45,14 @@ json TenantJson(const v1::TenantStats& tenant) {
     out["hits"].push_back({{"tier", TierName(hits.of())},
                            {"segments", hits.segments()},
                            {"tokens", hits.tokens()},
-                           {"rate", rate(hits.segments(), asked.segments)},
-                           {"token_rate", rate(hits.tokens(), asked.tokens)}});
+                           {"rate", rate(hits.segments(), totals.segments)},
+                           {"token_rate", rate(hits.tokens(), totals.tokens)}});
   }
   for (const v1::Tally& misses : tenant.misses()) {
     out["misses"].push_back({{"reason", ReasonName(misses.of())},
                              {"segments", misses.segments()},
                              {"tokens", misses.tokens()},
-                             {"rate", rate(misses.segments(), asked.segments)}});
+                             {"rate", rate(misses.segments(), totals.segments)}});
   }
   for (const v1::Eviction& eviction : tenant.evictions()) {
     out["evictions"].push_back({{"tier", TierName(eviction.tier())},
@@ -65,10 +65,10 @@ json TenantJson(const v1::TenantStats& tenant) {
 }
 
 std::string TenantText(const v1::TenantStats& tenant) {
-  Asked asked;
-  asked.Add(tenant.hits());
-  asked.Add(tenant.misses());
-  std::string text = absl::StrCat("tenant ", tenant.tenant(), ": ", asked.segments, " segments requested, regions of ",
+  RequestTotals totals;
+  totals.Add(tenant.hits());
+  totals.Add(tenant.misses());
+  std::string text = absl::StrCat("tenant ", tenant.tenant(), ": ", totals.segments, " segments requested, regions of ",
                                   Bytes(tenant.region_bytes()), "\n");
   for (const v1::TierStats& tier : tenant.tiers()) {
     absl::StrAppendFormat(&text, "  %-18s %s of %s used, %s held\n", TierName(tier.tier()), Bytes(tier.used_bytes()),
@@ -76,11 +76,11 @@ std::string TenantText(const v1::TenantStats& tenant) {
   }
   for (const v1::Tally& hits : tenant.hits()) {
     absl::StrAppendFormat(&text, "  hits from %-8s %s of segments, %s of tokens\n", TierName(hits.of()),
-                          Percent(hits.segments(), asked.segments), Percent(hits.tokens(), asked.tokens));
+                          Percent(hits.segments(), totals.segments), Percent(hits.tokens(), totals.tokens));
   }
   for (const v1::Tally& misses : tenant.misses()) {
     absl::StrAppendFormat(&text, "  missed %-18s %s of segments (%d)\n", ReasonName(misses.of()),
-                          Percent(misses.segments(), asked.segments), misses.segments());
+                          Percent(misses.segments(), totals.segments), misses.segments());
   }
   for (const v1::Eviction& eviction : tenant.evictions()) {
     absl::StrAppend(&text, "  left ", TierName(eviction.tier()), ": ", eviction.objects(), " ",

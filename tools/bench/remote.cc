@@ -98,8 +98,8 @@ absl::Status Disk(const std::vector<std::vector<int32_t>>& prompts, const std::s
     for (const auto& prompt : prompts) {
       if (const auto published = engine.Ask(prompt, false); !published.ok()) return published.status();
     }
-    const auto unsaved = [&] { return MetricOf((*daemon)->metrics_port(), "ashlar_memory_only_bytes"); };
-    for (int tries = 0; tries < 3000 && unsaved() > 0; ++tries) {
+    const auto memory_only = [&] { return MetricOf((*daemon)->metrics_port(), "ashlar_memory_only_bytes"); };
+    for (int tries = 0; tries < 3000 && memory_only() > 0; ++tries) {
       std::this_thread::sleep_for(std::chrono::milliseconds(20));
     }
   }

@@ -96,9 +96,9 @@ void Eraser::Read() {
 }
 
 void Eraser::Start(storage::Cache& cache,
-                   std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside) {
+                   std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_texts_and_pages) {
   cache_ = &cache;
-  erase_beside_ = std::move(erase_beside);
+  erase_texts_and_pages_ = std::move(erase_texts_and_pages);
 }
 
 void Eraser::Changed() {
@@ -150,7 +150,7 @@ void Eraser::Begin() {
   const auto tenant = known ? static_cast<storage::TenantId>(found - names_.begin()) : storage::kNoTenant;
   absl::StatusOr<std::shared_ptr<storage::Erasure>> begun = cache_->upkeep().Erase(tenant, wish.tenant, wish.ns);
   if (!begun.ok()) return TryLater(kCannotYet, begun.status());
-  if (known) erase_beside_(tenant, wish.ns);
+  if (known) erase_texts_and_pages_(tenant, wish.ns);
   running_ = *std::move(begun);
 }
 

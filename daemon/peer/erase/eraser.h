@@ -26,9 +26,9 @@ class Eraser {
   // read and written on `disk_io` from now on. Without a disk, they are empty and null.
   Eraser(storage::Executor* disk_io, const storage::Clock& clock, Directory& directory, std::vector<std::string> names,
          std::string folder);
-  // Call once, first. `erase_beside` as in AdminParts.
+  // Call once, first. `erase_texts_and_pages` as in AdminParts.
   void Start(storage::Cache& cache,
-             std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside);
+             std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_texts_and_pages);
 
   void Changed();  // the directory's erasures or this node's registration changed
   void Tick();     // makes progress; call it many times per second
@@ -48,7 +48,7 @@ class Eraser {
   const std::vector<std::string> names_;
   const std::string folder_;
   storage::Cache* cache_ = nullptr;
-  std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_beside_;
+  std::function<void(storage::TenantId, const std::optional<NamespaceId>&)> erase_texts_and_pages_;
   std::vector<ClusterErasure> known_;          // ascending
   std::deque<ClusterErasure> todo_;            // subset of known_; the first one is running
   std::shared_ptr<storage::Erasure> running_;  // null before the start

@@ -14,7 +14,7 @@ namespace {
 // Depths at which a prompt's checkpoint is searched where others have its blocks (in groups, until one is found) and
 // where they lack blocks before it. Also the number of spans, and the largest number of this node's checkpoints after
 // which other nodes' spans are searched.
-constexpr size_t kMostDepths = 1024, kDepthsAtOnce = 256, kMostDepthsBehind = 64, kMostSpans = 256, kMostBases = 4;
+constexpr size_t kMostDepths = 1024, kDepthsAtOnce = 256, kMostDepthsAfter = 64, kMostSpans = 256, kMostBases = 4;
 
 using storage::Query;
 
@@ -113,8 +113,8 @@ std::vector<RemoteLookup::Prefix::End> RemoteLookup::LocateEnds(const Prefix& pr
   for (size_t tried = 0; tried < most && left > 0 && ends.empty(); tried += kDepthsAtOnce) {
     left = LocateCheckpoints(text, own, 0, left, kDepthsAtOnce, ends);
   }
-  LocateCheckpoints(text, own, whole, Reach(text, behind), kMostDepthsBehind, ends);
-  LocateCheckpoints(text, own, Reach(text, behind), last, kMostDepthsBehind, ends);
+  LocateCheckpoints(text, own, whole, Reach(text, behind), kMostDepthsAfter, ends);
+  LocateCheckpoints(text, own, Reach(text, behind), last, kMostDepthsAfter, ends);
   LocateSpans(text, own, ends);
   std::ranges::stable_sort(ends, std::ranges::greater(), &Prefix::End::depth);
   return ends;

@@ -15,7 +15,7 @@ namespace {
 constexpr size_t kMostReading = 16;  // pieces per holder, so that a stalled holder leaves capacity for others
 
 // The part of the extents that is transferred: without the header and the bytes after the object's end.
-Spans BehindHeader(const OpenedObject& object, uint64_t first, const std::vector<std::byte*>& targets) {
+Spans AfterHeader(const OpenedObject& object, uint64_t first, const std::vector<std::byte*>& targets) {
   Spans spans;
   for (size_t i = 0; i < targets.size(); ++i) {
     const uint64_t begin = (first + i) * limits::kExtentBytes;
@@ -39,7 +39,7 @@ Spans WriteHeader(const OpenedObject& object, uint64_t first, const std::vector<
       std::memcpy(targets[0], object.encoded.data(), bytes);
     }
   }
-  return BehindHeader(object, first, targets);
+  return AfterHeader(object, first, targets);
 }
 
 uint64_t BytesOf(const Spans& spans) {
@@ -100,7 +100,7 @@ void RemoteObjects::Start(storage::RemoteCopyId id, Copy& copy, const std::share
   const Piece& piece = race->piece;
   const uint64_t skipped = piece.first == 0 ? object.encoded.size() : 0;
   Spans spans = which == 0 ? WriteHeader(object, piece.first, piece.targets, piece.gpu)
-                           : BehindHeader(object, piece.first, piece.targets);
+                           : AfterHeader(object, piece.first, piece.targets);
   const uint64_t bytes = BytesOf(spans);
   const storage::Nanos expected = rates_.Estimate(object.member->node, bytes);
   const auto times = [&](double factor) { return static_cast<storage::Nanos>(factor * static_cast<double>(expected)); };

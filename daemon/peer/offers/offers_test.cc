@@ -78,8 +78,8 @@ class OffersTest : public ::testing::Test {
     ASSERT_EQ(match.found[0].reason, MissReason::kNone);
     node.Release(match.lease, session);
   }
-  static uint64_t Unsaved(PeerNode& node) {
-    return node.OnLoop([&] { return node.cache.stats().unsaved.objects; });
+  static uint64_t MemoryOnly(PeerNode& node) {
+    return node.OnLoop([&] { return node.cache.stats().memory_only.objects; });
   }
 
   TestCluster cluster_;
@@ -167,7 +167,7 @@ TEST_F(OffersTest, ADrainTransfersObjectsThatOnlyMemoryHas) {
   }
   Drain(*a);
   WaitFor([&] { return Drained(*a); });
-  EXPECT_EQ(a->OnLoop([&] { return a->cache.stats().unsaved.objects; }), 0u);
+  EXPECT_EQ(a->OnLoop([&] { return a->cache.stats().memory_only.objects; }), 0u);
   a = nullptr;
   for (uint64_t text = 1; text <= plans.size(); ++text) {
     const ObjectHeader& plan = plans[text - 1];
@@ -193,7 +193,7 @@ TEST_F(OffersTest, ADrainKeepsEachPrefixTogether) {
   }
   Drain(a);
   WaitFor([&] { return Drained(a); });
-  EXPECT_EQ(Unsaved(a), 0u);
+  EXPECT_EQ(MemoryOnly(a), 0u);
   a.Leave();
   size_t split = 0;
   for (int i = 0; i < 10; ++i) {
@@ -223,7 +223,7 @@ TEST_F(OffersTest, ReportsObjectsWithoutPlaceAsLost) {
   for (uint64_t text = 1; text <= 40; ++text) a.Publish(OfferPlan(text, 200), text);
   Drain(a);
   WaitFor([&] { return Drained(a); });
-  const uint64_t left = a.OnLoop([&] { return a.cache.stats().unsaved.objects; });
+  const uint64_t left = a.OnLoop([&] { return a.cache.stats().memory_only.objects; });
   const PeersStats stats = a.OnLoop([&] { return a.peers.stats(); });
   auto handed = stats.drained.outcomes;
   EXPECT_GT(left, 0u);
@@ -233,7 +233,7 @@ TEST_F(OffersTest, ReportsObjectsWithoutPlaceAsLost) {
     a.cache.offers().EndDrain();
     a.peers.SetDraining(false);
   });
-  EXPECT_EQ(a.OnLoop([&] { return a.cache.stats().unsaved.objects; }), 40u);
+  EXPECT_EQ(a.OnLoop([&] { return a.cache.stats().memory_only.objects; }), 40u);
   ExpectHere(a, OfferPlan(1, 200), 1);
 }
 
@@ -242,7 +242,7 @@ TEST_F(OffersTest, ADrainWithoutOtherNodesEndsAtOnce) {
   a.Publish(OfferPlan(1), 1);
   Drain(a);
   WaitFor([&] { return Drained(a); });
-  EXPECT_EQ(a.OnLoop([&] { return a.cache.stats().unsaved.objects; }), 1u);
+  EXPECT_EQ(a.OnLoop([&] { return a.cache.stats().memory_only.objects; }), 1u);
 }
 
 TEST_F(OffersTest, ADrainContinuesWithOtherNodesWhenOneDies) {
@@ -331,7 +331,7 @@ TEST_F(OffersTest, ADrainContinuesIfATenantIsNotShared) {
   }
   Drain(a);
   WaitFor([&] { return Drained(a); });
-  EXPECT_EQ(Unsaved(a), 8u);
+  EXPECT_EQ(MemoryOnly(a), 8u);
   for (uint64_t text = 1; text <= 8; ++text) EXPECT_FALSE(Where(b, OfferPlan(10 + text)).empty()) << text;
   EXPECT_EQ(a.made(), 9u) << "the node is asked once for what is not shared";
 }
@@ -345,7 +345,7 @@ TEST_F(OffersTest, ADrainRetriesABusyNode) {
   EXPECT_FALSE(Drained(a));
   a.Refuse("b", absl::OkStatus());
   WaitFor([&] { return Drained(a); });
-  EXPECT_EQ(Unsaved(a), 0u);
+  EXPECT_EQ(MemoryOnly(a), 0u);
 }
 
 // Objects that wait to be offered again fall back to the disk, and the drain ends.
@@ -360,7 +360,7 @@ TEST_F(OffersTest, ADrainEndsWhenTheLastOtherNodeLeaves) {
   EXPECT_FALSE(Drained(a));
   b.Leave();
   WaitFor([&] { return Drained(a); });
-  EXPECT_EQ(Unsaved(a), 1u);
+  EXPECT_EQ(MemoryOnly(a), 1u);
 }
 
 TEST_F(OffersTest, OffersPerNodeAreBounded) {
