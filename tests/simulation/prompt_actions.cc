@@ -1,6 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's steps on exact prefixes: prompts are looked up, landed and committed, and conversations continue.
-#include "tests/simulation/driver.h"
+#include "tests/simulation/prompt_actions.h"
+
+#include <algorithm>
+#include <memory>
+#include <utility>
+
+#include "proto/limits.h"
 
 namespace ashlar::simulation {
 namespace {
@@ -8,11 +13,12 @@ namespace {
 constexpr size_t kTalks = 4, kWritten = 200;
 constexpr int32_t kOther = 9;  // a token that occurs in no text
 constexpr uint64_t kMostInside = 3;
+constexpr size_t kMostCommits = 16;  // in progress, of one session
 
 }  // namespace
 
 // Usually a prefix of some text, and often one that was committed, or that diverges inside its span.
-Driver::Asked Driver::AnyPrompt(SessionId session) {
+Asked PromptActions::AnyPrompt(SessionId session) {
   const TenantId tenant = TenantOf(session);
   const Prompts& prompts = Prompts::Of(tenant);
   const Tokens& text = prompts.tokens(Draw(prompts.size()));
@@ -32,16 +38,17 @@ Driver::Asked Driver::AnyPrompt(SessionId session) {
   return asked;
 }
 
-void Driver::LandPrefix(Lease& lease) {
+void PromptActions::Land(Lease& lease) {
   const storage::MatchedPrefix& prefix = lease.asked->match.prefix;
   Landing landing{.session = lease.session, .asked = lease.asked, .lease = lease.id};
   landing.pages = std::make_unique<TestPages>(TestPages::Holding(lease.asked->tokens.size()));
-  Used(lease.id, prefix.provenance == Provenance::kComposed);
+  clients_.Use(lease.id, prefix.provenance == Provenance::kComposed);
   storage::LandTarget target = storage::PrefixEngine::Target(*landing.pages, prefix);
-  StartLanding(std::move(landing), std::move(target));
+  landing.ended = [this](const Landing& ended, const std::vector<MissReason>& verdict) { Landed(ended, verdict); };
+  landings_.Start(std::move(landing), std::move(target));
 }
 
-void Driver::LandedPrefix(const Landing& landing, const std::vector<MissReason>& verdict) {
+void PromptActions::Landed(const Landing& landing, const std::vector<MissReason>& verdict) {
   const Asked& asked = *landing.asked;
   const storage::MatchedPrefix& prefix = asked.match.prefix;
   const TenantId tenant = TenantOf(landing.session);
@@ -52,13 +59,13 @@ void Driver::LandedPrefix(const Landing& landing, const std::vector<MissReason>&
       case MissReason::kBusy:
         break;
       case MissReason::kEvicted:
-        if (!evicted_prefixes_) Fail("a leased prefix was evicted");
+        if (!history_.evicted_prefixes) Fail("a leased prefix was evicted");
         break;
       case MissReason::kChecksumFailed:
-        if (!Corrupted(tenant)) Fail("a prefix is corrupt, and nothing corrupted it");
+        if (!oracle_.Corrupted(tenant)) Fail("a prefix is corrupt, and nothing corrupted it");
         break;
       case MissReason::kTierError:
-        if (!TierFailed()) Fail("a prefix met a tier error that no tier had");
+        if (!oracle_.TierFailed()) Fail("a prefix met a tier error that no tier had");
         break;
       default:
         Fail("a leased prefix is missed for no good reason");
@@ -71,24 +78,24 @@ void Driver::LandedPrefix(const Landing& landing, const std::vector<MissReason>&
   }
   Reach(prefix.own ? Event::kOwnLanded : Event::kPrefixLanded);
   const auto lease = std::ranges::find_if(
-      leases_, [&](const Lease& each) { return each.id == landing.lease && each.session == landing.session; });
-  if (lease == leases_.end()) return;  // other objects may have overwritten the bytes in place
+      clients_.leases, [&](const Lease& each) { return each.id == landing.lease && each.session == landing.session; });
+  if (lease == clients_.leases.end()) return;  // other objects may have overwritten the bytes in place
   if (!prompts.TensorsAre(world_.top(), asked.match, asked.tokens))
     Fail("states in place are not the states committed");
   if (prefix.span_tokens > 0) Reach(Event::kSpanLanded);
 }
 
-void Driver::CommitText() {
-  SessionId session = AnySession();
+void PromptActions::Commit() {
+  SessionId session = *Any(clients_.sessions);
   LeaseId name{};
   bool composed = false, vouched = true;
   Prompts::Offer offer{.conversation = AnyConversation()};
-  if (!leases_.empty() && Draw(2) == 0) {  // like an engine that continues from its match
-    const Lease& lease = *Any(leases_);
+  if (!clients_.leases.empty() && Draw(2) == 0) {  // like an engine that continues from its match
+    const Lease& lease = *Any(clients_.leases);
     name = lease.id;
     if (Draw(8) > 0) session = lease.session;
-    const bool held =
-        std::ranges::any_of(leases_, [&](const Lease& each) { return each.session == session && each.id == name; });
+    const bool held = std::ranges::any_of(
+        clients_.leases, [&](const Lease& each) { return each.session == session && each.id == name; });
     composed = lease.composed;
     vouched = held && !composed;
     if (lease.asked) offer.conversation = lease.asked->conversation;
@@ -117,7 +124,7 @@ void Driver::CommitText() {
     return commit;
   };
   const bool refused = !says_composed && !vouched;
-  if (!refused && !drains_) {
+  if (!refused && !history_.drains) {
     const storage::PrefixCommit commit = make(offer);
     offered_[tenant].Add(commit);
     Remember(tenant, commit);
@@ -128,8 +135,8 @@ void Driver::CommitText() {
     offer.conversation[0] = static_cast<uint8_t>(1 + offer.conversation[0] % kConversations);
   }
   const uint64_t number = next_commit_++;
-  const bool unavailable = drains_;
-  commits_[number] = {.session = session, .refused = refused && !unavailable, .spanning = offer.span_begin > 0};
+  const bool unavailable = history_.drains;
+  clients_.commits[number] = {.session = session, .refused = refused && !unavailable, .spanning = offer.span_begin > 0};
   cache().Commit(session, make(offer), [this, number, unavailable](const std::vector<CommitOutcome>& outcomes) {
     const bool all =
         std::ranges::all_of(outcomes, [](CommitOutcome outcome) { return outcome == CommitOutcome::kUnavailable; });
@@ -139,7 +146,7 @@ void Driver::CommitText() {
 }
 
 // Records the keys under which the disk may have what is committed.
-void Driver::Remember(TenantId tenant, const storage::PrefixCommit& commit) {
+void PromptActions::Remember(TenantId tenant, const storage::PrefixCommit& commit) {
   const auto add = [&](const PrefixKeys& keys) {
     for (const storage::PrefixCommit::Checkpoint& checkpoint : commit.checkpoints) {
       written_.emplace_back(tenant, keys.Checkpoint(checkpoint.depth));
@@ -152,17 +159,17 @@ void Driver::Remember(TenantId tenant, const storage::PrefixCommit& commit) {
   while (written_.size() > kWritten) written_.pop_front();
 }
 
-void Driver::Committed(uint64_t number, const std::vector<CommitOutcome>& outcomes) {
-  const auto found = commits_.find(number);
-  if (found == commits_.end()) return Fail("a commit was answered twice");
-  const Commit commit = found->second;
-  commits_.erase(found);
+void PromptActions::Committed(uint64_t number, const std::vector<CommitOutcome>& outcomes) {
+  const auto found = clients_.commits.find(number);
+  if (found == clients_.commits.end()) return Fail("a commit was answered twice");
+  const Committing commit = found->second;
+  clients_.commits.erase(found);
   for (const CommitOutcome outcome : outcomes) {
     Trace(static_cast<uint64_t>(outcome));
     if ((outcome == CommitOutcome::kBadSource) != commit.refused) {
       Fail(commit.refused ? "what was composed was taken for exact" : "a commit was refused that was right");
     }
-    if (outcome == CommitOutcome::kBusy && world_.executor.refused() == 0 && commits_.size() < kMostCommits) {
+    if (outcome == CommitOutcome::kBusy && world_.executor.refused() == 0 && clients_.commits.size() < kMostCommits) {
       Fail("a commit was refused by a queue that had space");
     }
     if (outcome == CommitOutcome::kKept) Reach(Event::kKept);
@@ -170,25 +177,25 @@ void Driver::Committed(uint64_t number, const std::vector<CommitOutcome>& outcom
   }
 }
 
-void Driver::OperateOnPrefix() {
+void PromptActions::Operate() {
   if (written_.empty()) return;
   const auto& [tenant, key] = *Any(written_);
   switch (Draw(3)) {
     case 0:
-      evicted_prefixes_ = true;  // set before, because waiting landings are notified during the eviction
+      history_.evicted_prefixes = true;  // set before, because waiting landings are notified during the eviction
       cache().retention().Evict(tenant, key);
       break;
     case 1:
-      if (cache().retention().Pin(tenant, key, 0)) pinned_prefixes_.insert({tenant, key});
+      if (cache().retention().Pin(tenant, key, 0)) history_.pinned_prefixes.insert({tenant, key});
       break;
     default:
-      for (const auto& [whose, pinned] : pinned_prefixes_) cache().retention().Unpin(whose, pinned);
-      pinned_prefixes_.clear();
+      for (const auto& [whose, pinned] : history_.pinned_prefixes) cache().retention().Unpin(whose, pinned);
+      history_.pinned_prefixes.clear();
   }
 }
 
 // Checks a lookup's answer about a prefix, as far as possible without the bytes.
-void Driver::CheckPrefix(const Lease& lease, const Match& match, size_t queries) {
+void PromptActions::Check(const Lease& lease, const Match& match, size_t queries) {
   const storage::MatchedPrefix& prefix = match.prefix;
   Trace(prefix.depth);
   if (prefix.depth == 0) return;

@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's steps on hosted regions: requests are admitted to their pages, fill segments for each other, and end.
+#include "tests/simulation/page_actions.h"
+
+#include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <set>
+#include <span>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
-#include "tests/simulation/driver.h"
 
 namespace ashlar::simulation {
 
@@ -13,6 +18,7 @@ using storage::PagePools;
 
 namespace {
 
+constexpr uint32_t kRegionPages = 32;
 constexpr uint64_t kShared[] = {1, 2, 5};  // texts that requests share in place
 constexpr uint64_t kMostTexts = 3, kMostOwn = 6, kMostMore = 5;
 
@@ -34,11 +40,15 @@ bool Holds(const TestPages& memory, const Text& text, std::span<const PageId> pa
 
 }  // namespace
 
-void Driver::Declare() {
-  Declare(1 + Draw(kTenants));
+void PageActions::AddRegion(TenantId tenant) {
+  regions_.emplace(tenant, Region{TestPages(kRegionPages), nullptr});
 }
 
-void Driver::Declare(TenantId tenant) {
+void PageActions::Declare() {
+  DeclareFor(1 + Draw(kTenants));
+}
+
+void PageActions::DeclareFor(TenantId tenant) {
   Region& region = regions_.at(tenant);
   const auto of_tenant = [tenant](const auto& item) { return item.second.tenant == tenant; };
   const bool used = std::ranges::any_of(requests_, of_tenant) || std::ranges::any_of(fillings_, of_tenant);
@@ -47,11 +57,11 @@ void Driver::Declare(TenantId tenant) {
   if (pool.ok()) region.pool = *pool;
 }
 
-void Driver::Admit() {
-  const SessionId session = AnySession();
+void PageActions::Admit() {
+  const SessionId session = *Any(clients_.sessions);
   const TenantId tenant = TenantOf(session);
   Region& region = regions_.at(tenant);
-  if (region.pool == nullptr) Declare(tenant);
+  if (region.pool == nullptr) DeclareFor(tenant);
   Request request{
       .session = session, .tenant = tenant, .mark = static_cast<float>(next_request_), .own = Draw(kMostOwn)};
   std::vector<PagePool::Want> wants;
@@ -72,7 +82,7 @@ void Driver::Admit() {
   MarkOwnPages(name);
 }
 
-void Driver::MarkOwnPages(const LeaseId& name) {
+void PageActions::MarkOwnPages(const LeaseId& name) {
   const Request& request = requests_.at(name);
   const PagePools::Request* const held = world_.pools->Find(request.session, name);
   if (held == nullptr) return Fail("a request is over that no session ended");
@@ -82,7 +92,7 @@ void Driver::MarkOwnPages(const LeaseId& name) {
   }
 }
 
-void Driver::Extend() {
+void PageActions::Extend() {
   if (requests_.empty()) return;
   auto& [name, request] = *Any(requests_);
   const PagePools::Request* const held = world_.pools->Find(request.session, name);
@@ -100,8 +110,8 @@ void Driver::Extend() {
 }
 
 // Pages that a refusal counts as held must have a holder.
-void Driver::CheckRefusal(TenantId tenant, const std::vector<PagePool::Want>& wants,
-                          const PagePool::Shortage& shortage) {
+void PageActions::CheckRefusal(TenantId tenant, const std::vector<PagePool::Want>& wants,
+                               const PagePool::Shortage& shortage) {
   if (shortage.needed <= shortage.free + shortage.reclaimable) Fail("a request was refused pages that there are");
   std::set<PageId> held;
   for (const auto& [name, request] : requests_) {
@@ -122,7 +132,7 @@ void Driver::CheckRefusal(TenantId tenant, const std::vector<PagePool::Want>& wa
   if (shortage.held > most) Fail("pages are held by no request");
 }
 
-void Driver::Fill() {
+void PageActions::Fill() {
   if (requests_.empty()) return;
   const auto& [name, request] = *Any(requests_);
   const PagePools::Request* const held = world_.pools->Find(request.session, name);
@@ -156,18 +166,18 @@ void Driver::Fill() {
   if (!held->pool->Filled(held->admission, index)) Fail("a request may not say that it has filled what it was to fill");
 }
 
-bool Driver::FillFromCache(const LeaseId& name, size_t segment, const Text& text, std::vector<PageId> pages) {
+bool PageActions::FillFromCache(const LeaseId& name, size_t segment, const Text& text, std::vector<PageId> pages) {
   const Request& request = requests_.at(name);
   const ObjectHeader& plan = Plans().at(text);
   const storage::Query query{.kind = plan.kind, .key = plan.key, .shard = plan.shard, .tokens = plan.tokens};
   const Match match = cache().Lookup(request.session, {&query, 1});
   if (match.found[0].reason != MissReason::kNone) {
-    CheckMiss(text, match.found[0].reason);
+    oracle_.CheckMiss(text, match.found[0].reason);
     return false;
   }
-  CheckHit(text, match.found[0], true);
-  CheckNotErased(text, report_.step);
-  leases_.push_back({.session = request.session, .id = match.lease, .texts = {text}, .composed = true});
+  oracle_.CheckHit(text, match.found[0], true);
+  oracle_.CheckNotErased(text, report_.step);
+  clients_.leases.push_back({.session = request.session, .id = match.lease, .texts = {text}, .composed = true});
   const std::shared_ptr<PagePool> pool = regions_.at(request.tenant).pool;
   const TestPages& memory = regions_.at(request.tenant).memory;
   storage::LandTarget target{.rows = memory.Rows(), .segments = {{0, 0}}, .page_table = pages, .keep = memory.keep()};
@@ -175,15 +185,18 @@ bool Driver::FillFromCache(const LeaseId& name, size_t segment, const Text& text
     pool->Pin(pages);
     target.keep = {nullptr, [keep = memory.keep(), pool, pages](const void*) { pool->Unpin(pages); }};
   }
-  fillings_[next_landing_] = {request.tenant, name, segment, text, std::move(pages)};
-  StartLanding({.session = request.session, .texts = {text}, .lease = match.lease}, std::move(target));
+  const LandingId number = clients_.next_landing;
+  fillings_[number] = {request.tenant, name, segment, text, std::move(pages)};
+  Landing landing{.session = request.session, .texts = {text}, .lease = match.lease};
+  landing.ended = [this, number](const Landing&, const std::vector<MissReason>& verdict) { Filled(number, verdict); };
+  landings_.Start(std::move(landing), std::move(target));
   return true;
 }
 
-void Driver::Filled(LandingId number, const std::vector<MissReason>& verdict) {
+void PageActions::Filled(LandingId number, const std::vector<MissReason>& verdict) {
   const Filling filling = std::move(fillings_.extract(number).mapped());
   if (verdict[0] == MissReason::kCancelled || verdict[0] == MissReason::kBusy) return;
-  if (verdict[0] != MissReason::kNone) return CheckMiss(filling.text, verdict[0]);
+  if (verdict[0] != MissReason::kNone) return oracle_.CheckMiss(filling.text, verdict[0]);
   const auto request = requests_.find(filling.request);
   if (request == requests_.end()) return;
   const PagePools::Request* const held = world_.pools->Find(request->second.session, filling.request);
@@ -196,7 +209,7 @@ void Driver::Filled(LandingId number, const std::vector<MissReason>& verdict) {
 }
 
 // Often one that does not wait for its landing.
-void Driver::EndRequest() {
+void PageActions::EndRequest() {
   if (requests_.empty()) return;
   auto request = Any(requests_);
   if (!fillings_.empty() && Draw(2) == 0) request = requests_.find(Any(fillings_)->second.request);
@@ -205,14 +218,14 @@ void Driver::EndRequest() {
   requests_.erase(request);
 }
 
-void Driver::EndRequestsOf(SessionId session) {
+void PageActions::EndRequestsOf(SessionId session) {
   world_.pools->ReleaseAll(session);
   std::erase_if(requests_, [session](const auto& item) { return item.second.session == session; });
 }
 
 // No page is owned by two requests, or both owned and shared, or allocated while an ended request still writes to it.
 // Own pages hold what their request wrote.
-void Driver::CheckPages() {
+void PageActions::CheckPages() {
   std::map<std::pair<TenantId, PageId>, std::string> owners;
   const auto own = [&](TenantId tenant, std::span<const PageId> pages, const std::string& owner) {
     for (const PageId page : pages) {
@@ -243,12 +256,18 @@ void Driver::CheckPages() {
 }
 
 // Nothing is held any longer: all pages are free.
-void Driver::ConcludePages() {
+void PageActions::Conclude() {
   for (const auto& [tenant, region] : regions_) {
     if (region.pool == nullptr) continue;
     if (region.pool->InUse()) Fail("pages are in use when all has ended");
     if (region.pool->Admit({}, kRegionPages).admission == 0) Fail("pages are lost");
   }
+}
+
+void PageActions::Crashed() {
+  fillings_.clear();
+  requests_.clear();
+  for (auto& [tenant, region] : regions_) region.pool.reset();
 }
 
 }  // namespace ashlar::simulation

@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The driver's steps on running states: segments' interiors are composed onto them.
-#include <cmath>
+#include "tests/simulation/composition_actions.h"
 
-#include "tests/simulation/driver.h"
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <memory>
+#include <utility>
+#include <vector>
+
+#include "proto/limits.h"
 
 namespace ashlar::simulation {
 namespace {
@@ -24,9 +30,9 @@ bool IsAlmost(const std::vector<float>& found, const std::vector<float>& expecte
 
 }  // namespace
 
-void Driver::Compose() {
-  if (leases_.empty()) return;
-  const Lease& lease = *Any(leases_);
+void CompositionActions::Compose() {
+  if (clients_.leases.empty()) return;
+  const Lease& lease = *Any(clients_.leases);
   const absl::StatusOr<Match> held = cache().Held(lease.session, lease.id);
   if (!held.ok()) return Fail("a lease is gone that no session ended");
   Composing composing{.session = lease.session, .layer = kLayers[Draw(std::size(kLayers))]};
@@ -46,20 +52,20 @@ void Driver::Compose() {
                          .shape = storage::TestShape(),
                          .state = {.data = reinterpret_cast<std::byte*>(composing.state->data())}});
   work.keep = composing.state;
-  Used(lease.id, true);
-  const LandingId number = next_landing_++;
+  clients_.Use(lease.id, true);
+  const LandingId number = clients_.next_landing++;
   const SessionId session = lease.session;
   const LeaseId id = lease.id;
-  compositions_.emplace(number, std::move(composing));
+  clients_.compositions.emplace(number, std::move(composing));
   cache().Compose(session, number, id, std::move(work),
                   [this, number](const storage::CompositionVerdict& verdict) { Composed(number, verdict); });
 }
 
-void Driver::Composed(LandingId number, const storage::CompositionVerdict& verdict) {
-  const auto found = compositions_.find(number);
-  if (found == compositions_.end()) return Fail("a composition was answered twice");
+void CompositionActions::Composed(LandingId number, const storage::CompositionVerdict& verdict) {
+  const auto found = clients_.compositions.find(number);
+  if (found == clients_.compositions.end()) return Fail("a composition was answered twice");
   const Composing composing = std::move(found->second);
-  compositions_.erase(found);
+  clients_.compositions.erase(found);
   Trace(static_cast<uint64_t>(verdict.outcome));
   if (verdict.outcome == MissReason::kNone) {
     Reach(Event::kComposed);
@@ -75,14 +81,14 @@ void Driver::Composed(LandingId number, const storage::CompositionVerdict& verdi
   if (world_.bug == Bug::kWritesRefusedStates) (*composing.state)[0] += 1;
   if (*composing.state != StateBefore()) Fail("a state was written, and an interior could not be had");
   if (verdict.outcome == MissReason::kBusy) {
-    if (MayBegin(TenantOf(composing.session)) && compositions_.size() < limits::kMaxCompositions) {
+    if (oracle_.MayBegin(TenantOf(composing.session)) && clients_.compositions.size() < limits::kMaxCompositions) {
       Fail("a composition was refused, and there was space for it");
     }
     return;
   }
   Reach(Event::kNotComposed);
   for (size_t i = 0; i < verdict.interiors.size(); ++i) {
-    if (verdict.interiors[i] != MissReason::kNone) CheckMiss(composing.texts[i], verdict.interiors[i]);
+    if (verdict.interiors[i] != MissReason::kNone) oracle_.CheckMiss(composing.texts[i], verdict.interiors[i]);
   }
 }
 
