@@ -61,8 +61,8 @@ std::string Reached::Describe() const {
 
 namespace {
 
-// Transitions that the simulation does not reach; CopyState's unit test takes them. kAbandon: an object loses its last
-// user, or ends, while space for its copy is being allocated.
+// Transitions that the simulation does not reach; CopyState's unit test takes them. kAbandon: while a cancelled copy is
+// refilled straight from the disk, making space in DRAM evicts the last copy of another shard that no lease holds.
 bool IsReachable(const storage::CopyTransition& transition) {
   return transition.event != storage::CopyEvent::kAbandon;
 }
