@@ -1,10 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The engines and operators of all nodes.
+#include "tests/simulation/nodes/engines.h"
+
 #include <algorithm>
+#include <memory>
+#include <optional>
+#include <string>
+#include <utility>
 
 #include "absl/strings/str_cat.h"
 #include "proto/tokens.h"
-#include "tests/simulation/nodes/driver.h"
 
 namespace ashlar::simulation::nodes {
 namespace {
@@ -29,8 +33,8 @@ bool IsBundle(const Text& text) {
 
 }  // namespace
 
-void Driver::NextOperation() {
-  if (!engines_) return;
+void Engines::NextOperation() {
+  if (!cluster_.has_engines) return;
   schedule_.After(schedule_.DrawTime(habits_.op_every), [this] { NextOperation(); });
   const std::optional<size_t> machine = AnyRunning();
   if (!machine.has_value()) return;
@@ -45,7 +49,7 @@ void Driver::NextOperation() {
   LookUp(*machine, tenant, std::move(texts), /*must_hit=*/false);
 }
 
-void Driver::LookUp(size_t machine, TenantId tenant, std::vector<Text> texts, bool must_hit) {
+void Engines::LookUp(size_t machine, TenantId tenant, std::vector<Text> texts, bool must_hit) {
   const uint64_t number = ++drawn_;
   Prompt& prompt = prompts_[number];
   prompt.machine = machine;
@@ -61,7 +65,7 @@ void Driver::LookUp(size_t machine, TenantId tenant, std::vector<Text> texts, bo
   At(machine)->Pump();
 }
 
-void Driver::Found(uint64_t number, const daemon::RemoteLookup::Adopted& adopted) {
+void Engines::Found(uint64_t number, const daemon::RemoteLookup::Adopted& adopted) {
   const auto found = prompts_.find(number);
   if (found == prompts_.end()) return;  // the node is ending
   Prompt& prompt = found->second;
@@ -72,7 +76,7 @@ void Driver::Found(uint64_t number, const daemon::RemoteLookup::Adopted& adopted
   node.Post(prompt.tenant, [this, number] { LookHere(number); });
 }
 
-void Driver::LookHere(uint64_t number) {
+void Engines::LookHere(uint64_t number) {
   const auto found = prompts_.find(number);
   if (found == prompts_.end()) return;
   Prompt& prompt = found->second;
@@ -112,7 +116,7 @@ void Driver::LookHere(uint64_t number) {
   });
 }
 
-void Driver::Land(uint64_t number) {
+void Engines::Land(uint64_t number) {
   const auto found = prompts_.find(number);
   if (found == prompts_.end()) return;
   Prompt& prompt = found->second;
@@ -126,7 +130,7 @@ void Driver::Land(uint64_t number) {
                      .done = [this, number](const std::vector<MissReason>& verdict) { Landed(number, verdict); }});
 }
 
-void Driver::Landed(uint64_t number, const std::vector<MissReason>& verdict) {
+void Engines::Landed(uint64_t number, const std::vector<MissReason>& verdict) {
   const auto found = prompts_.find(number);
   if (found == prompts_.end()) return;
   Prompt& prompt = found->second;
@@ -158,14 +162,14 @@ void Driver::Landed(uint64_t number, const std::vector<MissReason>& verdict) {
   node.Post(prompt.tenant, [this, number] { LetGo(number); });
 }
 
-void Driver::LetGo(uint64_t number) {
+void Engines::LetGo(uint64_t number) {
   const auto found = prompts_.find(number);
   if (found == prompts_.end()) return;
   At(found->second.machine)->cache->Release(found->second.tenant, found->second.lease);
   prompts_.erase(found);
 }
 
-void Driver::CheckReason(const Prompt& prompt, const Text& text, MissReason reason) {
+void Engines::CheckReason(const Prompt& prompt, const Text& text, MissReason reason) {
   switch (reason) {
     case MissReason::kPeerFailed:
       Reach(Event::kMissedPeerFailed);
@@ -178,7 +182,7 @@ void Driver::CheckReason(const Prompt& prompt, const Text& text, MissReason reas
       if (!machines_[prompt.machine].stops) Fail("a node that does not stop is unavailable");
       break;
     case MissReason::kHolderUnreachable:
-      if (schedule_.now() - disturbed_at_ > habits_.lease_seconds * kSecond + kHealed) {
+      if (schedule_.now() - cluster_.disturbed_at > habits_.lease_seconds * kSecond + kHealed) {
         Fail("a node is shunned, and nothing is in its way");
       }
       break;
@@ -213,13 +217,13 @@ void Driver::CheckReason(const Prompt& prompt, const Text& text, MissReason reas
   }
 }
 
-void Driver::Publish(size_t machine, const Text& text, std::function<void(bool)> done) {
+void Engines::Publish(size_t machine, const Text& text, std::function<void(bool)> done) {
   At(machine)->Post(text.first,
                     [this, machine, text, done = std::move(done)] { PublishParts(machine, BundleOf(text), done); });
 }
 
 // One shard after another, like the ranks of an engine.
-void Driver::PublishParts(size_t machine, std::vector<Text> parts, const std::function<void(bool)>& done) {
+void Engines::PublishParts(size_t machine, std::vector<Text> parts, const std::function<void(bool)>& done) {
   if (At(machine) == nullptr) return;  // the node is ending
   if (parts.empty()) return done(true);
   Node& node = *At(machine);
@@ -246,7 +250,7 @@ void Driver::PublishParts(size_t machine, std::vector<Text> parts, const std::fu
                       });
 }
 
-void Driver::Evict(size_t machine) {
+void Engines::Evict(size_t machine) {
   const Text text = AnyText(static_cast<TenantId>(1 + Draw(kTenants)));
   At(machine)->Post(text.first, [this, machine, text] {
     if (At(machine) == nullptr) return;
@@ -258,7 +262,7 @@ void Driver::Evict(size_t machine) {
 }
 
 // Requests a plan for some cold segments, and waits until they arrive.
-void Driver::Plan(size_t machine) {
+void Engines::Plan(size_t machine) {
   const auto tenant = static_cast<TenantId>(1 + Draw(kTenants));
   std::vector<Text> texts;
   for (uint64_t text = 1; text <= kTexts; ++text) {
@@ -298,7 +302,7 @@ void Driver::Plan(size_t machine) {
   });
 }
 
-void Driver::AwaitPlan(uint64_t number) {
+void Engines::AwaitPlan(uint64_t number) {
   const auto found = plans_.find(number);
   if (found == plans_.end()) return;
   const Prefill& prefill = found->second;
@@ -313,7 +317,7 @@ void Driver::AwaitPlan(uint64_t number) {
                       });
 }
 
-void Driver::Planned(uint64_t number, const daemon::Router::States& states) {
+void Engines::Planned(uint64_t number, const daemon::Router::States& states) {
   const auto found = plans_.find(number);
   if (found == plans_.end()) return;
   if (std::ranges::count(states, daemon::PlannedSegmentState::kPending) > 0) return AwaitPlan(number);
@@ -338,8 +342,32 @@ void Driver::Planned(uint64_t number, const daemon::Router::States& states) {
   plans_.erase(number);
 }
 
+void Engines::Started(Node& node) {
+  if (!habits_.prefills) return;
+  for (const storage::SessionId session : {3, 4}) {
+    node.Post(Node::TenantOf(session),
+              [this, machine = node.machine(), session] { OfferPrefill(machine, session, 0, false); });
+  }
+}
+
+// Drops the calls of a node that has ended.
+void Engines::Ended(size_t machine) {
+  std::erase_if(prompts_, [&](const auto& prompt) { return prompt.second.machine == machine; });
+  std::erase_if(plans_, [&](const auto& plan) { return plan.second.machine == machine; });
+}
+
+// Extends the deadlines of the calls of a node that stands still.
+void Engines::StandStill(size_t machine, Nanos still) {
+  for (auto& [number, prompt] : prompts_) {
+    if (prompt.machine == machine) prompt.ends_by += still;
+  }
+  for (auto& [number, plan] : plans_) {
+    if (plan.machine == machine) plan.ends_by += still;
+  }
+}
+
 // A worker requests work, computes it, and asks again with the result.
-void Driver::OfferPrefill(size_t machine, storage::SessionId session, uint64_t assignment, bool published) {
+void Engines::OfferPrefill(size_t machine, storage::SessionId session, uint64_t assignment, bool published) {
   if (At(machine) == nullptr) return;
   const TenantId tenant = Node::TenantOf(session);
   const daemon::PrefillWorkers::Result result{.assignment = assignment, .published = published};
@@ -353,20 +381,20 @@ void Driver::OfferPrefill(size_t machine, storage::SessionId session, uint64_t a
        .tokens_per_second = kTokensPerSecond},
       results, 2 * kSecond, [this, machine, session](const absl::StatusOr<daemon::PrefillWorkers::Given>& given) {
         Node* const node = At(machine);
-        if (node == nullptr || node->life()->ended || !given.ok() || !engines_) return;
+        if (node == nullptr || node->life()->ended || !given.ok() || !cluster_.has_engines) return;
         if (given->assignment != 0) return Compute(machine, session, *given);
         node->Post(Node::TenantOf(session), [this, machine, session] { OfferPrefill(machine, session, 0, false); });
       });
 }
 
-void Driver::Compute(size_t machine, storage::SessionId session, const daemon::PrefillWorkers::Given& given) {
+void Engines::Compute(size_t machine, storage::SessionId session, const daemon::PrefillWorkers::Given& given) {
   const auto text = std::ranges::find_if(
       Plans(), [&](const auto& each) { return each.second.key == given.work.key && each.second.ns == given.work.ns; });
   if (text == Plans().end()) return Fail("a worker is given another tenant's work");
   Node& node = *At(machine);
   // Sometimes it takes far too long.
   const auto takes = static_cast<Nanos>(static_cast<double>(given.work.tokens) / kTokensPerSecond * 1e9);
-  const Nanos stalls = faults_ && schedule_.Chance(10) ? 10 * kSecond : 0;
+  const Nanos stalls = cluster_.has_faults && schedule_.Chance(10) ? 10 * kSecond : 0;
   schedule_.For(node.life(), takes + stalls,
                 [this, machine, session, text = text->first, assignment = given.assignment] {
                   Publish(machine, text, [this, machine, session, assignment](bool published) {

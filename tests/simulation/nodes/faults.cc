@@ -1,39 +1,36 @@
 // SPDX-License-Identifier: Apache-2.0
-// The faults of the simulation.
+#include "tests/simulation/nodes/faults.h"
+
 #include <algorithm>
 
 #include "absl/strings/str_cat.h"
-#include "tests/simulation/nodes/driver.h"
 
 namespace ashlar::simulation::nodes {
 
-void Driver::Start(size_t machine) {
+void Faults::Start(size_t machine) {
   Machine& at = machines_[machine];
   Say(absl::StrCat("node ", machine, " starts"));
   if (at.incarnation != 0) Reach(Event::kStartedAgain);
   const uint64_t same = bug_ == Bug::kComesBackAsItself ? at.incarnation : 0;
-  at.node = std::make_unique<Node>(around_, machine, at.clock, *memories_[machine], habits_.extents, same);
+  at.node =
+      std::make_unique<Node>(cluster_.around, machine, at.clock, *cluster_.memories[machine], habits_.extents, same);
   at.incarnation = at.node->incarnation();
   at.stops = false;
-  disturbed_at_ = schedule_.now();
-  if (!habits_.prefills) return;
-  for (const storage::SessionId session : {3, 4}) {
-    at.node->Post(Node::TenantOf(session), [this, machine, session] { OfferPrefill(machine, session, 0, false); });
-  }
+  cluster_.disturbed_at = schedule_.now();
+  engines_.Started(*at.node);
 }
 
-void Driver::End(size_t machine, bool leaves) {
+void Faults::End(size_t machine, bool leaves) {
   Machine& at = machines_[machine];
   Say(absl::StrCat("node ", machine, leaves ? " leaves" : " is killed"));
-  disturbed_at_ = schedule_.now();
+  cluster_.disturbed_at = schedule_.now();
   Harvest(*at.node);
-  std::erase_if(prompts_, [&](const auto& prompt) { return prompt.second.machine == machine; });
-  std::erase_if(plans_, [&](const auto& plan) { return plan.second.machine == machine; });
+  engines_.Ended(machine);
   at.node->life()->leaves = leaves;
   at.node.reset();
 }
 
-void Driver::Harvest(Node& node) {
+void Faults::Harvest(Node& node) {
   const daemon::PeersStats peers = node.peers.stats();
   const daemon::DirectoryStats directory = node.directory->Stats();
   const daemon::RouterFigures router = node.router->figures();
@@ -56,8 +53,8 @@ void Driver::Harvest(Node& node) {
   Reach(Event::kPrefillGivenBack, router.given_back);
 }
 
-void Driver::NextFault() {
-  if (!faults_) return;
+void Faults::NextFault() {
+  if (!cluster_.has_faults) return;
   schedule_.After(schedule_.DrawTime(habits_.fault_every), [this] { NextFault(); });
   const uint64_t choice = Draw(10);
   schedule_.Trace(choice);
@@ -66,7 +63,7 @@ void Driver::NextFault() {
   HarmEtcd();
 }
 
-void Driver::HarmNode() {
+void Faults::HarmNode() {
   const size_t machine = Draw(habits_.nodes);
   Machine& at = machines_[machine];
   if (at.node == nullptr) {
@@ -88,12 +85,7 @@ void Driver::HarmNode() {
       const Nanos still = schedule_.DrawTime(3 * habits_.lease_seconds * kSecond);
       Say(absl::StrCat("node ", machine, " stands still for ", still / kMillisecond, " ms"));
       at.node->life()->frozen_until = schedule_.now() + still;
-      for (auto& [number, prompt] : prompts_) {
-        if (prompt.machine == machine) prompt.ends_by += still;
-      }
-      for (auto& [number, plan] : plans_) {
-        if (plan.machine == machine) plan.ends_by += still;
-      }
+      engines_.StandStill(machine, still);
       break;
     }
     default:
@@ -105,7 +97,7 @@ void Driver::HarmNode() {
 }
 
 // Some are ended before they are ready, as by drain_seconds.
-void Driver::StopWell(size_t machine) {
+void Faults::StopWell(size_t machine) {
   machines_[machine].stops = true;
   const Nanos now = schedule_.now();
   const Nanos until = schedule_.Chance(50) ? now + 5 * kSecond : INT64_MAX;
@@ -114,19 +106,19 @@ void Driver::StopWell(size_t machine) {
   AwaitDrained(machine, now, until);
 }
 
-bool Driver::Disturbed() const {
+bool Faults::Disturbed() const {
   const bool still = std::ranges::any_of(machines_, [this](const Machine& at) {
     return at.node != nullptr && at.node->life()->frozen_until > schedule_.now();
   });
   return still || !network_.calm() || fabric_.flips_percent > 0 || !etcd_.up() || etcd_.slow > 0;
 }
 
-void Driver::AwaitDrained(size_t machine, Nanos began, Nanos until) {
+void Faults::AwaitDrained(size_t machine, Nanos began, Nanos until) {
   // A call hit by a fault ends by a connection's timeout or the offer's patience; the objects then go to other nodes.
   constexpr Nanos kWithin = Calls::kTimeout + 10 * kSecond + Calls::kCallTimeout + 5 * kSecond;
   schedule_.For(At(machine)->life(), 100 * kMillisecond, [this, machine, began, until] {
     const bool drained = At(machine)->drained();
-    if (!drained && schedule_.now() - std::max(began, disturbed_at_) > kWithin) {
+    if (!drained && schedule_.now() - std::max(began, cluster_.disturbed_at) > kWithin) {
       return Fail(absl::StrCat("node ", machine, " drains without end, and nothing is in its way"));
     }
     if (!drained && schedule_.now() < until) return AwaitDrained(machine, began, until);
@@ -142,7 +134,7 @@ void Driver::AwaitDrained(size_t machine, Nanos began, Nanos until) {
   });
 }
 
-void Driver::HarmNetwork() {
+void Faults::HarmNetwork() {
   const size_t a = Draw(habits_.nodes);
   size_t b = Draw(habits_.nodes + 1);  // the last one is etcd's machine
   if (a == b) b = habits_.nodes;
@@ -180,7 +172,7 @@ void Driver::HarmNetwork() {
   }
 }
 
-void Driver::HarmEtcd() {
+void Faults::HarmEtcd() {
   const uint64_t choice = Draw(6);
   Say(absl::StrCat("etcd: ", choice));
   switch (choice) {
@@ -215,9 +207,9 @@ void Driver::HarmEtcd() {
   }
 }
 
-void Driver::Heal() {
+void Faults::Heal() {
   Say("healed");
-  faults_ = false;
+  cluster_.has_faults = false;
   network_.HealAll();
   fabric_.flips_percent = 0;
   etcd_.slow = 0;

@@ -1,32 +1,37 @@
 // SPDX-License-Identifier: Apache-2.0
-// The oracle: invariants during faults, and the required state after them.
+#include "tests/simulation/nodes/oracle.h"
+
 #include <algorithm>
+#include <map>
+#include <set>
+#include <string>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "daemon/peer/directory/directory_keys.h"
-#include "tests/simulation/nodes/driver.h"
 
 namespace ashlar::simulation::nodes {
 
 // Every wait ends by its deadline.
-void Driver::Watch() {
+void Oracle::Watch() {
   schedule_.After(100 * kMillisecond, [this] { Watch(); });
-  if (Disturbed()) disturbed_at_ = schedule_.now();
+  if (faults_.Disturbed()) cluster_.disturbed_at = schedule_.now();
   const auto late = [&](const auto& one) {
     const Node* const node = At(one.machine);
     return node != nullptr && node->life()->frozen_until <= schedule_.now() && one.ends_by < schedule_.now();
   };
-  for (const auto& [number, prompt] : prompts_) {
+  for (const auto& [number, prompt] : engines_.prompts()) {
     if (late(prompt)) Fail(absl::StrCat("node ", prompt.machine, " waits beyond a deadline for ", prompt.stage));
   }
-  for (const auto& [number, plan] : plans_) {
+  for (const auto& [number, plan] : engines_.plans()) {
     if (late(plan)) Fail(absl::StrCat("node ", plan.machine, " waits beyond a deadline for a plan"));
   }
   if (!calls_.wrong.empty()) Fail(calls_.wrong);
 }
 
 // Every node knows exactly the members and what they hold.
-void Driver::CheckConverged() {
+void Oracle::CheckConverged() {
   std::set<uint64_t> running;
   for (const size_t machine : Running()) running.insert(machines_[machine].incarnation);
   for (const size_t machine : Running()) {
@@ -46,7 +51,7 @@ void Driver::CheckConverged() {
   CheckMirrors();
 }
 
-void Driver::CheckMirrors() {
+void Oracle::CheckMirrors() {
   using Holder = std::pair<uint64_t, uint32_t>;  // an incarnation, and a shard's rank
   for (const auto& [text, plan] : Plans()) {
     if (plan.shard.rank > 0) continue;
@@ -75,7 +80,7 @@ void Driver::CheckMirrors() {
   }
 }
 
-void Driver::SayWhoHas(const Text& text, size_t asked) {
+void Oracle::SayWhoHas(const Text& text, size_t asked) {
   const ObjectHeader& plan = Plans().at(text);
   const daemon::DirectoryKeys keys("/ashlar", "default");
   for (const auto& one : At(asked)->directory->Locate(plan.ns, {&plan.key, 1})) {
@@ -104,7 +109,7 @@ void Driver::SayWhoHas(const Text& text, size_t asked) {
 }
 
 // Nothing is written under the name of a node that does not run.
-void Driver::CheckKeys() {
+void Oracle::CheckKeys() {
   const daemon::DirectoryKeys keys("/ashlar", "default");
   std::set<uint64_t> running, members;
   for (const size_t machine : Running()) running.insert(machines_[machine].incarnation);
@@ -121,7 +126,7 @@ void Driver::CheckKeys() {
 }
 
 // Every node lands something that another one is known to hold.
-void Driver::CheckEverythingLands() {
+void Oracle::CheckEverythingLands() {
   for (const size_t machine : Running()) {
     Node& node = *At(machine);
     std::vector<Text> there;
@@ -144,17 +149,17 @@ void Driver::CheckEverythingLands() {
     Say(absl::StrCat("node ", machine, " wants text ", text.second, " of tenant ", text.first, "; asked ",
                      stats.lookup.asked, ", opened ", stats.lookup.opened, ", missed ", stats.lookup.missed,
                      ", failed ", stats.lookup.failed, ", adopted ", stats.lookup.adopted));
-    LookUp(machine, text.first, {text}, /*must_hit=*/true);
+    engines_.LookUp(machine, text.first, {text}, /*must_hit=*/true);
     RunUntil(schedule_.now() + 5 * kSecond);  // the entries that it replaces are withdrawn
     const daemon::PeersStats behind = node.peers.stats();
     Say(absl::StrCat("asked ", behind.lookup.asked, ", opened ", behind.lookup.opened, ", missed ",
                      behind.lookup.missed, ", failed ", behind.lookup.failed, ", adopted ", behind.lookup.adopted));
     if (!report_.failure.empty()) return;
-    if (!prompts_.empty()) return Fail("an object does not land within seconds, and nothing is in its way");
+    if (!engines_.prompts().empty()) return Fail("an object does not land within seconds, and nothing is in its way");
   }
 }
 
-void Driver::CheckNothingIsLeft() {
+void Oracle::CheckNothingIsLeft() {
   for (const size_t machine : Running()) {
     Node& node = *At(machine);
     const auto expect_none = [&](uint64_t count, const char* what) {
@@ -186,8 +191,8 @@ void Driver::CheckNothingIsLeft() {
     expect_none(router.pending, "segments to be prefilled");
     expect_none(node.held.size(), "lookups");
   }
-  if (!prompts_.empty()) Fail("an engine's prompt never ended");
-  if (!plans_.empty()) Fail("an engine's plan never ended");
+  if (!engines_.prompts().empty()) Fail("an engine's prompt never ended");
+  if (!engines_.plans().empty()) Fail("an engine's plan never ended");
   if (calls_.unanswered > 0) Fail("a peer's call was never answered");
 }
 
