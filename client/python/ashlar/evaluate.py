@@ -284,7 +284,7 @@ def evaluate(
     with evaluation.cache(daemon) as cache:
         linear = [layer for layer in cache.model.layers if isinstance(layer, Linear)]
     # The inputs of a convolution are always recomputed.
-    least = max([layer.conv_kernel - 1 for layer in linear], default=0)
+    least = max([layer.conv_kernel - 1 for layer in linear if layer.conv_kernel > 0], default=0)
     seams: dict[str, tuple[int, int]] = {FULL: (0, 0)}
     for width in widths:
         name = f"composed {width}"

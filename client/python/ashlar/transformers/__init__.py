@@ -24,15 +24,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import DynamicCache
 
 from ashlar._ashlar import real, text, whole
 from ashlar.daemon import Daemon
 from ashlar.prompt import Prompt, Tokens, token_row
 from ashlar.transformers import branches, calls, shared_attention, shared_cache
 from ashlar.transformers.assembly import Assembler, PromptRun, planned_part
+from ashlar.transformers.caches import cache_class
 from ashlar.transformers.model import check_type, describe
 from ashlar.transformers.model_cache import Fault, ModelCache
+from ashlar.transformers.rules import continuing
 from ashlar.transformers.shared_assembly import SharedAssembler
 from ashlar.transformers.shared_cache import SharedCache
 from ashlar.transformers.weights import Weights
@@ -295,7 +296,10 @@ class _Patches:
             assembled = self.assemble(
                 prompt, upto, 0, self._reserved(count, calls.new_tokens(self.model, options, count, kwargs))
             )
-            cache = DynamicCache(config=self.reuse.assembler.config) if assembled is None else assembled.cache
+            if assembled is None:
+                cache = cache_class(self.model)(config=self.reuse.assembler.config)
+            else:
+                cache = assembled.cache
             if assembled is not None and isinstance(assembled.cache, SharedCache):
                 self.serve(prompt, assembled, [])
                 serving.close()  # no page of `reuse.assembler` is used: other threads may assemble their prompts
@@ -317,12 +321,13 @@ class _Patches:
         return max(0, min(most, len(cache.free) * page - count - page))
 
 
-def _in_place_of(own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
+def _in_place_of(model: Any, own: Callable[..., Any], ours: Callable[..., Any]) -> Callable[..., Any]:
     """Returns `ours` with the name and the signature of `own`, which Transformers inspects."""
 
     @functools.wraps(own)
     def call(*args: Any, **kwargs: Any) -> Any:
-        return ours(*args, **kwargs)
+        with continuing(model):
+            return ours(*args, **kwargs)
 
     return call
 
@@ -359,9 +364,9 @@ def attach(
     shared_attention_name = shared_attention.implementation(model) if cache.shared is not None else None
     patches = _Patches(model, reuse, token_row("segment_separator", segment_separator))
     before = {name: model.__dict__[name] for name in ("forward", "generate") if name in model.__dict__}
-    model.forward = _in_place_of(patches.own_forward, patches.forward)
+    model.forward = _in_place_of(model, patches.own_forward, patches.forward)
     if patches.own_generate is not None:
-        model.generate = _in_place_of(patches.own_generate, patches.generate)
+        model.generate = _in_place_of(model, patches.own_generate, patches.generate)
     if shared_attention_name is not None:
         model.set_attn_implementation(shared_attention_name)
     try:

@@ -20,13 +20,13 @@ import torch
 from transformers import DynamicCache
 
 from ashlar._ashlar import Verdict
-from ashlar.model import Family
 from ashlar.prompt import Prompt
 from ashlar.request import LinearTensors, Plan, Request, Run, Step, StepKind
 from ashlar.transformers import branches
+from ashlar.transformers.caches import cache_class
 from ashlar.transformers.model import LinearPlace
 from ashlar.transformers.model_cache import TORCH, Fault, ModelCache, calling
-from ashlar.transformers.rules import Tape
+from ashlar.transformers.rules import Tape, continuing
 
 _RATE_TOKENS = 64  # runs of fewer tokens do not count for the rate of prefill
 _RATE_MEMORY = 0.8
@@ -108,7 +108,8 @@ class Assembler:
         positions = torch.arange(first, first + len(tokens), device=self.model.device).unsqueeze(0)
         options = {"input_ids": ids, "position_ids": positions, "past_key_values": cache, "use_cache": True}
         began = time.perf_counter()
-        output = self.forward(**options, logits_to_keep=keep) if keep > 0 else self.model.base_model(**options)
+        with continuing(self.model):
+            output = self.forward(**options, logits_to_keep=keep) if keep > 0 else self.model.base_model(**options)
         took = time.perf_counter() - began
         self.model_seconds += took
         if len(tokens) >= _RATE_TOKENS:
@@ -209,7 +210,7 @@ class Assembler:
     def _publish(self, request: Request, table: np.ndarray[Any, Any]) -> int:
         published = 0
         for i, run in enumerate(calling(lambda: request.missing)):
-            tape = Tape(self.config)
+            tape = cache_class(self.model, Tape)(self.config)
             with tape.recording(self.model):
                 self.run(tape, run.tokens, 0)
             self._write(tape, table, 0, 0, run.capture_end)
@@ -219,23 +220,20 @@ class Assembler:
 
     def _tuple(self, request: Request, missing: int, run: Run, tape: Tape, place: LinearPlace) -> LinearTensors:
         begin, end = run.capture_begin, run.capture_end
-        tail = tape.tail(place.layer, end, place.kernel).cpu()
+        tail = _bytes(tape.tail(place.layer, end, place.kernel).cpu()) if place.kernel > 0 else None
         if not run.transition:
             if end != len(run.tokens):
                 raise Fault(f"a run of {len(run.tokens)} tokens must be captured at {end} without a transition")
-            state = tape.layers[place.layer].recurrent_states[0][0].float().cpu().contiguous()
-            return LinearTensors(place.index, state, conv_tail=_bytes(tail))
+            state = tape.layers[place.layer].recurrent_states[0].float().cpu().contiguous().view(place.state)
+            return LinearTensors(place.index, state, conv_tail=tail)
         call = tape.calls[place.layer]
         if self.tuple_method == "identity":
             state, transition = (part.float().cpu().contiguous() for part in call.tuple_by_identity(begin, end))
         else:
-            heads = place.state[0]
-            state = torch.empty(place.state)
-            scalar = place.family is Family.MAMBA2
-            transition = torch.empty((heads,) if scalar else (heads, place.d_k, place.d_k))
+            state, transition = torch.empty(place.state), torch.empty(place.transition)
             rows = call.rows(place.key_heads)
             calling(self.cache.compute_alone, request, missing, place.index, state, transition=transition, **rows)
-        return LinearTensors(place.index, state, conv_tail=_bytes(tail), transition=transition)
+        return LinearTensors(place.index, state, conv_tail=tail, transition=transition)
 
     def _write(self, cache: DynamicCache, table: np.ndarray[Any, Any], first: int, begin: int, end: int) -> None:
         """Writes the keys and values of positions [begin, end) to the pages. Row 0 of the cache has position
@@ -293,16 +291,25 @@ class Assembler:
         for place in self.cache.shape.linear:
             layer = cache.layers[place.layer]
             there = layer.recurrent_states[0]
-            state = torch.zeros(place.state) if there is None else there[0].detach().float().cpu().contiguous()
+            state = torch.zeros(place.state)
+            if there is not None:
+                state = there.detach().float().cpu().contiguous().view(place.state)
             self.compose(request, place, step, state)
-            tail = calling(request.conv_tail, number, place.index)
-            if tail is None:
-                raise Restart
-            self._put(layer, place, state, tail)
+            if place.kernel > 0:
+                tail = calling(request.conv_tail, number, place.index)
+                if tail is None:
+                    raise Restart
+                self._put_tail(layer, place, tail)
+            if not layer.is_recurrent_states_initialized[0]:
+                started = torch.zeros(place.cached, dtype=place.dtype, device=self.model.device)
+                layer.lazy_initialization(recurrent_states=started)
+            layer.recurrent_states[0].copy_(state.view(place.cached))
+            layer.has_previous_state[0] = True
         self.take_rows(request, step, table, cache)
 
     def new_cache(self, request: Request) -> DynamicCache:
-        return DynamicCache(config=self.config)
+        cache: DynamicCache = cache_class(self.model)(config=self.config)
+        return cache
 
     def take_rows(self, request: Request, step: Step, table: np.ndarray[Any, Any], cache: DynamicCache) -> None:
         """Appends the keys and values of a cached step."""
@@ -320,18 +327,14 @@ class Assembler:
         if verdict != Verdict.OK:
             raise Restart
 
-    def _put(self, layer: Any, place: LinearPlace, state: torch.Tensor, tail: bytes) -> None:
+    def _put_tail(self, layer: Any, place: LinearPlace, tail: bytes) -> None:
         conv_type = TORCH[self.cache.model.layers[place.index].conv_dtype]  # type: ignore[union-attr, index]
         inputs = torch.frombuffer(bytearray(tail), dtype=conv_type).view(1, place.channels, place.kernel - 1)
         if not layer.is_conv_states_initialized[0]:
             whole = torch.zeros(1, place.channels, place.kernel, dtype=conv_type, device=self.model.device)
             layer.lazy_initialization(conv_states=whole)
-        if not layer.is_recurrent_states_initialized[0]:
-            layer.lazy_initialization(recurrent_states=state.unsqueeze(0).to(self.model.device))
         layer.conv_states[0][..., 1:].copy_(inputs)
         layer.conv_states[0][..., 0].zero_()  # older than the convolution's window
-        layer.recurrent_states[0][0].copy_(state)
-        layer.has_previous_state[0] = True
 
     # ------------------------------------------------------------------------------------------------ committing
 
@@ -340,9 +343,11 @@ class Assembler:
         all_states = []
         for place in self.cache.shape.linear:
             layer = cache.layers[place.layer]
-            state = layer.recurrent_states[0][0].detach().float().cpu().clone().contiguous()
-            tail = layer.conv_states[0][0, :, 1:].detach().cpu().clone().contiguous()
-            all_states.append(LinearTensors(place.index, state, conv_tail=_bytes(tail)))
+            state = layer.recurrent_states[0].detach().float().cpu().clone().contiguous().view(place.state)
+            tail = None
+            if place.kernel > 0:
+                tail = _bytes(layer.conv_states[0][0, :, 1:].detach().cpu().clone())
+            all_states.append(LinearTensors(place.index, state, conv_tail=tail))
         return all_states
 
     def commit(

@@ -17,7 +17,8 @@ from transformers import DynamicCache, PreTrainedModel
 
 from ashlar.checkpoint import config_text
 from ashlar.model import Attention, DType, Family, Linear, Model, Rope, StateOrder, TailOrder
-from ashlar.transformers.rules import Tape
+from ashlar.transformers.caches import cache_class
+from ashlar.transformers.rules import Tape, continuing, mamba1_heads
 from ashlar.transformers.weights import standing
 
 # The versions whose caches and rules this module supports; each was tried. Tests run with the oldest, the newest, and
@@ -36,11 +37,21 @@ class LinearPlace:
     index: int  # index into ashlar.Model.layers
     layer: int  # index among the layers of the model's DynamicCache
     state: tuple[int, ...]  # [value heads, d_k, d_v], or [value heads, d_v, d_k]
+    cached: tuple[int, ...]  # shape of the state in the DynamicCache; Mamba-1: [1, d_inner, d_state]
+    dtype: torch.dtype  # type of the state in the DynamicCache
     key_heads: int
     d_k: int
     channels: int
-    kernel: int
+    kernel: int  # 0: no convolution
     family: Family
+
+    @property
+    def transition(self) -> tuple[int, ...]:
+        """Shape of a transition, as in LinearTensors."""
+        if self.family is Family.MAMBA1:
+            return self.state[:2]
+        scalar = self.family in (Family.MAMBA2, Family.LIGHTNING)
+        return self.state[:1] if scalar else (self.state[0], self.d_k, self.d_k)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +119,8 @@ def run(model: Any, cache: DynamicCache, tokens: torch.Tensor, first: int) -> An
     """Runs tokens, [1, count], from position `first` through the model without its head."""
     # Positions are passed explicitly. Most models derive them from the cache, but Bamba begins at 0 again.
     positions = torch.arange(first, first + tokens.shape[1], device=model.device).unsqueeze(0)
-    return model.base_model(input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True)
+    with continuing(model):
+        return model.base_model(input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True)
 
 
 def _frequencies(model: Any) -> tuple[torch.Tensor, float] | None:
@@ -147,34 +159,47 @@ def _rope(model: Any, layer: int, keys: torch.Tensor, shifted: torch.Tensor) -> 
 
 
 def _linear(index: int, layer: int, whole: Tape, second: Tape) -> tuple[Linear, LinearPlace]:
-    call, state = whole.calls.get(layer), whole.layers[layer].recurrent_states[0]
-    if call is None:
+    call, cached = whole.calls.get(layer), whole.layers[layer].recurrent_states[0]
+    # Zamba calls the rule once per head.
+    if call is None or (call.rule.family is Family.MAMBA1 and cached.ndim != 3):
         raise _refuse(layer, "its linear layer uses an unsupported recurrence")
     if second.calls[layer].start is None:
         raise _refuse(layer, "this version of transformers cannot continue from a state with several tokens")
-    rule, sizes = call.rule, tuple(state.shape[1:])
+    rule, state = call.rule, mamba1_heads(cached) if call.rule.family is Family.MAMBA1 else cached[0]
+    sizes = tuple(state.shape)
     heads, d_k, d_v = sizes if rule.order is StateOrder.KEY_FIRST else (sizes[0], sizes[2], sizes[1])
-    decay = None
     if rule.family is Family.MAMBA2:
-        key_heads, decay = call.arguments["B"].shape[2], call.arguments["A"].float().cpu().tolist()
+        key_heads = call.arguments["B"].shape[2]
+    elif rule.family is Family.MAMBA1:
+        key_heads = 1
+    elif rule.family is Family.LIGHTNING:
+        key_heads = heads
     else:
-        # Up to 5.22 keys are repeated for value heads before the rule: equal neighbours are one key head.
-        key = call.arguments["key"][0]
-        key_heads = key.shape[1]
-        if key_heads == heads:
-            equal = [bool((key[:, head] == key[:, head - 1]).all()) for head in range(1, heads)]
-            key_heads = heads - sum(equal)
-            if heads % key_heads or any(
-                same != (head % (heads // key_heads) > 0) for head, same in enumerate(equal, 1)
-            ):
-                key_heads = heads
+        key_heads = _distinct_heads(call.arguments["key"][0], heads)
     conv = whole.layers[layer].conv_states[0]
+    channels, kernel = (0, 0) if conv is None else conv.shape[1:]
     linear = Linear(
-        rule.family, key_heads, heads, d_k, d_v, order=rule.order, conv_channels=conv.shape[1],
-        conv_kernel=conv.shape[2], conv_dtype=DTYPES[conv.dtype], conv_order=TailOrder.CHANNEL_FIRST, decay_table=decay,
+        rule.family, key_heads, heads, d_k, d_v, order=rule.order, conv_channels=channels, conv_kernel=kernel,
+        conv_dtype=None if conv is None else DTYPES[conv.dtype],
+        conv_order=TailOrder.TOKEN_FIRST if conv is None else TailOrder.CHANNEL_FIRST,
+        decay_table=None if rule.decay is None else rule.decay(call.arguments).float().cpu().flatten().tolist(),
     )  # fmt: skip
-    place = LinearPlace(index, layer, sizes, key_heads, d_k, conv.shape[1], conv.shape[2], rule.family)
+    place = LinearPlace(
+        index, layer, sizes, tuple(cached.shape), cached.dtype, key_heads, d_k, channels, kernel, rule.family
+    )
     return linear, place
+
+
+def _distinct_heads(key: torch.Tensor, heads: int) -> int:
+    """Returns the number of key heads. Up to 5.22 keys are repeated for value heads before the rule: equal neighbours
+    are one key head."""
+    if key.shape[1] != heads:
+        return key.shape[1]
+    equal = [bool((key[:, head] == key[:, head - 1]).all()) for head in range(1, heads)]
+    distinct = heads - sum(equal)
+    if heads % distinct or any(same != (head % (heads // distinct) > 0) for head, same in enumerate(equal, 1)):
+        return heads
+    return distinct
 
 
 @torch.no_grad()
@@ -187,7 +212,8 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
     config = model.config.get_text_config(decoder=True)
     chance = torch.Generator().manual_seed(20)
     tokens = torch.randint(0, config.vocab_size, (1, 24), generator=chance).to(model.device)
-    whole, second, turned = Tape(config), Tape(config), DynamicCache(config=config)
+    whole, second = (cache_class(model, Tape)(config) for _ in range(2))
+    turned = cache_class(model)(config=config)
     with torch.autocast(model.device.type, enabled=False), _probing(model):
         with whole.recording(model):
             run(model, whole, tokens, 0)

@@ -20,6 +20,7 @@ from ashlar._ashlar import Verdict
 from ashlar.prompt import Prompt
 from ashlar.request import PageShortage, Request, Step
 from ashlar.transformers.assembly import Assembler, PromptRun, Restart, planned_part
+from ashlar.transformers.caches import cache_class
 from ashlar.transformers.model import LinearPlace
 from ashlar.transformers.model_cache import Fault, SharedPages, calling
 from ashlar.transformers.shared_cache import SharedCache
@@ -97,7 +98,10 @@ class SharedAssembler(Assembler):
         return lacks
 
     def new_cache(self, request: Request) -> DynamicCache:
-        return SharedCache(self.config, self.pages.model, self.pages.shape, request)
+        cache: DynamicCache = cache_class(self.model, SharedCache)(
+            self.config, self.pages.model, self.pages.shape, request
+        )
+        return cache
 
     def take_rows(self, request: Request, step: Step, table: np.ndarray[Any, Any], cache: DynamicCache) -> None:
         assert step.segment is not None  # the first segment is the only prefix

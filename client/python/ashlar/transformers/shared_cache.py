@@ -13,6 +13,7 @@ from transformers.cache_utils import DynamicLayer, LinearAttentionAndFullAttenti
 
 from ashlar.model import Attention, Model
 from ashlar.transformers import shared_attention
+from ashlar.transformers.caches import cache_class
 from ashlar.transformers.model import Shape, run, turn
 from ashlar.transformers.shared_attention import SharedRows
 
@@ -107,7 +108,7 @@ def check(model: Any, described: Model, shape: Shape) -> None:
             "CPU, or set shared_tokens to 0"
         )
     config = model.config.get_text_config(decoder=True)
-    plain = DynamicCache(config=config)
+    plain = cache_class(model)(config=config)
     for place in shape.attention:
         attention = described.layers[place.index]
         assert isinstance(attention, Attention)
@@ -119,7 +120,7 @@ def check(model: Any, described: Model, shape: Shape) -> None:
     with torch.autocast("cpu", enabled=False):
         whole = _last(model, plain, tokens)
         before, name = config._attn_implementation, shared_attention.implementation(model)
-        cache = SharedCache(config, described, shape)
+        cache = cache_class(model, SharedCache)(config, described, shape)
         failure: Exception | None = None
         try:
             model.set_attn_implementation(name)

@@ -227,7 +227,8 @@ def test_a_bad_prompt_is_refused_by_name():
         (transformers.MistralConfig(**SMALL, sliding_window=8), r"layers\[0\]: sliding-window attention is not supported"),
         (transformers.Lfm2Config(**{**SMALL, "pad_token_id": 0}, layer_types=["conv", "full_attention"]),
          r"layers\[0\]: a convolution without a state is not supported"),
-        (transformers.JambaConfig(**SMALL, mamba_dt_rank=4, attn_layer_period=2, attn_layer_offset=1, num_experts=2),
+        (transformers.ZambaConfig(**{**SMALL, "num_hidden_layers": 4}, mamba_d_state=8, mamba_dt_rank=4,
+                                  layers_block_type=["mamba", "hybrid", "mamba", "hybrid"]),
          r"layers\[0\]: its linear layer uses an unsupported recurrence"),
         (transformers.LlamaConfig(
             **SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),

@@ -42,7 +42,7 @@ def ask(model, daemon, width, prompts, assembler=Assembler):
     return logits
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "falcon_h1"])
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "falcon_h1", "jamba", "minimax"])
 def test_divergence_is_below_that_of_naive_addition_at_every_seam_width(family, daemon):
     model = tiny.build(family)
     prompts = [ashlar.Prompt([tiny.tokens(100, 10 * n + i) for i in range(5)], tiny.tokens(16, n)) for n in range(4)]

@@ -126,7 +126,7 @@ def test_merged_parts_equal_one_softmax_over_all_rows(count, rotated, dtype):
 # ---------------------------------------------------------------------------------------------------- prompts
 
 
-SDPA = ["qwen3_next", "qwen3_5", "falcon_h1", "nemotron_h", "zamba2", "qwen3", "llama"]
+SDPA = ["qwen3_next", "qwen3_5", "falcon_h1", "nemotron_h", "zamba2", "jamba", "minimax", "qwen3", "llama"]
 
 
 @pytest.mark.parametrize(

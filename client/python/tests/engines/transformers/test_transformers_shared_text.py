@@ -9,7 +9,6 @@ import ashlar
 from ashlar.transformers import branches
 
 GREEDY = {"max_new_tokens": 4, "do_sample": False}
-LINEAR = [*tiny.DELTA, *tiny.SCALAR]
 
 
 def ask(model, reuse, document, question):
@@ -41,7 +40,7 @@ def test_the_second_prompt_over_a_text_finds_its_whole_blocks(family, length, da
     assert third >= length // 64 * 64 >= second, "the third goes on from where the first two parted"
 
 
-@pytest.mark.parametrize("family", LINEAR)
+@pytest.mark.parametrize("family", tiny.LINEAR)
 def test_the_second_prompt_of_a_hybrid_finds_most_of_a_text(family, daemon):
     for length in (300, 1000):
         first, second, third = found(tiny.build(family), daemon, length, (20, 40, 30))

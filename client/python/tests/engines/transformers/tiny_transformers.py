@@ -57,6 +57,16 @@ def _config(family):
             num_key_value_heads=2, kv_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8,
             num_local_experts=4, num_experts_per_tok=2, linear_head_dim=16, linear_num_heads=2,
             layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"])  # fmt: skip
+    if family == "jamba":
+        return transformers.JambaConfig(
+            **COMMON, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            num_experts=2, num_experts_per_tok=1, mamba_d_state=8, mamba_dt_rank=4, attn_layer_period=4,
+            attn_layer_offset=2)  # fmt: skip
+    if family == "minimax":
+        return transformers.MiniMaxConfig(
+            **COMMON, intermediate_size=64, num_hidden_layers=4, num_attention_heads=4, num_key_value_heads=2,
+            head_dim=16, num_local_experts=2, num_experts_per_tok=1, block_size=32,
+            layer_types=["linear_attention", "linear_attention", "full_attention", "linear_attention"])  # fmt: skip
     if family == "qwen3":
         return transformers.Qwen3Config(
             **COMMON,
@@ -75,15 +85,20 @@ def _config(family):
 
 
 DELTA = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear"]
-SCALAR = ["granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "zamba2"]
+SCALAR = ["granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "zamba2", "minimax"]
+LINEAR = [*DELTA, *SCALAR, "jamba"]
 PLAIN = ["qwen3", "llama"]
-FAMILIES = [*DELTA, *SCALAR, *PLAIN]
+FAMILIES = [*LINEAR, *PLAIN]
 
 
 def build(family, seed=0):
     torch.manual_seed(seed)
-    config = _config(family)
-    model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+    return tuned(transformers.AutoModelForCausalLM.from_config(_config(family), dtype=torch.float32))
+
+
+def tuned(model):
+    """Changes weights so that states matter to a model's outputs."""
+    model.eval()
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if "conv1d" in name:
@@ -94,8 +109,8 @@ def build(family, seed=0):
             if name.endswith("A_log"):
                 weight.copy_(-torch.logspace(1.3, 3.0, weight.numel()).log().view(weight.shape))
             if name.endswith(".D"):
-                weight.zero_()  # the output of Mamba-2 then depends only on its state
-            if name.endswith("dt_bias"):
+                weight.zero_()  # the output of Mamba then depends only on its state
+            if name.endswith(("dt_bias", "dt_proj.bias")):
                 weight.copy_(0.54 + 0.3 * torch.randn_like(weight))
     return model
 
