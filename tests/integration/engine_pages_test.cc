@@ -142,8 +142,10 @@ TEST_F(EnginePages, PaddingAfterThePromptIsNotReturnedAsPages) {
   Cache cache = OpenSharing(test_);
   const Asked asked(segments_, test_.target_table());
   const auto existing = static_cast<int32_t>(test_.pages().pages);
-  for (const int32_t padding : {-1, existing, Targets().back()}) {
-    std::vector<int32_t> padded = Targets();
+  const std::vector<int32_t> targets = Targets();
+  ASSERT_FALSE(targets.empty());
+  for (const int32_t padding : {-1, existing, targets.back()}) {
+    std::vector<int32_t> padded = targets;
     padded.insert(padded.end(), 3, padding);
     engine::Prompt prompt = asked.prompt;
     prompt.page_table = padded.data();
