@@ -177,7 +177,7 @@ bool Locate(const v1::CommitRequest& request, std::span<const TensorSources> sta
 }  // namespace
 
 void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
@@ -202,14 +202,19 @@ void EngineService::Commit(const v1::CommitRequest& request, v1::CommitReply* re
     return done(absl::OkStatus());
   }
   const Done refused = BusyAsData(done, [answer_all] { answer_all(CommitOutcome::kBusy); });
-  OnLoop(*session, CallClass::kRequest, refused, [this, session = *session, ns = model->ns, commit, reply, done] {
-    // Tokens of salted texts are not announced, because routers would send prompts with other salts here, which miss.
-    if (texts_ != nullptr && !commit->text.salted()) texts_->Note(session->about().tenant, ns, commit->text.shared());
-    cache_.Commit(session->about().id, std::move(*commit), [reply, done](const std::vector<CommitOutcome>& outcomes) {
-      for (const CommitOutcome outcome : outcomes) reply->add_outcomes(static_cast<uint32_t>(outcome));
-      done(absl::OkStatus());
-    });
-  });
+  sessions_.OnLoop(*session, CallClass::kRequest, refused,
+                   [this, session = *session, ns = model->ns, commit, reply, done] {
+                     // Tokens of salted texts are not announced, because routers would send prompts with other salts
+                     // here, which miss.
+                     if (texts_ != nullptr && !commit->text.salted())
+                       texts_->Note(session->about().tenant, ns, commit->text.shared());
+                     cache_.Commit(session->about().id, std::move(*commit),
+                                   [reply, done](const std::vector<CommitOutcome>& outcomes) {
+                                     for (const CommitOutcome outcome : outcomes)
+                                       reply->add_outcomes(static_cast<uint32_t>(outcome));
+                                     done(absl::OkStatus());
+                                   });
+                   });
 }
 
 }  // namespace ashlar::daemon

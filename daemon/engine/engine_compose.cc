@@ -17,7 +17,7 @@ void Write(const storage::CompositionVerdict& verdict, v1::CompositionReply* rep
 }  // namespace
 
 void EngineService::Advance(const v1::AdvanceRequest& request, v1::CompositionReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   auto read = ReadAdvance(request, **session);
   if (!read.ok()) return done(read.status());
@@ -26,23 +26,24 @@ void EngineService::Advance(const v1::AdvanceRequest& request, v1::CompositionRe
   const Done refused = BusyAsData(done, [reply, interiors] {
     Write({MissReason::kBusy, std::vector<MissReason>(interiors)}, reply);
   });
-  OnLoop(*session, CallClass::kRequest, refused,
-         [this, session = *session, plan = std::move(plan), interiors, reply, done] {
-           const storage::SessionId id = session->about().id;
-           if (!session->metadata().landings.MayStart(plan->number)) {
-             observer_.Composed(session->about().tenant, MissReason::kCancelled, 0);
-             Write({MissReason::kCancelled, std::vector<MissReason>(interiors)}, reply);
-             return done(absl::OkStatus());
-           }
-           if (const auto match = cache_.Held(id, plan->lease); match.ok()) {
-             if (absl::Status status = CheckInteriors(*plan, *match); !status.ok()) return done(std::move(status));
-           }
-           cache_.Compose(id, plan->number, plan->lease, std::move(plan->composition),
-                          [reply, done](const storage::CompositionVerdict& verdict) {
-                            Write(verdict, reply);
-                            done(absl::OkStatus());
-                          });
-         });
+  sessions_.OnLoop(*session, CallClass::kRequest, refused,
+                   [this, session = *session, plan = std::move(plan), interiors, reply, done] {
+                     const storage::SessionId id = session->about().id;
+                     if (!session->metadata().landings.MayStart(plan->number)) {
+                       observer_.Composed(session->about().tenant, MissReason::kCancelled, 0);
+                       Write({MissReason::kCancelled, std::vector<MissReason>(interiors)}, reply);
+                       return done(absl::OkStatus());
+                     }
+                     if (const auto match = cache_.Held(id, plan->lease); match.ok()) {
+                       if (absl::Status status = CheckInteriors(*plan, *match); !status.ok())
+                         return done(std::move(status));
+                     }
+                     cache_.Compose(id, plan->number, plan->lease, std::move(plan->composition),
+                                    [reply, done](const storage::CompositionVerdict& verdict) {
+                                      Write(verdict, reply);
+                                      done(absl::OkStatus());
+                                    });
+                   });
 }
 
 }  // namespace ashlar::daemon

@@ -15,7 +15,7 @@
 namespace ashlar::daemon {
 
 void EngineService::HandOff(const v1::HandOffRequest& request, v1::HandOffReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
@@ -44,9 +44,10 @@ void EngineService::HandOff(const v1::HandOffRequest& request, v1::HandOffReply*
   if (!handoff_) return answer({.outcome = HandoffOutcome::kUnavailable});
   const auto text = std::make_shared<const storage::PrefixText>(model->prefixes, *std::move(tokens), *conversation,
                                                                 *std::move(media), *salt);
-  OnLoop(*session, CallClass::kRequest, done,
-         [this, tenant = (*session)->about().tenant, text, node = request.node(), patience = request.patience_ms(),
-          answer] { handoff_().Start(tenant, *text, node, patience, answer); });
+  sessions_.OnLoop(
+      *session, CallClass::kRequest, done,
+      [this, tenant = (*session)->about().tenant, text, node = request.node(), patience = request.patience_ms(),
+       answer] { handoff_().Start(tenant, *text, node, patience, answer); });
 }
 
 }  // namespace ashlar::daemon

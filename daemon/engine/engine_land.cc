@@ -239,13 +239,13 @@ absl::Status EngineService::LandOrder::CheckTargets(const storage::Match& match,
 
 void EngineService::Land(const v1::LandRequest& request, LandingReplies& replies) {
   const Done refused = [&replies](absl::Status status) { replies.Ended(std::move(status)); };
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return refused(session.status());
   auto landing = std::make_shared<LandOrder>();
   const bool needs_pages = request.pages_id() != 0 || !request.segments().empty();
   if (absl::Status read = landing->Read(request, **session, needs_pages); !read.ok()) return refused(read);
   if (absl::Status read = landing->ReadSegments(request); !read.ok()) return refused(read);
-  OnLoop(*session, CallClass::kRequest, refused, [this, session = *session, landing, &replies] {
+  sessions_.OnLoop(*session, CallClass::kRequest, refused, [this, session = *session, landing, &replies] {
     const absl::StatusOr<storage::Match> match = cache_.Held(session->about().id, landing->lease);
     const auto miss_all = [&](MissReason reason) {
       replies.Ended(MissAll(observer_, session->about().tenant, landing->target.segments, match, reason));
@@ -281,7 +281,7 @@ bool EngineService::Begin(const Session& session, LandOrder& landing, const stor
 
 void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, LandingReplies& replies) {
   const Done refused = [&replies](absl::Status status) { replies.Ended(std::move(status)); };
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return refused(session.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return refused(Invalid("model: unknown handle ", request.model()));
@@ -331,12 +331,12 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, Landi
                 [this, session = *session, call, refused, look_up](RemoteLookup::Adopted adopted) {
                   if (adopted != nullptr) adopted->Mark(call->asked.segments);
                   call->adopted = std::move(adopted);
-                  OnLoop(session, CallClass::kRequest, refused, look_up);
+                  sessions_.OnLoop(session, CallClass::kRequest, refused, look_up);
                 });
 }
 
 void EngineService::CancelLanding(const std::string& secret, storage::LandingId landing) {
-  const auto session = Resolve(secret);
+  const auto session = sessions_.Resolve(secret);
   if (!session.ok()) return;  // the session's end cancels all landings
   loop_.PostCompletion((*session)->about().tenant, [this, session = *session, landing] {
     if (session->metadata().open) cache_.Quiesce(session->about().id, landing, [] {});

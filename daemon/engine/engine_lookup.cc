@@ -15,7 +15,7 @@
 
 namespace ashlar::daemon {
 void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
@@ -63,7 +63,7 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
                     for (ParsedPrompt& prompt : call->prompts) adopted->Mark(prompt.segments);
                   }
                   call->adopted = std::move(adopted);
-                  OnLoop(session, CallClass::kRequest, done, look_up);
+                  sessions_.OnLoop(session, CallClass::kRequest, done, look_up);
                 });
 }
 
@@ -120,13 +120,13 @@ void EngineService::PromptLookup::DropSegments() {
 }
 
 void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr && request.model() != 0) return done(Invalid("model: unknown handle ", request.model()));
-  OnLoop(*session, CallClass::kRequest, done, [this, session = *session, lease = *lease, model, reply, done] {
+  sessions_.OnLoop(*session, CallClass::kRequest, done, [this, session = *session, lease = *lease, model, reply, done] {
     const auto shard = model == nullptr ? std::nullopt : std::optional(model->shard);
     absl::StatusOr<storage::Match> match = cache_.Attach(session->about().id, lease, shard);
     if (!match.ok()) return done(match.status());
@@ -147,7 +147,7 @@ void EngineService::AttachLease(const v1::AttachLeaseRequest& request, v1::Attac
 }
 
 void EngineService::Release(const v1::ReleaseRequest& request, v1::ReleaseReply*, Done done) {
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   if (static_cast<uint64_t>(request.leases_size()) > limits::kMaxReleasesPerCall) {
     return done(Invalid("leases: too many; expected at most ", limits::kMaxReleasesPerCall));
@@ -158,17 +158,18 @@ void EngineService::Release(const v1::ReleaseRequest& request, v1::ReleaseReply*
     if (!lease.ok()) return done(lease.status());
     leases.push_back(*lease);
   }
-  OnLoop(*session, CallClass::kRelease, done,
-         [this, session = *session, leases = std::move(leases), next = size_t{0}, done](storage::Slice& slice) mutable {
-           for (; next < leases.size(); ++next) {
-             if (!slice.Take()) return false;
-             cache_.EndLease(session->about().id, leases[next]);
-             pools_.Release(session->about().id, leases[next]);
-           }
-           if (!cache_.SettleLeases(session->about().id, slice)) return false;
-           done(absl::OkStatus());
-           return true;
-         });
+  sessions_.OnLoop(
+      *session, CallClass::kRelease, done,
+      [this, session = *session, leases = std::move(leases), next = size_t{0}, done](storage::Slice& slice) mutable {
+        for (; next < leases.size(); ++next) {
+          if (!slice.Take()) return false;
+          cache_.EndLease(session->about().id, leases[next]);
+          admissions_.pools().Release(session->about().id, leases[next]);
+        }
+        if (!cache_.SettleLeases(session->about().id, slice)) return false;
+        done(absl::OkStatus());
+        return true;
+      });
 }
 
 }  // namespace ashlar::daemon

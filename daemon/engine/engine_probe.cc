@@ -76,9 +76,9 @@ void EngineService::ProbeHere(storage::TenantId tenant, const ProbedModel& name,
   }
   auto asked = ReadPrompt("prompt", *prompt, *model);
   if (!asked.ok()) return done(asked.status());
-  if (!call_rates_.Take(tenant, 1)) {
+  if (!sessions_.rates().Take(tenant, 1)) {
     return done(absl::ResourceExhaustedError(
-        absl::StrCat("calls_per_second: the tenant exceeded its limit of ", call_rates_.limit(tenant))));
+        absl::StrCat("calls_per_second: the tenant exceeded its limit of ", sessions_.rates().limit(tenant))));
   }
   struct Call {
     Opened opened;
@@ -125,7 +125,7 @@ void EngineService::ProbeHere(storage::TenantId tenant, const ProbedModel& name,
 }
 
 void EngineService::Probe(const v1::ProbeRequest& request, v1::ProbeReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   router_.probes().Probe((*session)->about().tenant, {.ns = request.ns(), .model_id = request.model_id()},
                          std::make_shared<const v1::Prompt>(request.prompt()), request.cluster(),

@@ -125,7 +125,7 @@ struct EngineService::ReserveCall {
 };
 
 void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
@@ -138,7 +138,7 @@ void EngineService::Reserve(const v1::ReserveRequest& request, v1::ReserveReply*
     if (!named.ok()) return done(named.status());
     call->objects.push_back(*std::move(named));
   }
-  OnLoop(*session, CallClass::kRequest, done, [this, call] { ReserveFrom(call, 0); });
+  sessions_.OnLoop(*session, CallClass::kRequest, done, [this, call] { ReserveFrom(call, 0); });
 }
 
 void EngineService::ReserveFrom(const std::shared_ptr<ReserveCall>& call, size_t first) {
@@ -178,7 +178,7 @@ void EngineService::NoteSegment(storage::TenantId tenant, const NamedObject& obj
 }
 
 void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   if (static_cast<uint64_t>(request.objects_size()) > limits::kMaxObjectsPerCall) {
     return done(Invalid("objects: too many; expected at most ", limits::kMaxObjectsPerCall));
@@ -194,7 +194,7 @@ void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply*
   const Done refused = BusyAsData(done, [reply, count = request.objects_size()] {
     reply->mutable_outcomes()->Resize(count, static_cast<uint32_t>(PublishOutcome::kBusy));
   });
-  OnLoop(*session, CallClass::kRequest, refused, [this, session = *session, objects, deadline, reply, done] {
+  sessions_.OnLoop(*session, CallClass::kRequest, refused, [this, session = *session, objects, deadline, reply, done] {
     const storage::SessionId id = session->about().id;
     const int count = static_cast<int>(objects->size());
     if (count == 0) return done(absl::OkStatus());
@@ -229,16 +229,18 @@ void EngineService::Publish(const v1::PublishRequest& request, v1::PublishReply*
 }
 
 void EngineService::Abandon(const v1::AbandonRequest& request, v1::AbandonReply*, Done done) {
-  const auto session = Resolve(request.session());
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   if (static_cast<uint64_t>(request.reservations_size()) > limits::kMaxObjectsPerCall) {
     return done(Invalid("reservations: too many; expected at most ", limits::kMaxObjectsPerCall));
   }
   std::vector<storage::ReservationId> reservations(request.reservations().begin(), request.reservations().end());
-  OnLoop(*session, CallClass::kRelease, done, [this, session = *session, reservations = std::move(reservations), done] {
-    for (const storage::ReservationId reservation : reservations) cache_.Abandon(session->about().id, reservation);
-    done(absl::OkStatus());
-  });
+  sessions_.OnLoop(*session, CallClass::kRelease, done,
+                   [this, session = *session, reservations = std::move(reservations), done] {
+                     for (const storage::ReservationId reservation : reservations)
+                       cache_.Abandon(session->about().id, reservation);
+                     done(absl::OkStatus());
+                   });
 }
 
 }  // namespace ashlar::daemon

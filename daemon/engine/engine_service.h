@@ -17,6 +17,9 @@
 
 #include "absl/status/status.h"
 #include "absl/status/statusor.h"
+#include "daemon/engine/admission_calls.h"
+#include "daemon/engine/prefill_calls.h"
+#include "daemon/engine/session_calls.h"
 #include "daemon/peer/fetch/remote_lookup.h"
 #include "daemon/router/prompt_probe.h"
 #include "daemon/router/router.h"
@@ -60,7 +63,7 @@ class LandingReplies {
 // nothing was changed (cache.proto lists the statuses).
 class EngineService final : public PromptProber {
  public:
-  using Done = std::function<void(absl::Status)>;
+  using Done = SessionCalls::Done;
 
   // All must outlive the service. `observer` is notified of misses that the cache does not see, `models` of opened
   // models, and `texts` of the blocks of committed texts (may be null). `remote` finds objects of prompts on other
@@ -69,23 +72,28 @@ class EngineService final : public PromptProber {
   EngineService(storage::Cache& cache, storage::Observer& observer, EventLoop& loop, SessionTable& table,
                 ModelRegistry& models, Router& router, RemoteLookup* remote = nullptr, BlockTexts* texts = nullptr,
                 std::function<PromptHandoff&()> handoff = nullptr)
-      : cache_(cache),
+      : sessions_(loop, table),
+        cache_(cache),
         observer_(observer),
         loop_(loop),
-        call_rates_(loop.clock()),
         table_(table),
         models_(models),
         router_(router),
         remote_(remote),
         texts_(texts),
-        handoff_(std::move(handoff)) {}
+        handoff_(std::move(handoff)),
+        admissions_(sessions_, cache),
+        prefills_(sessions_, router) {}
 
   // Checks the secret of a call from `user`. PERMISSION_DENIED for a session of another user. UNAUTHENTICATED for an
   // unknown or ended session, unless `callers` is kAll. Every call also checks that its session is open.
-  absl::Status Authenticate(const std::string& secret, uid_t user, Callers callers) const;
+  absl::Status Authenticate(const std::string& secret, uid_t user, Callers callers) const {
+    return sessions_.Authenticate(secret, user, callers);
+  }
 
   // The calls of ashlar.v1.Cache, in the order of proto/cache_calls.h. Unary calls fill `reply`; the streams of
   // landings call `replies`, which must stay until its last call. Quiesce also answers for sessions that have ended.
+  // Admissions and prefill have their own classes, below.
   void OpenModel(const v1::OpenModelRequest& request, v1::OpenModelReply* reply, Done done);
   void CloseModel(const v1::CloseModelRequest& request, v1::CloseModelReply* reply, Done done);
   void DeclarePages(const v1::DeclarePagesRequest& request, v1::DeclarePagesReply* reply, Done done);
@@ -100,27 +108,21 @@ class EngineService final : public PromptProber {
   void Quiesce(const v1::QuiesceRequest& request, v1::QuiesceReply* reply, Done done);
   void Release(const v1::ReleaseRequest& request, v1::ReleaseReply* reply, Done done);
   void AttachLease(const v1::AttachLeaseRequest& request, v1::AttachLeaseReply* reply, Done done);
-  void Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply, Done done);
-  void ExtendAdmission(const v1::ExtendAdmissionRequest& request, v1::AdmitReply* reply, Done done);
-  void MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply* reply, Done done);
-  void AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply* reply, Done done);
-  void PlanPrefill(const v1::PlanPrefillRequest& request, v1::PlanPrefillReply* reply, Done done);
-  void AwaitPrefill(const v1::AwaitPrefillRequest& request, v1::AwaitPrefillReply* reply, Done done);
-  void EndPrefill(const v1::EndPrefillRequest& request, v1::EndPrefillReply* reply, Done done);
-  void ServePrefill(const v1::ServePrefillRequest& request, v1::ServePrefillReply* reply, Done done);
   void HandOff(const v1::HandOffRequest& request, v1::HandOffReply* reply, Done done);
   void Probe(const v1::ProbeRequest& request, v1::ProbeReply* reply, Done done);
   void ProbeHere(storage::TenantId tenant, const ProbedModel& model, std::shared_ptr<const v1::Prompt> prompt,
                  std::function<void(absl::StatusOr<Here>)> done) override;
+  AdmissionCalls& admissions() { return admissions_; }
+  PrefillCalls& prefills() { return prefills_; }
   // Cancels a landing that the engine no longer waits for. `Ended` is still called.
   void CancelLanding(const std::string& secret, storage::LandingId landing);
 
   // The limit of calls per second and tenant. Calls beyond it are refused, except calls that release something.
-  storage::Rates& call_rates() { return call_rates_; }
-  const storage::Rates& call_rates() const { return call_rates_; }
+  storage::Rates& call_rates() { return sessions_.rates(); }
+  const storage::Rates& call_rates() const { return sessions_.rates(); }
 
   // The metadata thread only.
-  storage::PagePool::Levels PageLevels(storage::TenantId tenant) const { return pools_.levels(tenant); }
+  storage::PagePool::Levels PageLevels(storage::TenantId tenant) const { return admissions_.pools().levels(tenant); }
   void EraseTextsAndPages(storage::TenantId tenant, const std::optional<NamespaceId>& ns);  // see AdminParts
 
  private:
@@ -134,11 +136,6 @@ class EngineService final : public PromptProber {
   // false. The metadata thread only.
   bool Begin(const Session& session, LandOrder& landing, const storage::Match& match, LandingReplies& replies);
 
-  // Ends the session's requests when the session ends. The metadata thread only.
-  void EndRequestsWith(const std::shared_ptr<Session>& session);
-  // Ends the session's prefill plans and the prefill that it offers when the session ends.
-  void EndRoutesWith(const std::shared_ptr<Session>& session);
-
   // Returns the tenant's open model that a probe names, and the number of sessions that have opened it.
   struct Opened {
     std::shared_ptr<const Model> model;
@@ -146,14 +143,6 @@ class EngineService final : public PromptProber {
   };
   // An engine may open two models with one model_id: of several, those that fit a prompt with or without segments.
   absl::StatusOr<Opened> FindOpened(storage::TenantId tenant, const ProbedModel& name, bool segmented) const;
-
-  // UNAUTHENTICATED for an unknown or ended session.
-  absl::StatusOr<std::shared_ptr<Session>> Resolve(const std::string& secret) const;
-
-  enum class CallClass { kRequest, kRelease };
-  // Runs `work` on the metadata thread if the session is still open there. Calls `done` with an error if it is not, if
-  // the queue is full, or if the session ends between two slices of the work.
-  void OnLoop(std::shared_ptr<Session> session, CallClass call_class, Done done, EventLoop::Work work);
 
   // Calls `then` with what other nodes have of the prompts, immediately if nothing. The prompts must live until then.
   // The caller must keep the argument of `then` until its lookups have ended.
@@ -165,10 +154,10 @@ class EngineService final : public PromptProber {
   // so that status would not prove that nothing was started.
   static Done BusyAsData(Done done, std::function<void()> write_busy);
 
+  SessionCalls sessions_;
   storage::Cache& cache_;
   storage::Observer& observer_;
   EventLoop& loop_;
-  storage::Rates call_rates_;
   SessionTable& table_;
   ModelRegistry& models_;
   Router& router_;
@@ -176,7 +165,8 @@ class EngineService final : public PromptProber {
   BlockTexts* const texts_;
   const std::function<PromptHandoff&()> handoff_;
   OpenLayouts layouts_;
-  storage::PagePools pools_;  // the metadata thread only
+  AdmissionCalls admissions_;
+  PrefillCalls prefills_;
 };
 
 }  // namespace ashlar::daemon

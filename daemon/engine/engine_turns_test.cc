@@ -206,23 +206,25 @@ TEST_F(EngineTurnsTest, ALargeAdmissionAndItsAnswerAreSliced) {
   admit.set_lease(lease);
   admit.set_own_pages(limits::kMaxAllocatedPages / 2);
   v1::AdmitReply admitted, extended, attached;
-  EXPECT_GT(turns_of("admit", [&](auto done) { service_->Admit(admit, &admitted, done); }), 2u);
+  EXPECT_GT(turns_of("admit", [&](auto done) { service_->admissions().Admit(admit, &admitted, done); }), 2u);
   v1::ExtendAdmissionRequest extend;
   extend.set_session(session.about().secret);
   extend.set_lease(lease);
   extend.set_own_pages(limits::kMaxAllocatedPages);
-  EXPECT_GT(turns_of("extend", [&](auto done) { service_->ExtendAdmission(extend, &extended, done); }), 2u);
+  EXPECT_GT(turns_of("extend", [&](auto done) { service_->admissions().ExtendAdmission(extend, &extended, done); }),
+            2u);
   v1::AttachAdmissionRequest attach;
   attach.set_session(session.about().secret);
   attach.set_lease(lease);
-  EXPECT_GT(turns_of("attach", [&](auto done) { service_->AttachAdmission(attach, &attached, done); }), 1u);
+  EXPECT_GT(turns_of("attach", [&](auto done) { service_->admissions().AttachAdmission(attach, &attached, done); }),
+            1u);
   EXPECT_EQ(admitted.admission().own_pages_size(), static_cast<int>(limits::kMaxAllocatedPages / 2));
   const auto& all = extended.admission().own_pages();
   EXPECT_TRUE(std::ranges::equal(all, attached.admission().own_pages()));
   EXPECT_EQ(std::set<int32_t>(all.begin(), all.end()).size(), limits::kMaxAllocatedPages);
   extend.set_own_pages(limits::kMaxAllocatedPages + 1);
   v1::AdmitReply refused;
-  turns_of("refuse", [&](auto done) { service_->ExtendAdmission(extend, &refused, done); });
+  turns_of("refuse", [&](auto done) { service_->admissions().ExtendAdmission(extend, &refused, done); });
   EXPECT_EQ(refused.lacks().needed(), 1u);
   EXPECT_FALSE(refused.has_admission());
 }

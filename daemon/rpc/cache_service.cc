@@ -368,35 +368,36 @@ class CacheService final : public RawCache {
                                                                &EngineService::AttachLease, *bytes, answer);
   }
   Reactor* Admit(Context* context, const Bytes* bytes, Bytes* answer) override {
-    return Unary<v1::AdmitRequest, v1::AdmitReply>(context, CacheCall::kAdmit, &EngineService::Admit, *bytes, answer);
+    return Unary<v1::AdmitRequest, v1::AdmitReply>(context, CacheCall::kAdmit, service_.admissions(),
+                                                   &AdmissionCalls::Admit, *bytes, answer);
   }
   Reactor* ExtendAdmission(Context* context, const Bytes* bytes, Bytes* answer) override {
-    return Unary<v1::ExtendAdmissionRequest, v1::AdmitReply>(context, CacheCall::kExtendAdmission,
-                                                             &EngineService::ExtendAdmission, *bytes, answer);
+    return Unary<v1::ExtendAdmissionRequest, v1::AdmitReply>(
+        context, CacheCall::kExtendAdmission, service_.admissions(), &AdmissionCalls::ExtendAdmission, *bytes, answer);
   }
   Reactor* MarkFilled(Context* context, const Bytes* bytes, Bytes* answer) override {
-    return Unary<v1::MarkFilledRequest, v1::MarkFilledReply>(context, CacheCall::kMarkFilled,
-                                                             &EngineService::MarkFilled, *bytes, answer);
+    return Unary<v1::MarkFilledRequest, v1::MarkFilledReply>(context, CacheCall::kMarkFilled, service_.admissions(),
+                                                             &AdmissionCalls::MarkFilled, *bytes, answer);
   }
   Reactor* AttachAdmission(Context* context, const Bytes* bytes, Bytes* answer) override {
-    return Unary<v1::AttachAdmissionRequest, v1::AdmitReply>(context, CacheCall::kAttachAdmission,
-                                                             &EngineService::AttachAdmission, *bytes, answer);
+    return Unary<v1::AttachAdmissionRequest, v1::AdmitReply>(
+        context, CacheCall::kAttachAdmission, service_.admissions(), &AdmissionCalls::AttachAdmission, *bytes, answer);
   }
   Reactor* PlanPrefill(Context* context, const Bytes* bytes, Bytes* answer) override {
-    return Unary<v1::PlanPrefillRequest, v1::PlanPrefillReply>(context, CacheCall::kPlanPrefill,
-                                                               &EngineService::PlanPrefill, *bytes, answer);
+    return Unary<v1::PlanPrefillRequest, v1::PlanPrefillReply>(context, CacheCall::kPlanPrefill, service_.prefills(),
+                                                               &PrefillCalls::PlanPrefill, *bytes, answer);
   }
   Reactor* AwaitPrefill(Context* context, const Bytes* bytes, Bytes* answer) override {
-    return Unary<v1::AwaitPrefillRequest, v1::AwaitPrefillReply>(context, CacheCall::kAwaitPrefill,
-                                                                 &EngineService::AwaitPrefill, *bytes, answer);
+    return Unary<v1::AwaitPrefillRequest, v1::AwaitPrefillReply>(context, CacheCall::kAwaitPrefill, service_.prefills(),
+                                                                 &PrefillCalls::AwaitPrefill, *bytes, answer);
   }
   Reactor* EndPrefill(Context* context, const Bytes* bytes, Bytes* answer) override {
-    return Unary<v1::EndPrefillRequest, v1::EndPrefillReply>(context, CacheCall::kEndPrefill,
-                                                             &EngineService::EndPrefill, *bytes, answer);
+    return Unary<v1::EndPrefillRequest, v1::EndPrefillReply>(context, CacheCall::kEndPrefill, service_.prefills(),
+                                                             &PrefillCalls::EndPrefill, *bytes, answer);
   }
   Reactor* ServePrefill(Context* context, const Bytes* bytes, Bytes* answer) override {
-    return Unary<v1::ServePrefillRequest, v1::ServePrefillReply>(context, CacheCall::kServePrefill,
-                                                                 &EngineService::ServePrefill, *bytes, answer);
+    return Unary<v1::ServePrefillRequest, v1::ServePrefillReply>(context, CacheCall::kServePrefill, service_.prefills(),
+                                                                 &PrefillCalls::ServePrefill, *bytes, answer);
   }
   Reactor* HandOff(Context* context, const Bytes* bytes, Bytes* answer) override {
     return Unary<v1::HandOffRequest, v1::HandOffReply>(context, CacheCall::kHandOff, &EngineService::HandOff, *bytes,
@@ -436,6 +437,14 @@ class CacheService final : public RawCache {
   Reactor* Unary(Context* context, CacheCall call,
                  void (EngineService::*handler)(const Request&, Reply*, EngineService::Done), const Bytes& bytes,
                  Bytes* answer) {
+    return Unary<Request, Reply, EngineService>(context, call, service_, handler, bytes, answer);
+  }
+
+  // `calls` has the handler, and is a part of the service.
+  template <typename Request, typename Reply, typename Calls>
+  Reactor* Unary(Context* context, CacheCall call, Calls& calls,
+                 void (Calls::*handler)(const Request&, Reply*, EngineService::Done), const Bytes& bytes,
+                 Bytes* answer) {
     HappensAfter(this);
     const bool may_begin = memory_.MayBegin() || GivesBack(call);
     if (!may_begin || !calls_.Enter()) {
@@ -453,12 +462,12 @@ class CacheService final : public RawCache {
     const auto done = [reactor, messages, answer, timer = CallTimer(calls_, metrics_, call)](absl::Status status) {
       timer.Finished(reactor->Answer(std::move(status), messages->reply, answer).code());
     };
-    Read(bytes, [this, call, handler, bytes, reactor, messages, done] {
+    Read(bytes, [this, call, &calls, handler, bytes, reactor, messages, done] {
       absl::Status read = Parse(bytes, call, service_, user_, &messages->request);
       if (read.ok() && !GivesBack(call)) read = reactor->Hold(call, messages->arena.SpaceUsed());
       if (!read.ok()) return done(read);
-      // Not `service_.*handler`: with sanitizers, GCC 12 reads `this` before it is set.
-      std::invoke(handler, service_, messages->request, &messages->reply, done);
+      // Not `calls.*handler`: with sanitizers, GCC 12 reads `this` before it is set.
+      std::invoke(handler, calls, messages->request, &messages->reply, done);
     });
     return reactor;
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parallel prefill: PlanPrefill, AwaitPrefill and EndPrefill for the requesting engines, ServePrefill for the computing
-// ones.
+#include "daemon/engine/prefill_calls.h"
+
 #include <memory>
 #include <string>
 #include <utility>
@@ -8,7 +8,6 @@
 
 #include "absl/strings/str_cat.h"
 #include "ashlar/v1/cache.pb.h"
-#include "daemon/engine/engine_service.h"
 #include "daemon/engine/request_fields.h"
 #include "proto/invalid.h"
 #include "proto/limits.h"
@@ -47,14 +46,14 @@ absl::StatusOr<ColdSegment> ReadCold(const std::string& field, const v1::ObjectN
 
 }  // namespace
 
-void EngineService::EndRoutesWith(const std::shared_ptr<Session>& session) {
+void PrefillCalls::EndRoutesWith(const std::shared_ptr<Session>& session) {
   Session::MetadataState& state = session->metadata();
   if (std::exchange(state.ends_routes, true)) return;
   state.when_drained.push_back([this, id = session->about().id] { router_.SessionEnded(id); });
 }
 
-void EngineService::PlanPrefill(const v1::PlanPrefillRequest& request, v1::PlanPrefillReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+void PrefillCalls::PlanPrefill(const v1::PlanPrefillRequest& request, v1::PlanPrefillReply* reply, Done done) {
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
@@ -84,15 +83,15 @@ void EngineService::PlanPrefill(const v1::PlanPrefillRequest& request, v1::PlanP
     reply->set_expected_ns(planned->expected);
     done(absl::OkStatus());
   };
-  OnLoop(*session, CallClass::kRequest, done,
-         [this, session = *session, asker, cold = std::move(cold), answer]() mutable {
-           EndRoutesWith(session);
-           router_.Plan(asker, std::move(cold), answer);
-         });
+  sessions_.OnLoop(*session, CallClass::kRequest, done,
+                   [this, session = *session, asker, cold = std::move(cold), answer]() mutable {
+                     EndRoutesWith(session);
+                     router_.Plan(asker, std::move(cold), answer);
+                   });
 }
 
-void EngineService::AwaitPrefill(const v1::AwaitPrefillRequest& request, v1::AwaitPrefillReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+void PrefillCalls::AwaitPrefill(const v1::AwaitPrefillRequest& request, v1::AwaitPrefillReply* reply, Done done) {
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   if (absl::Status status = CheckWait(request.wait_ns()); !status.ok()) return done(status);
   const auto answer = [reply, done](const absl::StatusOr<Router::States>& states) {
@@ -100,23 +99,23 @@ void EngineService::AwaitPrefill(const v1::AwaitPrefillRequest& request, v1::Awa
     for (const PlannedSegmentState state : *states) reply->add_states(static_cast<uint32_t>(state));
     done(absl::OkStatus());
   };
-  OnLoop(*session, CallClass::kRequest, done,
-         [this, session = *session, plan = request.plan(), wait = request.wait_ns(), answer] {
-           router_.Await(session->about().id, plan, wait, answer);
-         });
+  sessions_.OnLoop(*session, CallClass::kRequest, done,
+                   [this, session = *session, plan = request.plan(), wait = request.wait_ns(), answer] {
+                     router_.Await(session->about().id, plan, wait, answer);
+                   });
 }
 
-void EngineService::EndPrefill(const v1::EndPrefillRequest& request, v1::EndPrefillReply*, Done done) {
-  const auto session = Resolve(request.session());
+void PrefillCalls::EndPrefill(const v1::EndPrefillRequest& request, v1::EndPrefillReply*, Done done) {
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
-  OnLoop(*session, CallClass::kRelease, done, [this, session = *session, plan = request.plan(), done] {
+  sessions_.OnLoop(*session, CallClass::kRelease, done, [this, session = *session, plan = request.plan(), done] {
     router_.End(session->about().id, plan);
     done(absl::OkStatus());
   });
 }
 
-void EngineService::ServePrefill(const v1::ServePrefillRequest& request, v1::ServePrefillReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+void PrefillCalls::ServePrefill(const v1::ServePrefillRequest& request, v1::ServePrefillReply* reply, Done done) {
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto model = (*session)->FindModel(request.model());
   if (model == nullptr) return done(Invalid("model: unknown handle ", request.model()));
@@ -145,11 +144,11 @@ void EngineService::ServePrefill(const v1::ServePrefillRequest& request, v1::Ser
     reply->set_due_in_ns(given->due_in);
     done(absl::OkStatus());
   };
-  OnLoop(*session, CallClass::kRequest, done,
-         [this, session = *session, engine, results = std::move(results), wait = request.wait_ns(), answer] {
-           EndRoutesWith(session);
-           router_.workers().Serve(engine, results, wait, answer);
-         });
+  sessions_.OnLoop(*session, CallClass::kRequest, done,
+                   [this, session = *session, engine, results = std::move(results), wait = request.wait_ns(), answer] {
+                     EndRoutesWith(session);
+                     router_.workers().Serve(engine, results, wait, answer);
+                   });
 }
 
 }  // namespace ashlar::daemon

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// In-place sharing: Admit, ExtendAdmission, MarkFilled, AttachAdmission.
+#include "daemon/engine/admission_calls.h"
+
 #include <algorithm>
 #include <cassert>
 #include <span>
@@ -7,7 +8,6 @@
 #include <vector>
 
 #include "ashlar/v1/cache.pb.h"
-#include "daemon/engine/engine_service.h"
 #include "daemon/engine/request_fields.h"
 #include "proto/invalid.h"
 #include "proto/page_placement.h"
@@ -73,14 +73,14 @@ std::vector<PagePool::Want> WantsOf(const std::vector<storage::Query>& segments,
 
 }  // namespace
 
-void EngineService::EndRequestsWith(const std::shared_ptr<Session>& session) {
+void AdmissionCalls::EndRequestsWith(const std::shared_ptr<Session>& session) {
   Session::MetadataState& state = session->metadata();
   if (std::exchange(state.ends_requests, true)) return;
   state.when_drained.push_back([this, id = session->about().id] { pools_.ReleaseAll(id); });
 }
 
-void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+void AdmissionCalls::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply, Done done) {
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   auto pages = (*session)->FindPages(request.pages_id());
   if (pages == nullptr) return done(Invalid("pages_id: unknown handle ", request.pages_id()));
@@ -109,26 +109,26 @@ void EngineService::Admit(const v1::AdmitRequest& request, v1::AdmitReply* reply
     if (answer->admission == 0) Write(answer->shortage, reply->mutable_lacks());
     return absl::OkStatus();
   };
-  OnLoop(*session, CallClass::kRequest, done,
-         [this, session = *session, lease = *lease, admit, begun = false, &request, reply,
-          done](storage::Slice& slice) mutable {
-           if (!std::exchange(begun, true)) {
-             const absl::Status admitted = admit();
-             if (!admitted.ok() || reply->has_lacks()) return done(admitted), true;
-           }
-           const PagePools::Request& held = *pools_.Find(session->about().id, lease);
-           if (!TakeAndWrite(held, request.own_pages(), slice, reply->mutable_admission())) return false;
-           done(absl::OkStatus());
-           return true;
-         });
+  sessions_.OnLoop(*session, CallClass::kRequest, done,
+                   [this, session = *session, lease = *lease, admit, begun = false, &request, reply,
+                    done](storage::Slice& slice) mutable {
+                     if (!std::exchange(begun, true)) {
+                       const absl::Status admitted = admit();
+                       if (!admitted.ok() || reply->has_lacks()) return done(admitted), true;
+                     }
+                     const PagePools::Request& held = *pools_.Find(session->about().id, lease);
+                     if (!TakeAndWrite(held, request.own_pages(), slice, reply->mutable_admission())) return false;
+                     done(absl::OkStatus());
+                     return true;
+                   });
 }
 
-void EngineService::ExtendAdmission(const v1::ExtendAdmissionRequest& request, v1::AdmitReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+void AdmissionCalls::ExtendAdmission(const v1::ExtendAdmissionRequest& request, v1::AdmitReply* reply, Done done) {
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
-  OnLoop(
+  sessions_.OnLoop(
       *session, CallClass::kRequest, done,
       [this, session = *session, lease = *lease, begun = false, &request, reply, done](storage::Slice& slice) mutable {
         const PagePools::Request* held = pools_.Find(session->about().id, lease);
@@ -145,12 +145,12 @@ void EngineService::ExtendAdmission(const v1::ExtendAdmissionRequest& request, v
       });
 }
 
-void EngineService::MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply*, Done done) {
-  const auto session = Resolve(request.session());
+void AdmissionCalls::MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFilledReply*, Done done) {
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
-  OnLoop(*session, CallClass::kRequest, done, [this, session = *session, lease = *lease, &request, done] {
+  sessions_.OnLoop(*session, CallClass::kRequest, done, [this, session = *session, lease = *lease, &request, done] {
     const PagePools::Request* held = pools_.Find(session->about().id, lease);
     if (held == nullptr) return done(absl::NotFoundError("lease: unknown or released"));
     const std::vector<PagePool::Segment> segments = held->pool->Segments(held->admission);
@@ -168,20 +168,20 @@ void EngineService::MarkFilled(const v1::MarkFilledRequest& request, v1::MarkFil
   });
 }
 
-void EngineService::AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply* reply, Done done) {
-  const auto session = Resolve(request.session());
+void AdmissionCalls::AttachAdmission(const v1::AttachAdmissionRequest& request, v1::AdmitReply* reply, Done done) {
+  const auto session = sessions_.Resolve(request.session());
   if (!session.ok()) return done(session.status());
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
-  OnLoop(*session, CallClass::kRequest, done,
-         [this, session = *session, lease = *lease, reply, done](storage::Slice& slice) {
-           EndRequestsWith(session);
-           const auto held = pools_.Attach(session->about().id, session->about().tenant, lease);
-           if (!held.ok()) return done(held.status()), true;
-           if (!TakeAndWrite(**held, 0, slice, reply->mutable_admission())) return false;
-           done(absl::OkStatus());
-           return true;
-         });
+  sessions_.OnLoop(*session, CallClass::kRequest, done,
+                   [this, session = *session, lease = *lease, reply, done](storage::Slice& slice) {
+                     EndRequestsWith(session);
+                     const auto held = pools_.Attach(session->about().id, session->about().tenant, lease);
+                     if (!held.ok()) return done(held.status()), true;
+                     if (!TakeAndWrite(**held, 0, slice, reply->mutable_admission())) return false;
+                     done(absl::OkStatus());
+                     return true;
+                   });
 }
 
 }  // namespace ashlar::daemon
