@@ -305,7 +305,7 @@ void EngineService::LookupAndLand(const v1::LookupAndLandRequest& request, Landi
   const auto call =
       std::make_shared<Call>(Call{.asked = *std::move(asked), .answer = {}, .writer = MatchReplyWriter()});
   const auto look_up = [this, session = *session, model, call, landing, &replies](storage::Slice& slice) {
-    EndRoutesWith(session);
+    prefills_.EndRoutesWith(session);
     if (!session->metadata().landings.MayStart(landing->id)) {
       replies.Ended(absl::CancelledError("landing: cancelled by Quiesce"));
       return true;

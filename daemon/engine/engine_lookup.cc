@@ -43,7 +43,7 @@ void EngineService::Match(const v1::MatchRequest& request, v1::MatchReply* reply
   };
   const auto call = std::make_shared<Call>(Call{.prompts = std::move(prompts), .writer = MatchReplyWriter()});
   const auto look_up = [this, session = *session, model, call, reply, done](storage::Slice& slice) {
-    EndRoutesWith(session);
+    prefills_.EndRoutesWith(session);
     for (; call->next < call->prompts.size(); ++call->next) {
       if (!call->lookup) {
         call->lookup.emplace(*this, *session, call->prompts[call->next], call->writer, reply->add_prompts());

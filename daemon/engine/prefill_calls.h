@@ -24,10 +24,10 @@ class PrefillCalls {
   void EndPrefill(const v1::EndPrefillRequest& request, v1::EndPrefillReply* reply, Done done);
   void ServePrefill(const v1::ServePrefillRequest& request, v1::ServePrefillReply* reply, Done done);
 
- private:
   // Ends the session's prefill plans and the prefill that it offers when the session ends. The metadata thread only.
   void EndRoutesWith(const std::shared_ptr<Session>& session);
 
+ private:
   SessionCalls& sessions_;
   Router& router_;
 };
