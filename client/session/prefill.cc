@@ -63,7 +63,7 @@ PrefillPlan Model::PlanPrefill(std::span<const ObjectRun> runs, bool warm) {
   v1::PlanPrefillReply reply;
   const Deadline deadline = reconnector_->CallDeadline();
   const absl::Status status = binding->connection->rpc().PlanPrefill(request, reply, deadline);
-  if (!status.ok() || static_cast<size_t>(reply.elsewhere_size()) != asked.size()) return plan;
+  if (!status.ok() || static_cast<size_t>(reply.computed_elsewhere_size()) != asked.size()) return plan;
   plan.id = reply.plan();
   plan.generation = binding->connection->generation();
   plan.expected = std::chrono::nanoseconds(reply.expected_ns());
