@@ -8,10 +8,10 @@
 
 namespace ashlar::simulation {
 
-class CompositionActions : Part {
+class CompositionActions : DriverPart {
  public:
   CompositionActions(Context& context, Clients& clients, Oracle& oracle)
-      : Part(context), clients_(clients), oracle_(oracle) {}
+      : DriverPart(context), clients_(clients), oracle_(oracle) {}
 
   void Compose();
 

@@ -46,9 +46,9 @@ struct Context {
 };
 
 // Base of the driver's parts: gives them short names for the context.
-class Part {
+class DriverPart {
  protected:
-  explicit Part(Context& context) : world_(context.world), report_(context.report), features_(context.features) {}
+  explicit DriverPart(Context& context) : world_(context.world), report_(context.report), features_(context.features) {}
 
   void Fail(const std::string& what) {
     if (report_.failure.empty()) report_.failure = what;

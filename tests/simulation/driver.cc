@@ -22,7 +22,7 @@ Sizes Driver::DrawSizes(uint64_t seed) {
   return sizes;
 }
 
-Driver::Driver(uint64_t seed, Bug bug) : Context(seed, DrawSizes(seed), bug), Part(static_cast<Context&>(*this)) {
+Driver::Driver(uint64_t seed, Bug bug) : Context(seed, DrawSizes(seed), bug), DriverPart(static_cast<Context&>(*this)) {
   std::mt19937_64 random(seed ^ 0xFEA7);
   features = {.prompts = random() % 4 > 0, .compositions = random() % 2 > 0, .pages = random() % 2 > 0};
   features.slices = random() % 2 > 0;

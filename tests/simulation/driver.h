@@ -24,7 +24,7 @@
 namespace ashlar::simulation {
 
 // Draws the steps, and does those that concern several parts.
-class Driver : Context, Part {
+class Driver : Context, DriverPart {
  public:
   Driver(uint64_t seed, Bug bug);
   Report Run(int operations);

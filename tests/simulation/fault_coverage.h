@@ -13,11 +13,11 @@
 
 namespace ashlar::simulation {
 
-class FaultCoverage : Part {
+class FaultCoverage : DriverPart {
  public:
   FaultCoverage(Context& context, const Clients& clients, const History& history, Oracle& oracle,
                 const PageActions& pages)
-      : Part(context), clients_(clients), history_(history), oracle_(oracle), pages_(pages) {}
+      : DriverPart(context), clients_(clients), history_(history), oracle_(oracle), pages_(pages) {}
 
   void Note(Fault fault);
   void NoteNew();  // notes the faults of the disk and the executors since the last call

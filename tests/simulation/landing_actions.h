@@ -12,10 +12,10 @@
 
 namespace ashlar::simulation {
 
-class LandingActions : Part {
+class LandingActions : DriverPart {
  public:
   LandingActions(Context& context, Clients& clients, Oracle& oracle)
-      : Part(context), clients_(clients), oracle_(oracle) {}
+      : DriverPart(context), clients_(clients), oracle_(oracle) {}
 
   void Start(Landing landing, storage::LandTarget target);
   void Quiesce();

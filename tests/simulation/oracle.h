@@ -15,9 +15,10 @@ namespace ashlar::simulation {
 using storage::ExtentRun;
 using storage::Found;
 
-class Oracle : Part {
+class Oracle : DriverPart {
  public:
-  Oracle(Context& context, Clients& clients, History& history) : Part(context), clients_(clients), history_(history) {}
+  Oracle(Context& context, Clients& clients, History& history)
+      : DriverPart(context), clients_(clients), history_(history) {}
 
   // `used`: a lookup found it, or it was offered again, at that time or later. None: the use may not count.
   void CheckHit(const Text& text, const Found& found, std::optional<Nanos> used);

@@ -18,10 +18,10 @@ namespace ashlar::simulation {
 
 using storage::PagePool;
 
-class PageActions : Part {
+class PageActions : DriverPart {
  public:
   PageActions(Context& context, Clients& clients, Oracle& oracle, LandingActions& landings)
-      : Part(context), clients_(clients), oracle_(oracle), landings_(landings) {}
+      : DriverPart(context), clients_(clients), oracle_(oracle), landings_(landings) {}
 
   void AddRegion(TenantId tenant);  // called once per tenant, before the steps
   void Declare();

@@ -19,10 +19,10 @@
 
 namespace ashlar::simulation {
 
-class PromptActions : Part {
+class PromptActions : DriverPart {
  public:
   PromptActions(Context& context, Clients& clients, History& history, Oracle& oracle, LandingActions& landings)
-      : Part(context), clients_(clients), history_(history), oracle_(oracle), landings_(landings) {}
+      : DriverPart(context), clients_(clients), history_(history), oracle_(oracle), landings_(landings) {}
 
   Asked AnyPrompt(SessionId session);
   void Check(const Lease& lease, const Match& match, size_t queries);

@@ -13,10 +13,10 @@
 
 namespace ashlar::simulation {
 
-class SegmentActions : Part {
+class SegmentActions : DriverPart {
  public:
   SegmentActions(Context& context, Clients& clients, History& history, Oracle& oracle, LandingActions& landings)
-      : Part(context), clients_(clients), history_(history), oracle_(oracle), landings_(landings) {}
+      : DriverPart(context), clients_(clients), history_(history), oracle_(oracle), landings_(landings) {}
 
   void Reserve();
   void Publish();

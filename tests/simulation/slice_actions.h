@@ -13,10 +13,10 @@
 
 namespace ashlar::simulation {
 
-class SliceActions : Part {
+class SliceActions : DriverPart {
  public:
   SliceActions(Context& context, Clients& clients, History& history, Oracle& oracle, PromptActions& prompts)
-      : Part(context), clients_(clients), history_(history), oracle_(oracle), prompts_(prompts) {}
+      : DriverPart(context), clients_(clients), history_(history), oracle_(oracle), prompts_(prompts) {}
 
   void Lookup();
   void Release();

@@ -12,10 +12,10 @@
 
 namespace ashlar::simulation {
 
-class UpkeepActions : Part {
+class UpkeepActions : DriverPart {
  public:
   UpkeepActions(Context& context, History& history, Oracle& oracle, WorkActions& work)
-      : Part(context), history_(history), oracle_(oracle), work_(work) {}
+      : DriverPart(context), history_(history), oracle_(oracle), work_(work) {}
 
   void Operate();
   void Erase();

@@ -11,11 +11,16 @@
 
 namespace ashlar::simulation {
 
-class WorkActions : Part {
+class WorkActions : DriverPart {
  public:
   WorkActions(Context& context, Clients& clients, History& history, Oracle& oracle, SliceActions& slices,
               FaultCoverage& coverage)
-      : Part(context), clients_(clients), history_(history), oracle_(oracle), slices_(slices), coverage_(coverage) {}
+      : DriverPart(context),
+        clients_(clients),
+        history_(history),
+        oracle_(oracle),
+        slices_(slices),
+        coverage_(coverage) {}
 
   void Execute();
   void SetFaults();

@@ -69,7 +69,7 @@ Cluster::Cluster(uint64_t seed, Bug its_bug, size_t nodes)
   }
 }
 
-Part::Part(Cluster& cluster)
+DriverPart::DriverPart(Cluster& cluster)
     : cluster_(cluster),
       bug_(cluster.bug),
       habits_(cluster.habits),
@@ -81,18 +81,18 @@ Part::Part(Cluster& cluster)
       machines_(cluster.machines),
       report_(cluster.report) {}
 
-void Part::Fail(const std::string& what) {
+void DriverPart::Fail(const std::string& what) {
   if (!report_.failure.empty()) return;
   report_.failure = what;
   report_.at_seconds = static_cast<double>(schedule_.now()) / 1e9;
 }
 
-void Part::Say(const std::string& what) const {
+void DriverPart::Say(const std::string& what) const {
   static const bool aloud = std::getenv("ASHLAR_NODES_ALOUD") != nullptr;
   if (aloud) std::fprintf(stderr, "%10.3f %s\n", static_cast<double>(schedule_.now()) / 1e9, what.c_str());
 }
 
-std::vector<size_t> Part::Running() const {
+std::vector<size_t> DriverPart::Running() const {
   std::vector<size_t> running;
   for (size_t machine = 0; machine < machines_.size(); ++machine) {
     if (machines_[machine].node != nullptr) running.push_back(machine);
@@ -101,7 +101,7 @@ std::vector<size_t> Part::Running() const {
 }
 
 // Not one that is frozen or stopping.
-std::optional<size_t> Part::AnyRunning() {
+std::optional<size_t> DriverPart::AnyRunning() {
   std::vector<size_t> running = Running();
   std::erase_if(running, [this](size_t machine) {
     return At(machine)->life()->frozen_until > schedule_.now() || (machines_[machine].stops && schedule_.Chance(80));
@@ -110,7 +110,7 @@ std::optional<size_t> Part::AnyRunning() {
   return running[Draw(running.size())];
 }
 
-void Part::RunUntil(Nanos end) {
+void DriverPart::RunUntil(Nanos end) {
   while (report_.failure.empty() && schedule_.RunNext(end)) {
   }
 }

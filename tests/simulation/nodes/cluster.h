@@ -51,9 +51,9 @@ struct Cluster {
 };
 
 // Base of the driver's parts: gives them short names for the cluster.
-class Part {
+class DriverPart {
  protected:
-  explicit Part(Cluster& cluster);
+  explicit DriverPart(Cluster& cluster);
 
   void Fail(const std::string& what);
   // Prints it with the time to stderr if ASHLAR_NODES_ALOUD is set.

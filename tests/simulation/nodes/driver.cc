@@ -11,7 +11,7 @@ constexpr Nanos kQuiet = 75 * kSecond;
 }  // namespace
 
 Driver::Driver(uint64_t seed, Bug its_bug, size_t its_nodes)
-    : Cluster(seed, its_bug, its_nodes), Part(static_cast<Cluster&>(*this)) {}
+    : Cluster(seed, its_bug, its_nodes), DriverPart(static_cast<Cluster&>(*this)) {}
 
 Driver::~Driver() {
   for (size_t machine = 0; machine < machines_.size(); ++machine) {

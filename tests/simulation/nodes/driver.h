@@ -13,7 +13,7 @@
 
 namespace ashlar::simulation::nodes {
 
-class Driver : Cluster, Part {
+class Driver : Cluster, DriverPart {
  public:
   // `nodes`: 0: drawn.
   Driver(uint64_t seed, Bug bug, size_t nodes = 0);

@@ -37,9 +37,9 @@ struct Prefill {  // a plan on its way
   Nanos ends_by = 0;
 };
 
-class Engines : Part {
+class Engines : DriverPart {
  public:
-  explicit Engines(Cluster& cluster) : Part(cluster) {}
+  explicit Engines(Cluster& cluster) : DriverPart(cluster) {}
 
   // Draws an operation at drawn times, until the cluster has no engines any longer.
   void NextOperation();

@@ -9,9 +9,9 @@
 
 namespace ashlar::simulation::nodes {
 
-class Faults : Part {
+class Faults : DriverPart {
  public:
-  Faults(Cluster& cluster, Engines& engines) : Part(cluster), engines_(engines) {}
+  Faults(Cluster& cluster, Engines& engines) : DriverPart(cluster), engines_(engines) {}
 
   void Start(size_t machine);
   void End(size_t machine, bool leaves);

@@ -10,10 +10,10 @@
 
 namespace ashlar::simulation::nodes {
 
-class Oracle : Part {
+class Oracle : DriverPart {
  public:
   Oracle(Cluster& cluster, Engines& engines, const Faults& faults)
-      : Part(cluster), engines_(engines), faults_(faults) {}
+      : DriverPart(cluster), engines_(engines), faults_(faults) {}
 
   void Watch();
   void CheckConverged();
