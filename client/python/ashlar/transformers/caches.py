@@ -19,15 +19,15 @@ from transformers import DynamicCache
 _here = threading.local()  # continued: the state, and the number of tokens, of the next Mamba-1 scan of this thread
 
 
-def cache_class(model: Any, base: type[DynamicCache] = DynamicCache) -> Any:
-    """Returns the class of caches for runs of `model`: `base`, or a class derived from it."""
+def cache_class(model: Any, base: Any = DynamicCache) -> Any:
+    """Returns the class of caches for runs of `model`: `base`, a DynamicCache, or a class derived from it."""
     module = sys.modules[type(model).__module__]
     own = getattr(module, "MiniMaxCache", None)
     return _derived(base, own, hasattr(module, "mamba_selective_scan"))
 
 
 @functools.cache
-def _derived(base: type[DynamicCache], own: type[DynamicCache] | None, scans: bool) -> type[DynamicCache]:
+def _derived(base: Any, own: Any, scans: bool) -> Any:
     if own is not None:
         adapted = type(own.__name__, (_StatesInLayers, own), {})
         return adapted if base is DynamicCache else type(base.__name__, (base, adapted), {})

@@ -177,7 +177,9 @@ def _continue_scan(result: Any, arguments: dict[str, Any]) -> Any:
     if gate is not None:
         more = more * torch.nn.functional.silu(gate.float())
     outputs = (outputs + more).to(outputs.dtype)
-    return (outputs, (last + decayed[:, :, -1]).to(last.dtype)) if with_last else outputs
+    if last is None:
+        return outputs
+    return outputs, (last + decayed[:, :, -1]).to(last.dtype)
 
 
 def _lightning_rows(arguments: dict[str, Any], key_heads: int) -> dict[str, torch.Tensor]:
