@@ -274,7 +274,7 @@ TEST_F(EngineRefusalTest, MalformedMatchIsRefusedByName) {
           {"prompts[1].needed_in_ns", [](M& r) { r.mutable_prompts(1)->set_needed_in_ns(-1); }},
           {"prompts[1].needed_in_ns",
            [](M& r) { r.mutable_prompts(1)->set_needed_in_ns(limits::kMaxNeededInNanos + 1); }},
-          {" shards of segments together; expected at most 65536",
+          {"prompts: 65554 shards of segments together; expected at most 65536",
            [](M& r) {
              for (uint64_t i = 0; i < limits::kMaxLookupsPerMatch; i += limits::kMaxSegments) {
                r.add_prompts()->mutable_segment_lengths()->Resize(limits::kMaxSegments, 1);
@@ -400,7 +400,7 @@ TEST_F(EngineRefusalTest, InvalidFormsAreRefusedByName) {
            first([](S& part) { part.set_form(11), part.set_rank(4); })},
           {"objects[0].parts[0].rank: 9 takes as many bytes",
            first([](S& part) { part.set_form(11), part.set_rank(9); })},
-          {"objects[0].parts[0].form: does not match", first([](S& part) { part.set_form(8); })},
+          {"objects[0].parts[0].form: 8 does not match", first([](S& part) { part.set_form(8); })},
       });
   // None of these calls used up the reservation.
   EXPECT_EQ(engine_.Publish(publish.objects(0)), PublishOutcome::kPublished);

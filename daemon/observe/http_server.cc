@@ -123,6 +123,7 @@ struct HttpServer::Impl {
     socklen_t size = sizeof address;
     if (getpeername(socket.get(), reinterpret_cast<sockaddr*>(&address), &size) != 0) return;
     MHD_add_connection(http, socket.Release(), reinterpret_cast<const sockaddr*>(&address), size);
+    MHD_run(http);  // libmicrohttpd 1.0 calls OnConnection here, 0.9 above
   }
 
   void CutOldestOfBusiestPeer() {
