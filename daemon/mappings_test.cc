@@ -48,7 +48,7 @@ TEST(Mappings, PeersCount) {
   EXPECT_GT(one, alone + PeerBounds::kMappings);
   config.mutable_cluster()->add_peers()->set_node("c");
   config.mutable_cluster()->add_peers()->set_node("d");
-  EXPECT_EQ(MappingsNeeded(config), one + 1) << "two connections of each, some to a mapping";
+  EXPECT_EQ(MappingsNeeded(config), one + 2) << "a transport connection of each";
   config.mutable_cluster()->add_peers()->set_node("*");
   const uint64_t any = MappingsNeeded(config);
   config.mutable_cluster()->clear_peers();

@@ -19,8 +19,9 @@ struct PeerBounds {
   // A daemon in a cluster has 19 files and 92 mappings more than a single one: etcd, gRPC's pollers, UCX's modules and
   // worker, 13 threads. The rest is reserved for connections that end while others begin.
   static constexpr uint64_t kFiles = 64, kMappings = 256;
-  // Connection buffers come from the allocator's heaps. Measured: one mapping per 12 connections.
-  static constexpr uint64_t kConnectionsOfAMapping = 4;
+  // Connection buffers come from the allocator's heaps. Measured: one mapping per 12 connections, and with UCX 1.18 one
+  // per transport connection.
+  static constexpr uint64_t kMappingsOfTransport = 1, kConnectionsOfAMapping = 4;
 
   uint64_t files = 0, mappings = 0;
 
@@ -36,7 +37,7 @@ struct PeerBounds {
     const uint64_t transport = peers + TransportOptions{}.accepted_connections;
     const uint64_t accepted = PeerListener::kConnections;
     return {.files = kFiles + kFilesOfTransport * transport + kFilesOfCalls * peers + kFilesOfAcceptedCalls * accepted,
-            .mappings = kMappings + (transport + peers + accepted) / kConnectionsOfAMapping};
+            .mappings = kMappings + kMappingsOfTransport * transport + (peers + accepted) / kConnectionsOfAMapping};
   }
 };
 
