@@ -42,17 +42,26 @@ if os.getppid() == int(sys.argv[1]):
     os.execv(sys.argv[2], sys.argv[2:])
 """
 
+_PACKAGED = pathlib.Path(__file__).parent / "bin" / "ashlard"
+
 
 def program() -> str:
     """Returns the path of the daemon's program: $ASHLARD if it is set, else this package's, else the one in PATH.
     FileNotFoundError: there is none."""
-    packaged = pathlib.Path(__file__).parent / "bin" / "ashlard"
-    for candidate in (os.environ.get("ASHLARD"), str(packaged), shutil.which("ashlard")):
+    for candidate in (os.environ.get("ASHLARD"), str(_PACKAGED), shutil.which("ashlard")):
         if candidate and os.access(candidate, os.X_OK):
             return candidate
     raise FileNotFoundError(
         "ashlard: not found in this package, in PATH or in the variable ASHLARD; install ashlar, or set ASHLARD"
     )
+
+
+def _environment(program: str) -> dict[str, str]:
+    """Returns the variables of a daemon. The UCX of a wheel must not load the modules of the machine's UCX."""
+    bundled = _PACKAGED.parents[2] / "ashlar.libs"
+    if program != str(_PACKAGED) or not bundled.is_dir():
+        return dict(os.environ)
+    return {"UCX_MODULE_DIR": str(bundled), **os.environ}
 
 
 _Process = subprocess.Popen[bytes]
@@ -160,10 +169,12 @@ class Daemon:
         timeout = real("timeout", timeout)
         try:
             with open(self.log, "ab") as log:
-                words = [sys.executable, "-ISc", _BOUND, str(os.getpid()), program(), "--config", self._config]
+                found = program()
+                words = [sys.executable, "-ISc", _BOUND, str(os.getpid()), found, "--config", self._config]
+                environment = _environment(found)
 
                 def fork() -> None:
-                    self._process = subprocess.Popen(words, stdout=log, stderr=log)
+                    self._process = subprocess.Popen(words, stdout=log, stderr=log, env=environment)
 
                 _forker.call(fork)
             self._wait_for_answers(timeout)
