@@ -146,7 +146,7 @@ def test_a_text_that_is_too_long_for_the_server_is_refused(shared, worker, tmp_p
     failed = worker.scrape().get(("served_segments", ("failed",)), 0)
     code, found = warm(shared, tmp_path, "segment", seconds=5, long=prompt("long", 5000))
     assert code == 1 and not found["texts"][0]["warm"]
-    assert count(worker, "served_segments", "failed") > failed
+    assert wait_until(lambda: count(worker, "served_segments", "failed") > failed)
 
 
 def test_servers_share_a_cold_prompt(shared, worker, asker):
