@@ -9,6 +9,7 @@ The stored weights, `hybrid.safetensors`, are from the defaults: 25 minutes on o
 from __future__ import annotations
 
 import argparse
+import math
 import pathlib
 import random
 import time
@@ -22,35 +23,38 @@ HERE = pathlib.Path(__file__).parent
 RATE = 1e-3
 
 
-def config() -> transformers.Qwen3NextConfig:
+def config(**changes: object) -> transformers.Qwen3NextConfig:
     """Qwen3-Next: gated delta net, attention, and two more gated delta nets; without experts."""
     return transformers.Qwen3NextConfig(
-        vocab_size=task.VOCABULARY,
-        hidden_size=256,
-        intermediate_size=512,
-        num_hidden_layers=4,
-        layer_types=["linear_attention", "full_attention", "linear_attention", "linear_attention"],
-        mlp_only_layers=[0, 1, 2, 3],
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=64,
-        partial_rotary_factor=0.25,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
-        linear_num_key_heads=4,
-        linear_num_value_heads=4,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
-        linear_conv_kernel_dim=4,
-        max_position_embeddings=65536,
-        num_experts=4,
-        num_experts_per_tok=1,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-        tie_word_embeddings=True,
-        initializer_range=0.03,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
+        **{
+            "vocab_size": task.VOCABULARY,
+            "hidden_size": 256,
+            "intermediate_size": 512,
+            "num_hidden_layers": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+            "mlp_only_layers": [0, 1, 2, 3],
+            "num_attention_heads": 4,
+            "num_key_value_heads": 4,
+            "head_dim": 64,
+            "partial_rotary_factor": 0.25,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e6, "partial_rotary_factor": 0.25},
+            "linear_num_key_heads": 4,
+            "linear_num_value_heads": 4,
+            "linear_key_head_dim": 64,
+            "linear_value_head_dim": 64,
+            "linear_conv_kernel_dim": 4,
+            "max_position_embeddings": 65536,
+            "num_experts": 4,
+            "num_experts_per_tok": 1,
+            "moe_intermediate_size": 32,
+            "shared_expert_intermediate_size": 32,
+            "tie_word_embeddings": True,
+            "initializer_range": 0.03,
+            "bos_token_id": None,
+            "eos_token_id": None,
+            "pad_token_id": None,
+            **changes,
+        }
     )
 
 
@@ -58,13 +62,13 @@ def build() -> transformers.PreTrainedModel:
     return transformers.Qwen3NextForCausalLM(config())
 
 
-def remember(model: transformers.PreTrainedModel) -> None:
-    """Initialises heads with memories of 20 to 20,000 tokens: by default they erase within a few tokens."""
+def remember(model: transformers.PreTrainedModel, longest: float = 2e4) -> None:
+    """Initialises heads with memories of 20 to `longest` tokens: by default they erase within a few tokens."""
     for layer in model.model.layers:
         if hasattr(layer, "linear_attn"):
             mixer = layer.linear_attn
             with torch.no_grad():
-                memories = torch.logspace(1.3, 4.3, mixer.num_v_heads)
+                memories = torch.logspace(1.3, math.log10(longest), mixer.num_v_heads)
                 mixer.A_log.zero_()
                 mixer.dt_bias.copy_(torch.log(torch.expm1(1 / memories)))
 

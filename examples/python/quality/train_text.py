@@ -31,6 +31,7 @@ from collections.abc import Iterator
 
 import tokenizers
 import torch
+import train
 import transformers
 
 PACKAGES = (
@@ -143,31 +144,16 @@ def train_tokenizer(pages: list[tuple[str, list[str]]]) -> transformers.PreTrain
 
 
 def config() -> transformers.Qwen3NextConfig:
-    return transformers.Qwen3NextConfig(
+    """Twice three gated delta nets and an attention layer."""
+    return train.config(
         vocab_size=VOCABULARY,
-        hidden_size=256,
         intermediate_size=640,
         num_hidden_layers=8,
         layer_types=(["linear_attention"] * 3 + ["full_attention"]) * 2,
         mlp_only_layers=list(range(8)),
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        head_dim=64,
         partial_rotary_factor=0.5,
         rope_parameters={"rope_type": "default", "rope_theta": 1e5, "partial_rotary_factor": 0.5},
-        linear_num_key_heads=4,
-        linear_num_value_heads=4,
-        linear_key_head_dim=64,
-        linear_value_head_dim=64,
-        linear_conv_kernel_dim=4,
         max_position_embeddings=16384,
-        num_experts=4,
-        num_experts_per_tok=1,
-        moe_intermediate_size=32,
-        shared_expert_intermediate_size=32,
-        tie_word_embeddings=True,
-        initializer_range=0.03,
-        bos_token_id=None,
         eos_token_id=0,
         pad_token_id=0,
     )
@@ -227,23 +213,12 @@ class Texts:
         return (row + self.row(chance, tokens))[:tokens] if len(row) < tokens else row[:tokens]
 
 
-def remember(model: transformers.PreTrainedModel) -> None:
-    """Initialises heads with memories of 20 to 2,000 tokens: by default they erase within a few tokens."""
-    for layer in model.model.layers:
-        if hasattr(layer, "linear_attn"):
-            mixer = layer.linear_attn
-            with torch.no_grad():
-                memories = torch.logspace(1.3, 3.3, mixer.num_v_heads)
-                mixer.A_log.zero_()
-                mixer.dt_bias.copy_(torch.log(torch.expm1(1 / memories)))
-
-
 def loss_of(model: transformers.PreTrainedModel, rows: torch.Tensor) -> torch.Tensor:
     logits = model(rows[:, :-1], use_cache=False).logits
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
 
 
-def train(
+def fit(
     model: transformers.PreTrainedModel, texts: Texts, folder: pathlib.Path, seed: int, given: argparse.Namespace
 ) -> None:
     chance = random.Random(seed)
@@ -327,9 +302,9 @@ def main() -> None:
     else:
         runs.unlink(missing_ok=True)
         model = transformers.Qwen3NextForCausalLM(config())
-        remember(model)
+        train.remember(model, longest=2e3)
     print(f"{sum(weight.numel() for weight in model.parameters())} weights", flush=True)
-    train(model, texts, given.folder, seed, given)
+    fit(model, texts, given.folder, seed, given)
 
 
 if __name__ == "__main__":
