@@ -47,6 +47,8 @@ class Install(unittest.TestCase):
             ENGINE,
             "-B",
             self.root / "build",
+            "-G",
+            "Ninja",
             f"-DCMAKE_PREFIX_PATH={self.prefix}",
             f"-DCMAKE_CXX_COMPILER={CXX}",
         )
