@@ -27,7 +27,7 @@ struct LoadResult {
   uint64_t refused = 0;
   uint64_t granted = 0;
   size_t most_at_a_time = 0;
-  std::string error;  // of the first failed call
+  std::string error;  // the first failed call left this text
 };
 
 // Runs until told to stop; then cancels the calls in progress.

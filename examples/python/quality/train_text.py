@@ -9,8 +9,8 @@ The model has the layers of Qwen3-Next, without experts: 8 layers, of which 2 ar
 of its training has passages of several documents, and then quotes of them: each names a package, and repeats a sentence
 of its passage. A prompt has the same form, and asks for the second half of a quote.
 
-The documentation comes from Debian's archive: `apt-get download`, without installing anything. The script
-saves the model after every 100 steps. --resume starts a new run of --steps steps with the saved model's weights.
+The documentation comes from Debian's archive: `apt-get download`, without installing anything. The script saves the model
+after every 100 steps. --resume starts a new run of --steps steps with the saved model's weights.
 """
 
 from __future__ import annotations
@@ -218,10 +218,8 @@ def loss_of(model: transformers.PreTrainedModel, rows: torch.Tensor) -> torch.Te
     return torch.nn.functional.cross_entropy(logits.flatten(0, 1).float(), rows[:, 1:].flatten())
 
 
-def fit(
-    model: transformers.PreTrainedModel, texts: Texts, folder: pathlib.Path, seed: int, given: argparse.Namespace
-) -> None:
-    chance = random.Random(seed)
+def fit(model: transformers.PreTrainedModel, texts: Texts, given: argparse.Namespace) -> None:
+    chance = random.Random(given.seed)
     model.train()
     matrices = [weight for weight in model.parameters() if weight.ndim >= 2]
     others = [weight for weight in model.parameters() if weight.ndim < 2]
@@ -242,7 +240,7 @@ def fit(
             seconds = time.monotonic() - begun
             print(f"{seconds:.0f} s, step {step} of {given.steps}, loss {mean:.3f}", flush=True)
         if step % 100 == 0 or step == given.steps:
-            model.save_pretrained(folder)
+            model.save_pretrained(given.folder)
 
 
 def write_prompts(texts: Texts, path: pathlib.Path, passages: int, count: int, seed: int) -> None:
@@ -269,7 +267,11 @@ def main() -> None:
     parser.add_argument("--passages", type=int, default=4, help="number of passages per prompt (%(default)s)")
     parser.add_argument("--prompts", type=int, default=64, help="number of prompts to write (%(default)s)")
     parser.add_argument("--seed", type=int, default=20, help="seed of the weights and of the rows (%(default)s)")
-    parser.add_argument("--resume", action="store_true", help="start with the weights in the folder, and new rows")
+    parser.add_argument(
+        "--resume",
+        action="store_true",
+        help="start with the weights in the folder; give another --seed, because the same one repeats the rows",
+    )
     given = parser.parse_args()
     sources = given.folder / "packages"
     if not sources.is_dir():
@@ -292,19 +294,13 @@ def main() -> None:
         )
     write_prompts(held_texts, given.folder / "prompts.jsonl", given.passages, given.prompts, 1)
     torch.manual_seed(given.seed)
-    runs, seed = given.folder / "runs", given.seed
     if given.resume:
-        # Each resumed run trains on other rows.
-        done = int(runs.read_text()) if runs.is_file() else 1
-        seed += done
-        runs.write_text(f"{done + 1}\n")
         model = transformers.Qwen3NextForCausalLM.from_pretrained(given.folder)
     else:
-        runs.unlink(missing_ok=True)
         model = transformers.Qwen3NextForCausalLM(config())
         train.remember(model, longest=2e3)
     print(f"{sum(weight.numel() for weight in model.parameters())} weights", flush=True)
-    fit(model, texts, given.folder, seed, given)
+    fit(model, texts, given)
 
 
 if __name__ == "__main__":

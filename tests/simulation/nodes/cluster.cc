@@ -10,7 +10,7 @@
 namespace ashlar::simulation::nodes {
 namespace {
 
-constexpr uint64_t kMostExtents = 24;  // of a tenant on a node
+constexpr uint64_t kMostExtents = 24;  // limit per tenant and node
 
 // Memory of nodes, by machine, reused by successive simulations of this thread.
 storage::MemoryTier& MemoryOf(size_t machine) {

@@ -25,7 +25,7 @@ struct Machine {
 struct Habits {
   size_t nodes = 0;
   uint32_t lease_seconds = 5;
-  uint64_t extents = 16;  // of a tenant on a node
+  uint64_t extents = 16;  // a tenant has these on each node
   Nanos faults_for = 30 * kSecond, op_every = kSecond, fault_every = kSecond;
   bool prefills = false, flips = false, drains = false, reorders = false, announces_all = true;
   bool withholds = false, refuses = false;
