@@ -258,7 +258,8 @@ class Cache:
         return self._handle.memory()
 
     def page_rows(self, layer: int) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
-        """Returns the keys and the values of an attention layer, in place: [pages, page_tokens, heads, dim] each.
+        """Returns the keys and the values of an attention layer, in place: [pages, page_tokens, heads, dim] each, with
+        the heads of this rank.
 
         NumPy has no bfloat16 and no 8-bit floats: such pages have integers of the same size. The arrays keep the memory
         mapped. ValueError: the layer has no pages, or the memory is on a GPU.
@@ -268,8 +269,8 @@ class Cache:
         if not isinstance(attention, Attention):
             raise ValueError(f"layer: {layer} is not an attention layer")
         place, pages, page_tokens = self._pages_of(layer)
-        kind, heads = np.dtype(_NUMPY_TYPES[attention.dtype]), attention.kv_heads
-        memory = self.memory
+        kind, memory = np.dtype(_NUMPY_TYPES[attention.dtype]), self.memory
+        heads = max(1, attention.kv_heads // self.model.tensor_parallel_size)  # with fewer heads, ranks share one
 
         def view(offset: int, head_stride: int, dim: int) -> npt.NDArray[Any]:
             return np.ndarray(
@@ -336,10 +337,11 @@ class Cache:
         `needed_in_ms`, without pages: time until the request will need the hits. `fill`: this engine computes the runs
         of `Request.missing`. `cold_parallel`, with `fill`: other engines that offer prefill may compute some of the
         runs. Compute `missing`, then call `Request.wait_cold`. `store_only`, with `fill`: the prompt is not looked up,
-        and `missing` lists the runs that the cache lacks. Publish them and end the request. `conversation`: 16 random
-        bytes that name a conversation. `media`: (index of the first token, SHA-256 of the content, 32 bytes) of each
-        medium, ascending. `salt`: at most 4,096 bytes; prompts with different salts share nothing. `rotary_shifts`: one
-        per segment: the rotary position of its keys minus their position in the page table.
+        and `missing` lists the runs that the cache lacks (with tensor parallelism: this rank's shards). Publish them
+        and end the request. `conversation`: 16 random bytes that name a conversation. `media`: (index of the first
+        token, SHA-256 of the content, 32 bytes) of each medium, ascending. `salt`: at most 4,096 bytes; prompts with
+        different salts share nothing. `rotary_shifts`: one per segment: the rotary position of its keys minus their
+        position in the page table.
         """
         rest = fill, conversation, needed_in_ms, media, cold_parallel, store_only, _salt(salt), rotary_shifts
         return self._handle.begin(Request, tokens, segments, page_table, *rest, True)  # type: ignore[return-value]

@@ -1,9 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/python/src/model.h"
 
+#include <variant>
+
+#include "absl/status/statusor.h"
 #include "client/python/src/arguments.h"
 #include "proto/layout.h"
 #include "proto/object.h"
+#include "proto/shard.h"
 
 namespace ashlar::python {
 namespace {
@@ -30,6 +34,7 @@ class Fields {
   const nb::handle object_;
 };
 
+// Widths of a shard, if the model has `size` of them.
 LinearWidths WidthsOf(const engine::Layer& layer, uint32_t size) {
   if (layer.kind == engine::LayerKind::kOpaque) {
     const uint64_t bytes = layer.state_bytes / size;
@@ -37,35 +42,38 @@ LinearWidths WidthsOf(const engine::Layer& layer, uint32_t size) {
   }
   if (layer.kind != engine::LayerKind::kLinear) return {};
   const LinearLayer whole{.family = layer.family,
-                          .key_heads = layer.key_heads / size,
-                          .value_heads = layer.value_heads / size,
+                          .key_heads = layer.key_heads,
+                          .value_heads = layer.value_heads,
                           .d_k = layer.d_k,
                           .d_v = layer.d_v,
                           .state_dtype = layer.state_dtype,
                           .transition = NaturalForm(layer.family),
-                          .conv_channels = layer.conv_channels / size,
+                          .conv_channels = layer.conv_channels,
                           .conv_kernel = layer.conv_kernel,
                           .conv_dtype = layer.conv_dtype == DType{} ? layer.state_dtype : layer.conv_dtype};
-  const SpanRowBytes span = SpanRowBytesOf(whole, DType::kF32);
-  LinearWidths widths{.heads = whole.value_heads,
-                      .keys = uint64_t{whole.key_heads} * whole.d_k,
-                      .values = uint64_t{whole.value_heads} * whole.d_v,
+  const absl::StatusOr<Layout> shard = ShardLayout({.layers = {whole}}, {.size = size});
+  if (!shard.ok()) return {};  // Open refuses the model
+  const auto& part = std::get<LinearLayer>(shard->layers[0]);
+  const SpanRowBytes span = SpanRowBytesOf(part, DType::kF32);
+  LinearWidths widths{.heads = part.value_heads,
+                      .keys = uint64_t{part.key_heads} * part.d_k,
+                      .values = uint64_t{part.value_heads} * part.d_v,
                       .gates = span.gates / sizeof(float),
                       .betas = span.betas / sizeof(float),
-                      .state = uint64_t{whole.value_heads} * whole.d_k * whole.d_v,
-                      .conv_tail_bytes = ConvTailBytes(whole),
-                      .decays = uint64_t{whole.value_heads} * whole.d_k,
-                      .conv_channels = whole.conv_channels,
-                      .state_dtype = whole.state_dtype,
-                      .conv_dtype = whole.conv_dtype.value_or(whole.state_dtype)};
+                      .state = uint64_t{part.value_heads} * part.d_k * part.d_v,
+                      .conv_tail_bytes = ConvTailBytes(part),
+                      .decays = uint64_t{part.value_heads} * part.d_k,
+                      .conv_channels = part.conv_channels,
+                      .state_dtype = part.state_dtype,
+                      .conv_dtype = part.conv_dtype.value_or(part.state_dtype)};
   if (widths.conv_tail_bytes > 0) {
-    widths.conv_rows = layer.conv_order == TailOrder::kTokenFirst ? whole.conv_kernel - 1 : whole.conv_channels;
+    widths.conv_rows = layer.conv_order == TailOrder::kTokenFirst ? part.conv_kernel - 1 : part.conv_channels;
   }
-  const uint64_t form = whole.transition == TransitionForm::kScalar        ? 1
-                        : whole.transition == TransitionForm::kDiagonal    ? whole.d_k
-                        : whole.transition == TransitionForm::kElementwise ? whole.d_v
-                                                                           : uint64_t{whole.d_k} * whole.d_k;
-  widths.transition = whole.value_heads * form;
+  const uint64_t form = part.transition == TransitionForm::kScalar        ? 1
+                        : part.transition == TransitionForm::kDiagonal    ? part.d_k
+                        : part.transition == TransitionForm::kElementwise ? part.d_v
+                                                                          : uint64_t{part.d_k} * part.d_k;
+  widths.transition = part.value_heads * form;
   return widths;
 }
 
