@@ -27,36 +27,6 @@ using testing::Each;
 using testing::ElementsAre;
 using testing::StartsWith;
 
-std::vector<std::string> ReasonsOf(const Request& request) {
-  std::vector<std::string> reasons;
-  for (uint32_t i = 0; i < request.plan().segment_count; ++i) {
-    reasons.push_back(engine::MissName(request.plan().segments[i].reason));
-  }
-  return reasons;
-}
-
-// The tensors of a run's publication, into which a test engine writes its numbers.
-struct Computed {
-  Computed(TestEngine& test, const engine::Run& run) {
-    const Tokens tokens(run.tokens, run.tokens + run.token_count);
-    parts = test.Compute(run.transition ? ObjectKind::kSegment : ObjectKind::kCheckpoint, tokens);
-    for (const PublishParts::Linear& part : parts.linear) {
-      linear.push_back({.layer = part.layer,
-                        .state = part.state,
-                        .conv_tail = part.conv_tail,
-                        .transition = reinterpret_cast<const float*>(part.transition)});
-    }
-    run_parts = {.linear = linear.data(),
-                 .linear_count = static_cast<uint32_t>(linear.size()),
-                 .page_table = parts.page_table.data(),
-                 .page_count = parts.page_table.size(),
-                 .first_position = parts.first_position};
-  }
-  PublishParts parts;
-  std::vector<engine::LinearTensors> linear;
-  engine::ComputedRun run_parts;
-};
-
 class EngineApi : public testing::Test {
  protected:
   Asked WithPages(const std::vector<Tokens>& segments) { return Asked(segments, test_.target_table()); }

@@ -75,6 +75,23 @@ engine::Cache OpenSharing(TestEngine& test, const TensorShard& shard, const Pref
 std::string Say(const engine::Status& status) {
   return std::to_string(static_cast<int>(status.code)) + " " + status.message;
 }
+
+Computed::Computed(TestEngine& test, const engine::Run& run) {
+  const Tokens tokens(run.tokens, run.tokens + run.token_count);
+  parts = test.Compute(run.transition ? ObjectKind::kSegment : ObjectKind::kCheckpoint, tokens);
+  for (const PublishParts::Linear& part : parts.linear) {
+    linear.push_back({.layer = part.layer,
+                      .state = part.state,
+                      .conv_tail = part.conv_tail,
+                      .transition = reinterpret_cast<const float*>(part.transition)});
+  }
+  run_parts = {.linear = linear.data(),
+               .linear_count = static_cast<uint32_t>(linear.size()),
+               .page_table = parts.page_table.data(),
+               .page_count = parts.page_table.size(),
+               .first_position = parts.first_position};
+}
+
 std::string StepsOf(const engine::Request& request) {
   std::string said;
   const engine::Plan& plan = request.plan();
@@ -86,6 +103,14 @@ std::string StepsOf(const engine::Request& request) {
     said += std::to_string(step.begin) + "-" + std::to_string(step.end) + " ";
   }
   return said;
+}
+
+std::vector<std::string> ReasonsOf(const engine::Request& request) {
+  std::vector<std::string> reasons;
+  for (uint32_t i = 0; i < request.plan().segment_count; ++i) {
+    reasons.push_back(engine::MissName(request.plan().segments[i].reason));
+  }
+  return reasons;
 }
 
 }  // namespace ashlar::integration

@@ -64,7 +64,20 @@ struct Asked {
   engine::Prompt prompt;
 };
 
+// The tensors and pages of a run, into which a test engine has written its numbers.
+struct Computed {
+  Computed(TestEngine& test, const engine::Run& run);
+  Computed(const Computed&) = delete;
+  Computed& operator=(const Computed&) = delete;
+
+  PublishParts parts;
+  std::vector<engine::LinearTensors> linear;
+  engine::ComputedRun run_parts;
+};
+
 // Returns, for example, "checkpoint 0-50 run 50-54 interior 54-137 ".
 std::string StepsOf(const engine::Request& request);
+// Why each segment missed; "none": a hit.
+std::vector<std::string> ReasonsOf(const engine::Request& request);
 
 }  // namespace ashlar::integration

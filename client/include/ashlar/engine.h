@@ -49,6 +49,10 @@
 // Scheduler and workers. A scheduler begins without pages and sends Request::PlanBytes to its workers. Each worker
 // (each tensor-parallel rank) opens the same model for its shard, and lands the plan in its own pages with Cache::Land.
 // The scheduler keeps its request until the workers have landed; ending it cancels landings that have not begun.
+// Segments of ranks. The ranks' shards of a segment form a bundle. It hits once every rank has published its shard;
+// until then it is a miss, "being_published". To fill misses, each rank begins the prompt with Prompt::fill and
+// store_only; missing() lists the shards that this rank has to publish. All ranks compute a segment that any of them
+// lists. Then the scheduler begins the prompt again.
 //
 // Threads. A Cache is thread-safe. A Request is used by one thread at a time. Handles may be destroyed in any order.
 // The session and the memory live until the cache's last request and last job are destroyed. That last destructor waits

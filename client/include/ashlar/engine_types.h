@@ -249,7 +249,8 @@ struct Prompt {
   const PageTable* page_tables = nullptr;
   uint32_t page_table_count = 0;
   // With `fill`, for an engine that only stores: Begin does not look the prompt up, and missing() lists the segments
-  // that the cache lacks. Publish them and end the request. LookAgain looks the prompt up.
+  // (of a tensor-parallel model: this rank's shards) that the cache lacks. Publish them and end the request. LookAgain
+  // looks the prompt up.
   bool store_only = false;
   // Up to 4,096 bytes, for example a user's number; salt_bytes 0: no salt. Prompts with different salts share nothing,
   // so response times reveal nothing about other prompts. A daemon before protocol 4 misses every salted prompt.
