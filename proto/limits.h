@@ -97,7 +97,7 @@ static_assert(kMaxPromptTokens * 5 + kMaxPartSources * 64 + kMaxMedia * 40 + (1 
 static_assert(kMaxSegments + kMaxPromptTokens / kPrefixBlockTokens + 2 <= kMaxObjectsPerLanding);
 static_assert(kMaxPromptTokens * 5 + kMaxObjectsPerLanding * 16 + (1 << 20) < kMaxRequestBytes,
               "the longest landing fits");
-static_assert(kMaxPromptTokens * 5 + kMaxAllocatedPages * 5 + kMaxSegments * 16 + (1 << 20) < kMaxReplyBytes,
+static_assert(kMaxPromptTokens * 5 + kMaxAllocatedPages * 5 + kMaxObjectsPerLanding * 16 + (1 << 20) < kMaxReplyBytes,
               "all pages of an admitted request fit a reply");
 static_assert(kMaxStepsPerComposition * 128 + kMaxLayers * 64 + (1 << 20) < kMaxRequestBytes, "a composition fits");
 static_assert(kMaxLayers * 16 <= kMaxPartSources, "every form of part of every layer");

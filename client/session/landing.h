@@ -66,6 +66,8 @@ struct LandSegment {
   // For Land of the match's prefix: the number of its first blocks whose keys and values are already in the pages. They
   // are neither verified nor written.
   uint32_t present_blocks = 0;
+  // Above 0, for Land of the match's prefix: lands the blocks [present_blocks, end_block) only, without states.
+  uint32_t end_block = 0;
 };
 
 // A landing in progress. From Model::Land until Wait returns a verdict, the target slots belong to the daemon.

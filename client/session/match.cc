@@ -119,6 +119,7 @@ void Match::TakePrefix(const v1::PrefixMatch& answer, const Layout& layout, Dead
     span_ = *std::move(mapped);
   }
   checkpoint_ = *std::move(object);
+  found.blocks = static_cast<uint32_t>(answer.blocks_size());
   for (const v1::SegmentMatch& block : answer.blocks()) block_numbers_.push_back(block.object());
   checkpoint_number_ = answer.checkpoint().object();
   if (answer.has_span()) span_number_ = answer.span().object();
@@ -132,6 +133,11 @@ Match::Objects Match::ObjectsOf(const LandSegment& segment) const {
     if (checkpoint_ == nullptr || segment.first_position != 0 || segment.rotary_shift != 0)
       return {MissReason::kInvalidRequest, {}};
     const auto first = static_cast<int64_t>(std::min<size_t>(segment.present_blocks, block_numbers_.size()));
+    if (segment.end_block > 0) {
+      if (segment.end_block > block_numbers_.size() || segment.present_blocks >= segment.end_block)
+        return {MissReason::kInvalidRequest, {}};
+      return {MissReason::kNone, {block_numbers_.begin() + first, block_numbers_.begin() + segment.end_block}};
+    }
     std::vector<uint32_t> numbers(block_numbers_.begin() + first, block_numbers_.end());
     numbers.push_back(checkpoint_number_);
     if (span_ != nullptr) numbers.push_back(span_number_);

@@ -172,8 +172,9 @@ class Model {
                                                           std::chrono::milliseconds wait);
 
   // In-place sharing, on pages declared with `allocate` (shared_pages.h). Admits a request with the pages that its
-  // segments share with other requests and `own_pages` own pages, or returns the shortage at once.
-  Admitted Admit(const Prompt& prompt, uint32_t own_pages);
+  // segments and the first `prefix_blocks` blocks of its prefix share with other requests, and `own_pages` own pages,
+  // or returns the shortage at once.
+  Admitted Admit(const Prompt& prompt, uint32_t own_pages, uint32_t prefix_blocks = 0);
 
   // Starts landing everything that one request needs, and does not wait. Each landing has its own progress and verdict.
   // `group_pages`: see PublishParts.

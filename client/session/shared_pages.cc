@@ -9,6 +9,7 @@
 #include "client/session/prompt_message.h"
 #include "client/session/rpc.h"
 #include "proto/limits.h"
+#include "proto/prefix.h"
 
 namespace ashlar {
 
@@ -76,7 +77,7 @@ std::optional<Admission> Model::NewAdmission(const ModelBinding& binding, std::s
   return admission;
 }
 
-Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
+Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages, uint32_t prefix_blocks) {
   const Deadline deadline = reconnector_->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = Bind();
   if (!binding.ok() || binding->pages_missing) return {};
@@ -87,16 +88,26 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages) {
   // The hold begins before the request is sent: if the answer is lost, the lease is still released.
   std::optional<Admission> admission = NewAdmission(*binding, prompt.segment_lengths, deadline);
   if (!admission.has_value()) return {};
+  if (prefix_blocks > 0) {
+    const uint64_t tokens = PrefixBlockTokens(opened_->layout());
+    Admission::Segment block;
+    block.placement = {.shared_pages = tokens / binding->page_tokens, .end_token = tokens};
+    admission->segments_.insert(admission->segments_.end(), prefix_blocks, block);
+  }
   admission->counted_ = std::move(counted);
   auto request = admission->Ask<v1::AdmitRequest>();
   request.set_pages_id(binding->pages_id);
   internal::Describe(prompt, /*uses_prefixes=*/false, *request.mutable_prompt());
   request.set_own_pages(own_pages);
+  request.set_prefix_blocks(prefix_blocks);
   request.set_deadline_ns(binding->connection->channel().InDaemonsClock(deadline));
   v1::AdmitReply reply;
   const absl::Status status = binding->connection->rpc().Admit(request, reply, deadline);
   if (!status.ok()) return {.outcome = ToOutcome(status)};
   if (!reply.has_admission()) return {.outcome = AdmitOutcome::kNoPages, .shortage = ToShortage(reply.lacks())};
+  // A daemon without support for shared prefixes.
+  if (static_cast<size_t>(reply.admission().segments_size()) < admission->segments_.size())
+    return {.outcome = AdmitOutcome::kInvalid};
   admission->Take(reply.admission());
   return {.outcome = AdmitOutcome::kAdmitted, .admission = std::move(admission)};
 }

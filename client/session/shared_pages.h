@@ -9,6 +9,9 @@
 // computing or landing it (Model::Land with a page table of the segment's pages and first_position =
 // placement.first_slot), and then calls Admission::MarkFilled. For filled segments it lands only the tuples
 // (LandSegment::tuples_only), because these may still need promotion.
+//
+// The first blocks of an exact prefix are shared in the same way (Model::Admit). Whole blocks are at the same positions
+// in every request. The rest of the prefix lands on own pages (LandSegment::present_blocks).
 #pragma once
 
 #include <chrono>
@@ -68,7 +71,7 @@ class Admission {
     PagePlacement placement;     // the slots of its tokens
     std::vector<int32_t> pages;  // shared pages in order; empty if the segment has no interior
   };
-  // One entry per segment of the prompt.
+  // One entry per segment of the prompt, then one per block of its prefix.
   const std::vector<Segment>& segments() const { return segments_; }
   const std::vector<int32_t>& own_pages() const { return own_pages_; }
   uint32_t page_tokens() const { return page_tokens_; }

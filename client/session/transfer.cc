@@ -137,7 +137,7 @@ Landing Model::Land(const Match& match, std::span<const int32_t> page_table, std
     const Match::Objects objects = match.ObjectsOf(segment);
     const size_t place = landing->reasons.size();
     landing->reasons.push_back(objects.reason != MissReason::kNone ? objects.reason : refusal);
-    landing->tuples.push_back(match.TuplesIn(segment.segment));
+    landing->tuples.push_back(segment.end_block > 0 ? nullptr : match.TuplesIn(segment.segment));
     const bool shifted = segment.rotary_shift != 0 && !segment.tuples_only;
     if (shifted && !rotary_shifts && landing->reasons.back() == MissReason::kNone) {
       landing->reasons.back() = MissReason::kInvalidRequest;

@@ -60,13 +60,36 @@ void Write(const PagePool::Shortage& shortage, v1::PageShortage* out) {
   out->set_held(shortage.held);
 }
 
-// Returns the shared pages that each segment needs. A segment too short for an interior shares none.
-std::vector<PagePool::Want> WantsOf(const std::vector<storage::Query>& segments, const Pages& pages) {
+// Returns the shared pages that each segment and each block of the prefix needs. A segment too short for an interior
+// shares none. The key of a block contains all tokens before it, and the prompt's salt and media.
+absl::StatusOr<std::vector<PagePool::Want>> WantsOf(const v1::AdmitRequest& request, const Pages& pages) {
+  const Model& model = pages.model();
   std::vector<PagePool::Want> wants;
-  for (const storage::Query& segment : segments) {
-    const PagePlacement placement =
-        PlaceInPages(pages.model().layout, segment.kind, segment.tokens, pages.page_tokens());
-    wants.push_back({segment.key, static_cast<uint32_t>(placement.shared_pages)});
+  const auto add_segments = [&](const std::vector<storage::Query>& segments) {
+    for (const storage::Query& segment : segments) {
+      const PagePlacement placement = PlaceInPages(model.layout, segment.kind, segment.tokens, pages.page_tokens());
+      wants.push_back({segment.key, static_cast<uint32_t>(placement.shared_pages)});
+    }
+  };
+  const uint32_t blocks = request.prefix_blocks();
+  if (blocks == 0) {
+    const auto segments = ReadSegments("prompt", request.prompt(), model);
+    if (!segments.ok()) return segments.status();
+    add_segments(*segments);
+    return wants;
+  }
+  const auto prompt = ReadPrompt("prompt", request.prompt(), model);
+  if (!prompt.ok()) return prompt.status();
+  const size_t whole = prompt->text.has_value() && model.prefixes->paged ? prompt->text->shared().blocks().size() : 0;
+  if (blocks > whole) return Invalid("prefix_blocks: ", blocks, " is out of range; the prompt has ", whole);
+  const uint32_t block_tokens = model.prefixes->block_tokens;
+  if (block_tokens % pages.page_tokens() != 0) {
+    return Invalid("prefix_blocks: a block has ", block_tokens, " tokens, which are not whole pages of ",
+                   pages.page_tokens());
+  }
+  add_segments(prompt->segments);
+  for (const Key& key : prompt->text->shared().blocks().first(blocks)) {
+    wants.push_back({key, block_tokens / pages.page_tokens()});
   }
   return wants;
 }
@@ -91,11 +114,10 @@ void AdmissionCalls::Admit(const v1::AdmitRequest& request, v1::AdmitReply* repl
   if (request.prompt().needed_in_ns() != 0)
     return done(Invalid("prompt.needed_in_ns: must be 0, because pages are admitted immediately"));
   if (!request.prompt().conversation().empty())
-    return done(Invalid("prompt.conversation: must be empty; only segments share pages"));
-  const auto segments = ReadSegments("prompt", request.prompt(), pages->model());
-  if (!segments.ok()) return done(segments.status());
-  std::vector<PagePool::Want> wants = WantsOf(*segments, *pages);
-  const auto admit = [this, session = *session, pages = std::move(pages), lease = *lease, wants = std::move(wants),
+    return done(Invalid("prompt.conversation: must be empty; a conversation's own prefix is not shared"));
+  auto wants = WantsOf(request, *pages);
+  if (!wants.ok()) return done(wants.status());
+  const auto admit = [this, session = *session, pages = std::move(pages), lease = *lease, wants = *std::move(wants),
                       &request, reply]() -> absl::Status {
     // After its deadline the client has already released the lease, so an admission granted now would leak.
     if (request.deadline_ns() != 0 && MonotonicClock().Now() >= request.deadline_ns()) {

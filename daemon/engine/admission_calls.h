@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// AdmissionCalls: the calls of ashlar.v1.Cache for segments shared in place, and the page pools behind them.
+// AdmissionCalls: the calls of ashlar.v1.Cache for segments and prefixes shared in place, and the page pools behind
+// them.
 #pragma once
 
 #include <memory>

@@ -148,11 +148,13 @@ absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::s
       return Invalid(field, ": page_table[", i, "]: page ", page,
                      " cannot be written; expected a page of the request, or a shared page that it fills");
     }
-    if (writable == storage::PagePool::Writable::kToFill && of_prefix) {
+    const bool to_fill = writable == storage::PagePool::Writable::kToFill;
+    // A shared page of a prefix holds one page of the block that its key names.
+    if (to_fill && of_prefix && !pages.pool()->Holds(header.key, i - first / page_tokens, page)) {
       return Invalid(field, ": page_table[", i, "]: page ", page,
-                     " is shared; a prefix must land on the request's own pages");
+                     " is shared; a prefix must land on the request's own pages, or on the shared pages of its blocks");
     }
-    if (writable == storage::PagePool::Writable::kToFill && !in_place) {
+    if (to_fill && !of_prefix && !in_place) {
       return Invalid(field, ".first_position: keys in shared pages must not depend on the prompt; expected slot ",
                      placement.first_slot, " without rotation, got position ", segment.first_position, " rotated to ",
                      static_cast<int64_t>(segment.first_position) + segment.rotary_shift);

@@ -5,6 +5,7 @@
 
 #include <functional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "ashlar/v1/cache.pb.h"
@@ -175,6 +176,72 @@ TEST(EnginePages, APrefixLandsOnlyOnOwnPages) {
   EXPECT_THAT(*landed, ElementsAre(MissReason::kNone));
   table[1] = PagesOf(admitted, 0)[1];
   EXPECT_THAT(Message(land(table).status()), HasSubstr("is shared; a prefix must land on the request's own pages"));
+}
+
+TEST(EnginePages, RequestsShareTheBlocksOfAPrefix) {
+  TestNode node;
+  SharingEngine engine(node);
+  const TestEngine::Opened prefixes = engine.engine.OpenWithPrefixes();
+  v1::CommitReply committed;
+  ASSERT_TRUE(engine.engine.Call(engine.engine.CommitRequest(prefixes, Ascending(256, 1)), &committed).ok());
+  auto match = engine.engine.Make<v1::MatchRequest>();
+  match.set_model(prefixes.model);
+  match.add_prompts()->set_tokens(PackTokens(Ascending(260, 1)));
+  v1::MatchReply found;
+  ASSERT_TRUE(engine.engine.Call(match, &found).ok());
+  ASSERT_EQ(found.prompts(0).prefix().blocks_size(), 1);
+  v1::DeclarePagesRequest declaring = engine.PagesRequest();
+  declaring.set_model(prefixes.model);
+  v1::DeclarePagesReply declared;
+  ASSERT_TRUE(engine.engine.Call(declaring, &declared).ok());
+
+  // A block of 256 tokens takes all pages.
+  const auto ask = [&](char lease, std::vector<int32_t> tokens) {
+    v1::AdmitRequest request = engine.Request(lease, 0);
+    request.set_pages_id(declared.pages_id());
+    request.mutable_prompt()->clear_segment_lengths();
+    request.mutable_prompt()->set_tokens(PackTokens(tokens));
+    request.set_prefix_blocks(1);
+    return request;
+  };
+  std::vector<int32_t> tokens = Ascending(260, 1);
+  const auto first = engine.Admit(ask('a', tokens));
+  ASSERT_TRUE(first.ok()) << first.status();
+  EXPECT_THAT(Contents(first), ElementsAre(PageContent::kToFill));
+  ASSERT_EQ(PagesOf(first, 0).size(), kPages);
+
+  const auto land = [&](const std::vector<int32_t>& table) {
+    v1::LandRequest request =
+        engine.engine.LandRequest(found.prompts(0).lease(), {At(found.prompts(0).prefix().blocks(0).object(), 0)});
+    request.set_pages_id(declared.pages_id());
+    request.mutable_page_table()->Assign(table.begin(), table.end());
+    return engine.engine.Land(request);
+  };
+  std::vector<int32_t> table = PagesOf(first, 0);
+  std::swap(table[0], table[1]);
+  EXPECT_THAT(Message(land(table).status()), HasSubstr("is shared; a prefix must land on"));
+  const auto landed = land(PagesOf(first, 0));
+  ASSERT_TRUE(landed.ok()) << landed.status();
+  EXPECT_THAT(*landed, ElementsAre(MissReason::kNone));
+  ASSERT_TRUE(engine.MarkFilled('a', {0}).ok());
+
+  tokens.back() = 7;
+  const auto second = engine.Admit(ask('b', tokens));
+  ASSERT_TRUE(second.ok()) << second.status();
+  EXPECT_THAT(Contents(second), ElementsAre(PageContent::kFilled));
+  EXPECT_EQ(PagesOf(second, 0), PagesOf(first, 0));
+  // Other tokens and other salts have other blocks.
+  v1::AdmitRequest salted = ask('c', tokens);
+  salted.mutable_prompt()->set_salt(std::string(32, 's'));
+  tokens.front() = 7;
+  for (const v1::AdmitRequest& other : {salted, ask('d', tokens)}) {
+    const auto refused = engine.Admit(other);
+    ASSERT_TRUE(refused.ok()) << refused.status();
+    EXPECT_EQ(refused->lacks().needed(), kPages);
+  }
+  v1::AdmitRequest longer = ask('e', tokens);
+  longer.set_prefix_blocks(2);
+  EXPECT_THAT(Message(engine.Admit(longer).status()), StartsWith("prefix_blocks: 2 is out of range; the prompt has 1"));
 }
 
 TEST(EnginePages, ARequestThatDoesNotFitReportsTheShortage) {

@@ -213,6 +213,11 @@ PagePool::Writable PagePool::MayWrite(PageId page) const {
   return fillable ? Writable::kToFill : Writable::kNo;
 }
 
+bool PagePool::Holds(const Key& key, size_t index, PageId page) const {
+  const auto found = segments_.find(key);
+  return found != segments_.end() && index < found->second->pages.size() && found->second->pages[index] == page;
+}
+
 void PagePool::Pin(std::span<const PageId> pages) {
   for (const PageId id : pages) {
     Page& page = pages_[id];

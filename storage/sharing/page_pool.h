@@ -87,6 +87,8 @@ class PagePool {
   // Returns whether a page may be written now: it belongs to one request, or waits to be filled.
   enum class Writable : uint8_t { kNo, kOwn, kToFill };
   Writable MayWrite(PageId page) const;
+  // Returns whether requests for `key` find `page` as their page `index`.
+  bool Holds(const Key& key, size_t index, PageId page) const;
   // A pinned page is given to no other request, even after its own request has ended. Pins are counted; only writable
   // pages are pinned.
   void Pin(std::span<const PageId> pages);

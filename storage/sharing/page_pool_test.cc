@@ -42,6 +42,10 @@ TEST(PagePool, RequestsShareOneCopy) {
   EXPECT_EQ(pool.Segments(second)[1].content, Content::kFilled);
   EXPECT_EQ(Pages(pool, second, 1), Pages(pool, first, 0));
   EXPECT_EQ(Pages(pool, second, 0), Pages(pool, second, 2));
+  EXPECT_TRUE(pool.Holds(KeyOf(1), 3, Pages(pool, first, 0)[3]));
+  EXPECT_FALSE(pool.Holds(KeyOf(1), 2, Pages(pool, first, 0)[3]));
+  EXPECT_FALSE(pool.Holds(KeyOf(2), 0, Pages(pool, first, 0)[0]));
+  EXPECT_FALSE(pool.Holds(KeyOf(3), 0, Pages(pool, first, 0)[0]));
   EXPECT_EQ(pool.levels(),
             (PagePool::Levels{.pages = 20, .free = 9, .shared = 7, .own = 4, .admissions = 2, .segments = 2}));
   pool.End(first);
