@@ -114,6 +114,12 @@ Status CheckTexts(CacheState& cache, const Text* texts, uint32_t count) {
     if (began == nullptr || !began->plan().exact().has_value()) {
       return MakeStatus(Code::kFailedPrecondition, field + ".request: not finished");
     }
+    const auto in_place = [](const Step& step) {
+      return step.kind != StepKind::kCompute && step.segment != Step::kPrefix;
+    };
+    if (cache.shares_in_place && std::ranges::any_of(began->plan().steps(), in_place)) {
+      return Invalid(field, ".request: its plan reads segments in place, which are not at their positions");
+    }
     // If the salt were omitted here, the text would be shared with all users.
     const Salt salt = MakeSalt({static_cast<const char*>(texts[i].salt), texts[i].salt_bytes});
     if (began->text().begun() && began->text().salt() != salt)

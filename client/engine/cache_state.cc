@@ -99,7 +99,6 @@ absl::Status CacheState::CheckSharing(const Memory& memory) const {
   const char* const field = "memory.share_in_place: ";
   if (memory.kind != MemoryKind::kHosted) return absl::InvalidArgumentError(absl::StrCat(field, "needs hosted memory"));
   if (memory.group_count > 0) return absl::InvalidArgumentError(absl::StrCat(field, "needs one page table"));
-  if (prefixes.capture_tokens > 0) return absl::InvalidArgumentError(absl::StrCat(field, "needs capture_tokens 0"));
   if (tensor_parallel_size > 1) return absl::InvalidArgumentError(absl::StrCat(field, "needs tensor_parallel_size 1"));
   return absl::OkStatus();
 }
@@ -153,6 +152,12 @@ absl::StatusOr<const LinearLayer*> CacheState::LinearAt(uint32_t layer) const {
 absl::Status CacheState::CheckHasState(uint32_t layer) const {
   if (layer < layout().layers.size() && HasState(layout().layers[layer])) return absl::OkStatus();
   return absl::InvalidArgumentError(absl::StrCat("layer: ", layer, " has no state"));
+}
+
+uint32_t CacheState::SharedBlocks(const ashlar::Match& match) const {
+  const PrefixResult& prefix = match.prefix();
+  const bool shared = shares_in_place && !prefix.own && prefix.provenance == Provenance::kExact;
+  return shared ? prefix.blocks : 0;
 }
 
 bool CacheState::has_attention() const {

@@ -40,6 +40,8 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
   bool has_attention() const;
   // False for a cache without pages, for example a scheduler's: another process of the engine publishes.
   bool publishes() const { return has_pages() || !has_attention(); }
+  // The number of blocks of the match's prefix that requests share in place. A conversation's own prefix is not shared.
+  uint32_t SharedBlocks(const ashlar::Match& match) const;
 
   std::shared_ptr<CacheState> open;  // this object; null once the Cache has ended
   const internal::CreatorProcess creator;

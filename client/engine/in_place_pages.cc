@@ -33,20 +33,20 @@ Status AdmitStatus(AdmitOutcome outcome, const ashlar::PageShortage& shortage, P
 
 }  // namespace
 
-Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, PageShortage* shortage,
-                    std::shared_ptr<InPlacePages>* out) {
-  Admitted admitted = cache.model.Admit(prompt, own_pages);
+Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, uint32_t blocks,
+                    PageShortage* shortage, std::shared_ptr<InPlacePages>* out) {
+  Admitted admitted = cache.model.Admit(prompt, own_pages, blocks);
   if (!admitted.admission.has_value()) return AdmitStatus(admitted.outcome, admitted.shortage, shortage);
-  *out = std::make_shared<InPlacePages>(*std::move(admitted.admission));
+  *out = std::make_shared<InPlacePages>(*std::move(admitted.admission), blocks);
   return {};
 }
 
-InPlacePages::InPlacePages(Admission admission) : admission_(std::move(admission)) {
+InPlacePages::InPlacePages(Admission admission, uint32_t blocks) : admission_(std::move(admission)) {
   const std::vector<Admission::Segment>& segments = admission_.segments();
   filling_.resize(segments.size());
   for (uint32_t i = 0; i < segments.size(); ++i) {
     const Admission::Segment& segment = segments[i];
-    uint32_t first = 0;
+    uint32_t first = i < segments.size() - blocks ? 0 : i;
     while (first < i && (segment.pages.empty() || segments[first].pages != segment.pages)) ++first;
     first_.push_back(first);
     tables_.push_back(admission_.PageTable(i));
@@ -57,8 +57,21 @@ InPlacePages::InPlacePages(Admission admission) : admission_(std::move(admission
                          .page_count = tables_.back().size()});
   }
   pages_.segments = segments_.data();
-  pages_.segment_count = static_cast<uint32_t>(segments_.size());
+  pages_.segment_count = static_cast<uint32_t>(segments_.size()) - blocks;
+  for (size_t i = pages_.segment_count; i < segments_.size(); ++i) {
+    prefix_.insert(prefix_.end(), tables_[i].begin(), tables_[i].end());
+    pages_.prefix.end_token += segments_[i].end_token;
+  }
+  pages_.prefix.pages = prefix_.data();
+  pages_.prefix.page_count = prefix_.size();
   TakeOwnPages();
+}
+
+std::vector<int32_t> InPlacePages::PrefixTable(uint32_t blocks) const {
+  const size_t shared = blocks == 0 ? 0 : prefix_.size() / this->blocks() * blocks;
+  std::vector<int32_t> table(prefix_.begin(), prefix_.begin() + static_cast<ptrdiff_t>(shared));
+  table.insert(table.end(), own_pages_.begin(), own_pages_.end());
+  return table;
 }
 
 void InPlacePages::TakeOwnPages() {
@@ -75,32 +88,32 @@ Status InPlacePages::Extend(uint32_t own_pages, PageShortage* shortage) {
   return status;
 }
 
-MissReason InPlacePages::WhyNotFilled(uint32_t segment) const {
+MissReason InPlacePages::WhyNotFilled(uint32_t part) const {
   MutexLock lock(mutex_);
-  const uint32_t first = first_[segment];
+  const uint32_t first = first_[part];
   if (admission_.segments()[first].content == PageContent::kFilled) return MissReason::kNone;
   return filling_[first].failed == MissReason::kNone ? MissReason::kTimedOut : filling_[first].failed;
 }
 
-InPlacePages::State InPlacePages::Fill(CacheState& cache, const ashlar::Match& match,
-                                       std::span<const uint32_t> segments, std::chrono::milliseconds timeout) {
+InPlacePages::State InPlacePages::Fill(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> parts,
+                                       std::chrono::milliseconds timeout) {
   MutexLock lock(mutex_);
-  const auto content = [this](uint32_t segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return admission_.segments()[first_[segment]].content;
+  const auto content = [this](uint32_t part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return admission_.segments()[first_[part]].content;
   };
-  const auto filled_elsewhere = [&](uint32_t segment) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
-    return content(segment) == PageContent::kBeingFilled;
+  const auto filled_elsewhere = [&](uint32_t part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
+    return content(part) == PageContent::kBeingFilled;
   };
   // The other request may have filled them, or ended; the daemon has then passed the filling to this request.
-  if (std::ranges::any_of(segments, filled_elsewhere) && !admission_.Refresh(timeout) && !admission_.valid()) {
+  if (std::ranges::any_of(parts, filled_elsewhere) && !admission_.Refresh(timeout) && !admission_.valid()) {
     return State::kFailed;
   }
   std::vector<uint32_t> to_land;
   bool all_filled = true, failed = false;
-  for (const uint32_t segment : segments) {
-    const uint32_t first = first_[segment];
-    all_filled &= content(segment) == PageContent::kFilled;
-    if (content(segment) != PageContent::kToFill) continue;
+  for (const uint32_t part : parts) {
+    const uint32_t first = first_[part];
+    all_filled &= content(part) == PageContent::kFilled;
+    if (content(part) != PageContent::kToFill) continue;
     failed |= filling_[first].failed != MissReason::kNone;
     if (filling_[first].failed != MissReason::kNone || std::exchange(filling_[first].under_way, true)) continue;
     to_land.push_back(first);
@@ -110,35 +123,45 @@ InPlacePages::State InPlacePages::Fill(CacheState& cache, const ashlar::Match& m
   return all_filled ? State::kFilled : State::kFilling;
 }
 
-// Shared pages hold a segment in the form that every request expects, from its first slot. Each segment is a separate
+// Shared pages hold a part in the form that every request expects, from its first slot. Each segment is a separate
 // landing.
-void InPlacePages::Land(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> segments) {
-  auto landings = std::make_shared<std::vector<Landing>>();
-  for (const uint32_t segment : segments) {
-    const LandSegment target{.segment = segment, .first_position = segments_[segment].first_slot};
-    landings->push_back(cache.model.Land(match, tables_[segment], {&target, 1}));
+void InPlacePages::Land(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> parts) {
+  const uint32_t first_block = pages_.segment_count;
+  auto landings = std::make_shared<std::vector<PartsLanding>>();
+  for (size_t begin = 0, end = 0; begin < parts.size(); begin = end) {
+    const uint32_t part = parts[begin];
+    end = begin + 1;
+    LandSegment target{.segment = part, .first_position = segments_[part].first_slot};
+    if (part >= first_block) {
+      while (end < parts.size() && parts[end] == parts[end - 1] + 1) ++end;
+      target = {.segment = LandSegment::kPrefix,
+                .present_blocks = part - first_block,
+                .end_block = parts[end - 1] + 1 - first_block};
+    }
+    const std::vector<int32_t>& table = part < first_block ? tables_[part] : prefix_;
+    const std::span<const uint32_t> together = parts.subspan(begin, end - begin);
+    landings->push_back(
+        {.parts = {together.begin(), together.end()}, .landing = cache.model.Land(match, table, {&target, 1})});
   }
-  const auto wait = [self = shared_from_this(), landings, timeout = cache.land,
-                     landed = std::vector<uint32_t>(segments.begin(), segments.end())] {
-    self->Landed(landed, *landings, timeout);
+  const auto wait = [self = shared_from_this(), landings, timeout = cache.land] {
+    for (PartsLanding& landing : *landings) self->Landed(landing, timeout);
   };
   if (cache.fills.Start(wait) != nullptr) return;
-  for (const uint32_t segment : segments) filling_[segment].failed = MissReason::kBusy;
+  for (const uint32_t part : parts) filling_[part].failed = MissReason::kBusy;
 }
 
-void InPlacePages::Landed(std::span<const uint32_t> segments, std::vector<Landing>& landings,
-                          std::chrono::milliseconds timeout) {
-  for (size_t i = 0; i < segments.size(); ++i) {
-    MissReason reason = MissReason::kBusy;
-    RunOr([&] { reason = landings[i].Wait(timeout).front(); }, [] {});
-    MutexLock lock(mutex_);
-    bool marked = false;
-    Admission* const admission = &admission_;
-    if (reason == MissReason::kNone) RunOr([&] { marked = admission->MarkFilled({&segments[i], 1}); }, [] {});
-    filling_[segments[i]].under_way = false;
-    if (!marked) filling_[segments[i]].failed = reason == MissReason::kNone ? MissReason::kDaemonUnavailable : reason;
-    changed_.NotifyAll();
+void InPlacePages::Landed(PartsLanding& landed, std::chrono::milliseconds timeout) {
+  MissReason reason = MissReason::kBusy;
+  RunOr([&] { reason = landed.landing.Wait(timeout).front(); }, [] {});
+  MutexLock lock(mutex_);
+  bool marked = false;
+  Admission* const admission = &admission_;
+  if (reason == MissReason::kNone) RunOr([&] { marked = admission->MarkFilled(landed.parts); }, [] {});
+  for (const uint32_t part : landed.parts) {
+    filling_[part].under_way = false;
+    if (!marked) filling_[part].failed = reason == MissReason::kNone ? MissReason::kDaemonUnavailable : reason;
   }
+  changed_.NotifyAll();
 }
 
 void InPlacePages::WaitForChange(std::chrono::milliseconds timeout) {

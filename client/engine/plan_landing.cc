@@ -1,8 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "client/engine/plan_landing.h"
 
+#include <algorithm>
+
 #include "client/engine/boundary.h"
 #include "client/engine/status.h"
+#include "proto/prefix.h"
 
 namespace ashlar::engine {
 namespace {
@@ -28,10 +31,13 @@ PlanLanding::~PlanLanding() {
 }
 
 void PlanLanding::Start(std::vector<LandSegment> wanted) {
-  // Keys and values of segments that are shared in place are landed by InPlacePages.
+  // Keys and values that are shared in place are landed by InPlacePages.
   const bool tuples_only = !cache_.has_attention() || cache_.shares_in_place;
   for (LandSegment& segment : wanted) segment.tuples_only = tuples_only;
-  if (!wanted.empty() && (tuples_only || !pages_.empty())) {
+  if (cache_.shares_in_place && cache_.has_attention() && plan_.uses_prefix()) {
+    waiting_ = std::move(wanted);
+    LandWaiting();
+  } else if (!wanted.empty() && (tuples_only || !pages_.empty())) {
     const GroupedPages& tables = pages_.tables();
     Landing landing = cache_.model.Land(*match_, tables.entries, wanted, tables.group_pages);
     Adopt(std::move(landing), std::move(wanted));
@@ -59,13 +65,44 @@ Status PlanLanding::Admit(uint32_t own_pages, PageShortage* shortage) {
     return MakeStatus(Code::kFailedPrecondition, "memory.share_in_place: the cache was opened without it");
   }
   if (!text_.begun()) return MakeStatus(Code::kFailedPrecondition, "the request has no prompt");
-  if (in_place_ != nullptr) return in_place_->Extend(own_pages, shortage);
-  ashlar::Prompt asked = text_.Asked();
-  asked.needed_in = {};
-  asked.conversation = {};
-  const Status status = AdmitInPlace(cache_, asked, own_pages, shortage, &in_place_);
-  if (status.ok() && !plan_.filling()) FillShared();
+  const uint64_t least = OwnPagesOfPrefix();
+  if (std::max<uint64_t>(own_pages, admitted().own_page_count) < least)
+    return Invalid("own_pages: ", own_pages, "; the prefix's tokens after its shared pages need ", least);
+  const bool first = in_place_ == nullptr;
+  Status status;
+  if (first) {
+    ashlar::Prompt asked = text_.Asked();
+    asked.needed_in = {};
+    asked.conversation = {};
+    // While the prompt is filled, the plan does not use the prefix yet.
+    const bool may_use_prefix = plan_.uses_prefix() || (plan_.filling() && match_.get() != nullptr);
+    const uint32_t blocks = may_use_prefix ? cache_.SharedBlocks(*match_) : 0;
+    status = AdmitInPlace(cache_, asked, own_pages, blocks, shortage, &in_place_);
+  } else {
+    status = in_place_->Extend(own_pages, shortage);
+  }
+  if (!status.ok() || plan_.filling()) return status;
+  LandWaiting();
+  if (first) FillShared();
   return status;
+}
+
+uint64_t PlanLanding::OwnPagesOfPrefix() const {
+  if (waiting_.empty()) return 0;
+  const uint64_t shared = uint64_t{cache_.SharedBlocks(*match_)} * PrefixBlockTokens(cache_.layout());
+  return (match_->prefix().depth - shared + cache_.page_tokens - 1) / cache_.page_tokens;
+}
+
+void PlanLanding::LandWaiting() {
+  if (waiting_.empty() || in_place_ == nullptr || admitted().own_page_count < OwnPagesOfPrefix()) return;
+  const uint32_t blocks = cache_.SharedBlocks(*match_);
+  for (LandSegment& segment : waiting_) {
+    if (segment.segment != LandSegment::kPrefix) continue;
+    segment.tuples_only = false;
+    segment.present_blocks = blocks;
+  }
+  Landing landing = cache_.model.Land(*match_, in_place_->PrefixTable(blocks), waiting_);
+  Adopt(std::move(landing), std::exchange(waiting_, {}));
 }
 
 const AdmittedPages& PlanLanding::admitted() const {
@@ -80,8 +117,9 @@ Status PlanLanding::CheckPages() const {
   if (pages_.kept()) return MakeStatus(Code::kOtherPages, "the pages belong to the cache: call Move");
   if (!plan_.uses_any() || !cache_.has_attention()) return {};
   if (cache_.shares_in_place) {
-    return in_place_ != nullptr ? Status()
-                                : MakeStatus(Code::kFailedPrecondition, "the request has no pages: call Admit");
+    if (in_place_ == nullptr) return MakeStatus(Code::kFailedPrecondition, "the request has no pages: call Admit");
+    return waiting_.empty() ? Status()
+                            : MakeStatus(Code::kFailedPrecondition, "the prefix has too few own pages: call Admit");
   }
   return pages_.empty() ? MakeStatus(Code::kFailedPrecondition, "page_table: the request was begun without one")
                         : Status();
@@ -107,8 +145,16 @@ Status PlanLanding::ReachLanded(uint32_t layer, bool wait) {
   return now - layer_since_->second < cache_.land ? Pending() : plan_.Abandon();
 }
 
+std::vector<uint32_t> PlanLanding::SharedParts() const {
+  std::vector<uint32_t> parts = plan_.UsedSegments();
+  const auto first_block = static_cast<uint32_t>(text_.lengths().size());
+  const uint32_t blocks = plan_.uses_prefix() ? cache_.SharedBlocks(*match_) : 0;
+  for (uint32_t i = 0; i < blocks; ++i) parts.push_back(first_block + i);
+  return parts;
+}
+
 InPlacePages::State PlanLanding::FillShared() {
-  const std::vector<uint32_t> used = plan_.UsedSegments();
+  const std::vector<uint32_t> used = SharedParts();
   return used.empty() ? InPlacePages::State::kFilled : in_place_->Fill(cache_, *match_, used, kAskAboutPages);
 }
 
@@ -132,9 +178,9 @@ Status PlanLanding::ReachShared(bool wait) {
 }
 
 void PlanLanding::DropUnfilled() {
-  for (const uint32_t segment : plan_.UsedSegments()) {
-    const MissReason reason = in_place_->WhyNotFilled(segment);
-    if (reason != MissReason::kNone) plan_.Drop(segment, reason);
+  for (const uint32_t part : SharedParts()) {
+    const MissReason reason = in_place_->WhyNotFilled(part);
+    if (reason != MissReason::kNone) plan_.Drop(part < text_.lengths().size() ? part : LandSegment::kPrefix, reason);
   }
 }
 
@@ -144,12 +190,16 @@ Status PlanLanding::Finish(bool wait) {
     const Verdict verdict = TakeVerdict(wait);
     if (verdict == Verdict::kPending) return Pending();
     if (verdict == Verdict::kUnresolved) {
-      const bool pages = !pages_.empty();
+      const bool own = in_place_ != nullptr && !std::ranges::all_of(wanted_, &LandSegment::tuples_only);
+      const bool pages = !pages_.empty() || own;
       pages_.Keep(std::exchange(landing_, std::nullopt));
+      if (own) in_place_.reset();  // the daemon withholds its pages until they are quiesced
       plan_.UseNothing();
       plan_.Abandon();
       plan_.Finish();
-      return pages ? MakeStatus(Code::kOtherPages, "the daemon may still write to the request's pages: call Move")
+      const char* const other = cache_.shares_in_place ? "Admit" : "Move";
+      return pages ? MakeStatus(Code::kOtherPages,
+                                absl::StrCat("the daemon may still write to the request's pages: call ", other))
                    : MakeStatus(Code::kRestart, "the hits failed to land; the plan computes them");
     }
     landing_.reset();
@@ -185,6 +235,7 @@ PlanLanding::Verdict PlanLanding::TakeVerdict(bool wait) {
 }
 
 void PlanLanding::Cancel() {
+  waiting_.clear();
   if (landing_.has_value()) landing_->Wait(milliseconds(0));
 }
 

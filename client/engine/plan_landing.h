@@ -34,15 +34,18 @@ class PlanLanding {
   void Start(std::vector<LandSegment> wanted);
   // Takes a landing of these parts that the lookup has started.
   void Adopt(Landing landing, std::vector<LandSegment> wanted);
-  // Gets the request's pages, for caches that share segments in place.
+  // Gets the request's pages, for caches that share in place. A prefix lands afterwards, because the tokens after its
+  // shared blocks need own pages.
   Status Admit(uint32_t own_pages, PageShortage* shortage);
   const AdmittedPages& admitted() const;
+  // Whether the match's prefix has no more shared blocks than the request was admitted with, if it was.
+  bool FitsPrefix() const { return in_place_ == nullptr || cache_.SharedBlocks(*match_) <= in_place_->blocks(); }
 
   // kRestart: the layer will not arrive.
   Status ReachLayer(uint32_t layer, bool wait);
   // The verdict. kRestart, kOtherPages: there is a new plan.
   Status Finish(bool wait);
-  bool in_progress() const { return landing_.has_value(); }
+  bool in_progress() const { return landing_.has_value() || !waiting_.empty(); }
   // Nothing can write to the pages any longer.
   bool quiesced() const { return !landing_.has_value() || landing_->quiesced(); }
   void Cancel();
@@ -58,6 +61,12 @@ class PlanLanding {
   Status ReachLanded(uint32_t layer, bool wait);
   // kUnresolved: the daemon may still write to the pages.
   Verdict TakeVerdict(bool wait);
+  // The own pages that the prefix needs.
+  uint64_t OwnPagesOfPrefix() const;
+  // Lands what waits for own pages, if there are enough.
+  void LandWaiting();
+  // The parts of in_place_ that the plan reads.
+  std::vector<uint32_t> SharedParts() const;
   InPlacePages::State FillShared();
   Status ReachShared(bool wait);
   void DropUnfilled();
@@ -69,7 +78,8 @@ class PlanLanding {
   RequestPages& pages_;
   std::optional<Landing> landing_;
   std::vector<LandSegment> wanted_;
-  std::shared_ptr<InPlacePages> in_place_;                                     // null before Admit
+  std::vector<LandSegment> waiting_;        // a prefix, and tuples that land with it, until there are own pages
+  std::shared_ptr<InPlacePages> in_place_;  // null before Admit
   std::optional<Clock::time_point> asked_since_, taken_since_, shared_since_;  // set by calls that do not wait
   std::optional<std::pair<uint32_t, Clock::time_point>> layer_since_;
 };

@@ -91,7 +91,7 @@ void PromptRun::LandMatch(ashlar::Match match) {
   match_.Take(std::move(match));
   plan_.TakeMatch();
   std::vector<LandSegment> wanted;
-  if (match_->prefix().depth > 0) wanted.push_back({.segment = LandSegment::kPrefix});
+  if (match_->prefix().depth > 0 && landing_.FitsPrefix()) wanted.push_back({.segment = LandSegment::kPrefix});
   for (uint32_t i = 0; i < match_->segments().size(); ++i) {
     if (match_->segments()[i].hit()) wanted.push_back(AtItsPlace(i));
   }

@@ -7,6 +7,7 @@
 
 #include "client/engine/plan_bytes.h"
 #include "client/engine/status.h"
+#include "proto/prefix.h"
 
 namespace ashlar::engine {
 
@@ -86,6 +87,7 @@ void RequestPlan::Make() {
     plan_.exact = prefix.provenance == Provenance::kExact;
     plan_.prefix_tier = static_cast<uint8_t>(prefix.tier);
     plan_.prefix_span_tokens = prefix.span_tokens;
+    plan_.shared_prefix_tokens = uint64_t{cache_.SharedBlocks(*match)} * PrefixBlockTokens(layout);
   }
   segments_.clear();
   uint64_t start = 0;

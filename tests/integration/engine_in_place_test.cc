@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// In-place sharing through the engine API: requests read one copy of each segment, in pages that the daemon allocates.
+// In-place sharing through the engine API: requests read one copy of each segment, and of each whole block of a prefix,
+// in pages that the daemon allocates.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
@@ -7,6 +8,7 @@
 #include <cstring>
 #include <numeric>
 #include <optional>
+#include <set>
 #include <string>
 #include <thread>
 #include <vector>
@@ -23,16 +25,17 @@ using engine::Code;
 using engine::Request;
 using testing::StartsWith;
 
-constexpr uint32_t kLinear = 0, kAttention = 1, kHeads = 2, kDim = 8, kPageTokens = 16, kSeam = 4, kPages = 64;
+constexpr uint32_t kLinear = 0, kAttention = 1, kHeads = 2, kDim = 8, kPageTokens = 16, kSeam = 4, kPages = 192;
 constexpr float kDecays[kHeads] = {-0.3F, -0.01F};
 
 // An engine whose keys and values are its tokens' numbers.
 class InPlaceEngine {
  public:
-  explicit InPlaceEngine(const DaemonProcess& daemon, uint32_t land_ms = 5000) {
+  explicit InPlaceEngine(const DaemonProcess& daemon, uint32_t land_ms = 5000, uint32_t capture_tokens = 0) {
     const std::string rpc = daemon.client_options().rpc_socket, session = daemon.client_options().session_socket;
     engine::OpenOptions options = Options(rpc, session);
     options.land_ms = land_ms;
+    options.capture_tokens = capture_tokens;
     const engine::Status opened = Cache::Open(options, &cache);
     EXPECT_EQ(opened.code, Code::kOk) << opened.message;
     uint32_t count = 0;
@@ -87,6 +90,49 @@ class InPlaceEngine {
     uint32_t count = 0;
     request.missing(&count);
     for (uint32_t i = 0; i < count; ++i) Publish(request, i);
+  }
+
+  // The page of a position in a prompt without segments: those of the prefix come first, then the own pages.
+  static int32_t PageOf(const Request& request, uint64_t position) {
+    const engine::AdmittedPages& pages = request.admitted();
+    const uint64_t page = position / kPageTokens, shared = request.plan().shared_prefix_tokens / kPageTokens;
+    return page < shared ? pages.prefix.pages[page] : pages.own_pages[page - shared];
+  }
+  void WriteText(const Request& request, const Tokens& text) {
+    for (uint64_t i = 0; i < text.size(); ++i) {
+      for (const bool keys : {true, false}) {
+        std::fill_n(Row(PageOf(request, i), i % kPageTokens, keys), kHeads * kDim, Number(text[i], keys));
+      }
+    }
+  }
+  void ExpectText(const Request& request, const Tokens& text) {
+    int wrong = 0;
+    for (uint64_t i = 0; i < text.size(); ++i) {
+      for (const bool keys : {true, false}) {
+        wrong += *Row(PageOf(request, i), i % kPageTokens, keys) != Number(text[i], keys);
+      }
+    }
+    EXPECT_EQ(wrong, 0);
+  }
+  // Commits a text with states of 3 at its end. A conversation's states are composed.
+  engine::Status Commit(const Request& request, const Tokens& text, uint8_t conversation, uint8_t* outcome) {
+    std::vector<int32_t> table;
+    for (uint64_t i = 0; i < text.size(); i += kPageTokens) table.push_back(PageOf(request, i));
+    const std::vector<float> state(kHeads * kDim * kDim, 3.0F);
+    const engine::LinearTensors tensors = {.layer = kLinear, .state = state.data()};
+    const engine::Checkpoint end = {.depth = text.size(), .linear = &tensors, .linear_count = 1};
+    engine::Text committed = {.request = &request,
+                              .tokens = text.data(),
+                              .token_count = text.size(),
+                              .prompt_tokens = text.size(),
+                              .checkpoints = &end,
+                              .checkpoint_count = 1,
+                              .page_table = table.data(),
+                              .page_count = table.size()};
+    committed.conversation[0] = conversation;
+    committed.composed = conversation != 0;
+    committed.outcomes = outcome;
+    return cache.Commit(&committed, 1);
   }
 
   // Expects a segment's keys and values in its shared pages.
@@ -258,9 +304,6 @@ TEST_F(InPlace, RefusesInvalidArguments) {
   const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;
   Cache other;
   engine::OpenOptions options = engine.Options(rpc, session);
-  options.capture_tokens = 16;
-  EXPECT_THAT(Say(Cache::Open(options, &other)), StartsWith("3 memory.share_in_place: needs capture_tokens 0"));
-  options = engine.Options(rpc, session);
   options.memory.kind = engine::MemoryKind::kMemfd;
   EXPECT_THAT(Say(Cache::Open(options, &other)), StartsWith("3 memory.share_in_place: needs hosted memory"));
   options = engine.Options(rpc, session);
@@ -286,6 +329,144 @@ TEST_F(InPlace, RequestsFromBeforeAReconnectEndFirst) {
   }));
   old.reset();
   EXPECT_TRUE(Eventually([&] { return next.Admit(kOwnPages, nullptr).ok(); }));
+}
+
+// A stored text has two whole blocks. The keys and values of its other tokens are in its checkpoint.
+class InPlacePrefix : public InPlace {
+ protected:
+  static constexpr uint64_t kBlockTokens = 512;                       // of both blocks
+  static constexpr uint32_t kBlockPages = 32, kOwn = 7, kWhole = 39;  // pages of the blocks, the rest, and a prompt
+
+  // A prompt of 620 tokens that begins with the text.
+  struct Longer : Asked {
+    Longer(const Tokens& text, int32_t last) : Asked({text}, {}, 20) {
+      tokens.back() = last;
+      prompt.segment_count = 0;
+    }
+  };
+
+  void Store(InPlaceEngine& engine, uint8_t conversation = 0) {
+    Asked asked({text_}, {}, 0);
+    asked.prompt.segment_count = 0;
+    Request request = Begin(engine, asked);
+    ASSERT_GOOD(request.Admit(kWhole, nullptr));
+    engine.WriteText(request, text_);
+    ASSERT_GOOD(request.Finish());
+    uint8_t outcome = 0;
+    ASSERT_GOOD(engine.Commit(request, text_, conversation, &outcome));
+    EXPECT_STREQ(engine::CommitName(outcome), "kept");
+  }
+  // A request that computes a missed segment after the text, and fills no blocks meanwhile.
+  Request BeginIdle(InPlaceEngine& engine, Asked& filling) {
+    filling.prompt.fill = true;
+    Request request = Begin(engine, filling);
+    uint32_t missing = 0;
+    request.missing(&missing);
+    EXPECT_EQ(missing, 1u);
+    EXPECT_TRUE(request.Admit(kOwnPages, nullptr).ok());
+    EXPECT_EQ(request.admitted().prefix.page_count, kBlockPages);
+    return request;
+  }
+
+  const Tokens text_ = MakeRun(9, 600);
+};
+
+TEST_F(InPlacePrefix, RequestsReadOneCopyOfItsBlocks) {
+  InPlaceEngine engine(daemon_, 5000, 16);
+  Store(engine);
+  const Longer first_asked(text_, 1), second_asked(text_, 2);
+  Request first = Begin(engine, first_asked), second = Begin(engine, second_asked);
+  EXPECT_THAT(Say(first.Admit(5, nullptr)),
+              StartsWith("3 own_pages: 5; the prefix's tokens after its shared pages need 6"));
+  std::set<int32_t> pages;
+  for (Request* request : {&first, &second}) {
+    EXPECT_EQ(request->plan().prefix_tokens, text_.size());
+    EXPECT_EQ(request->plan().shared_prefix_tokens, kBlockTokens);
+    ASSERT_GOOD(request->Admit(kOwn, nullptr));
+    const engine::AdmittedPages& admitted = request->admitted();
+    ASSERT_EQ(admitted.prefix.page_count, kBlockPages);
+    EXPECT_EQ(admitted.prefix.end_token, kBlockTokens);
+    pages.insert(admitted.prefix.pages, admitted.prefix.pages + admitted.prefix.page_count);
+    pages.insert(admitted.own_pages, admitted.own_pages + admitted.own_page_count);
+  }
+  EXPECT_EQ(pages.size(), kBlockPages + 2 * kOwn) << "two copies have " << 2 * kWhole << " pages";
+  for (Request* request : {&second, &first}) {
+    ASSERT_GOOD(request->WaitLayer(kLinear));
+    engine::Tuple tuple;
+    ASSERT_GOOD(request->StepTuple(0, kLinear, &tuple));
+    EXPECT_EQ(*static_cast<const float*>(tuple.heads[0].state), 3.0F);
+    ASSERT_GOOD(request->WaitLayer(kAttention));
+    ASSERT_GOOD(request->Finish());
+    engine.ExpectText(*request, text_);
+  }
+  second = Request();
+  engine.ExpectText(first, text_);
+}
+
+TEST_F(InPlacePrefix, TheNextRequestFillsBlocksOfAnEndedOne) {
+  InPlaceEngine engine(daemon_, 5000, 16);
+  Store(engine);
+  InPlaceEngine other(daemon_, 5000, 16);
+  Asked filling({text_, segments_[1]});
+  std::optional<Request> idle = BeginIdle(other, filling);
+  const Longer asked(text_, 1);
+  Request second = Begin(other, asked);
+  ASSERT_GOOD(second.Admit(kOwn, nullptr));
+  EXPECT_EQ(second.PollLayer(kAttention).code, Code::kPending);
+  idle.reset();
+  ASSERT_GOOD(second.WaitLayer(kAttention));
+  ASSERT_GOOD(second.Finish());
+  other.ExpectText(second, text_);
+}
+
+TEST_F(InPlacePrefix, BlocksThatAreNotFilledInTimeAreComputed) {
+  InPlaceEngine engine(daemon_, 5000, 16);
+  Store(engine);
+  InPlaceEngine other(daemon_, /*land_ms=*/100, 16);
+  Asked filling({text_, segments_[1]});
+  const Request idle = BeginIdle(other, filling);
+  const Longer asked(text_, 1);
+  Request second = Begin(other, asked);
+  ASSERT_GOOD(second.Admit(kOwn, nullptr));
+  EXPECT_EQ(second.WaitLayer(kAttention).code, Code::kRestart);
+  EXPECT_EQ(second.Finish().code, Code::kRestart);
+  EXPECT_EQ(second.plan().cached_tokens, 0u);
+  EXPECT_EQ(second.plan().shared_prefix_tokens, 0u);
+  ASSERT_GOOD(second.Admit(kWhole, nullptr));
+  ASSERT_GOOD(second.Finish());
+}
+
+TEST_F(InPlacePrefix, AFilledPromptReadsItInPlace) {
+  InPlaceEngine engine(daemon_, 5000, 16);
+  Store(engine);
+  Asked filling({text_, segments_[1]});
+  Request request = BeginIdle(engine, filling);
+  engine.PublishMissing(request);
+  ASSERT_GOOD(request.LookAgain());
+  EXPECT_EQ(request.plan().shared_prefix_tokens, kBlockTokens);
+  ASSERT_GOOD(request.WaitLayer(kAttention));
+  ASSERT_GOOD(request.Finish());
+  engine.ExpectText(request, text_);
+  engine.ExpectShared(request, 1, segments_[1]);
+  uint8_t outcome = 0;
+  EXPECT_THAT(Say(engine.Commit(request, text_, 9, &outcome)),
+              StartsWith("3 texts[0].request: its plan reads segments"));
+}
+
+TEST_F(InPlacePrefix, AConversationsOwnIsNotShared) {
+  InPlaceEngine engine(daemon_, 5000, 16);
+  Store(engine, /*conversation=*/9);
+  Longer asked(text_, 1);
+  asked.prompt.conversation[0] = 9;
+  Request request = Begin(engine, asked);
+  EXPECT_TRUE(request.plan().own);
+  EXPECT_EQ(request.plan().prefix_tokens, text_.size());
+  EXPECT_EQ(request.plan().shared_prefix_tokens, 0u);
+  ASSERT_GOOD(request.Admit(kWhole, nullptr));
+  EXPECT_EQ(request.admitted().prefix.page_count, 0u);
+  ASSERT_GOOD(request.WaitLayer(kAttention));
+  ASSERT_GOOD(request.Finish());
+  engine.ExpectText(request, text_);
 }
 
 }  // namespace

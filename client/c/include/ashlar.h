@@ -136,10 +136,12 @@ ASHLAR_API int32_t ashlar_request_look_again_groups(ashlar_request* request, con
                                                     uint32_t count);
 ASHLAR_API int32_t ashlar_request_start_look_again_groups(ashlar_request* request, const ashlar_page_table* page_tables,
                                                           uint32_t count);
-/* With ashlar_memory.share_in_place: gets the shared pages of the prompt's segments, and own_pages pages for all other
- * tokens. Further calls raise the number of own pages. ASHLAR_NO_PAGES: too few are free; `shortage` (may be null) has
- * the numbers, and nothing has changed. ASHLAR_UNAVAILABLE: the daemon did not answer or is busy. */
+/* With ashlar_memory.share_in_place: gets the shared pages of the prompt's segments and prefix, and own_pages pages for
+ * all other tokens. The prefix's tokens after ashlar_plan.shared_prefix_tokens land on the first own pages. Further
+ * calls raise the number of own pages. ASHLAR_NO_PAGES: too few are free; `shortage` (may be null) has the numbers, and
+ * nothing has changed. ASHLAR_UNAVAILABLE: the daemon did not answer or is busy. */
 ASHLAR_API int32_t ashlar_request_admit(ashlar_request* request, uint32_t own_pages, ashlar_page_shortage* shortage);
+/* `index`: a segment of the prompt, or ASHLAR_STEP_OF_PREFIX; see ashlar::engine::AdmittedPages. */
 ASHLAR_API int32_t ashlar_request_shared_segment(const ashlar_request* request, uint32_t index,
                                                  ashlar_shared_segment* out);
 /* Returns the own pages, in the order in which ashlar_request_admit has added them; null before it. Valid until its

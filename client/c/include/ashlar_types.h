@@ -215,8 +215,9 @@ typedef struct ashlar_plan {
   uint32_t step_count, segment_count;
   uint64_t prefix_tokens, cached_tokens;
   uint32_t own, exact;
-  uint32_t prefix_tier;        /* the slowest tier that a part of the prefix is in (ashlar_tier_name) */
-  uint32_t prefix_span_tokens; /* last tokens of the prefix whose states are rebuilt from a buffered span */
+  uint32_t prefix_tier;          /* the slowest tier that a part of the prefix is in (ashlar_tier_name) */
+  uint32_t prefix_span_tokens;   /* last tokens of the prefix whose states are rebuilt from a buffered span */
+  uint64_t shared_prefix_tokens; /* first tokens of the prefix that are in shared pages (ashlar_request_admit) */
 } ashlar_plan;
 
 typedef struct ashlar_step {
@@ -248,8 +249,8 @@ typedef struct ashlar_page_shortage {
   uint64_t needed, free, reclaimable, held;
 } ashlar_page_shortage;
 
-/* One segment of an admitted request: token i is at slot first_slot + i of `pages`, and tokens [first_token, end_token)
- * are in shared pages. */
+/* One segment of an admitted request, or its prefix: token i is at slot first_slot + i of `pages`, and tokens
+ * [first_token, end_token) are in shared pages. */
 typedef struct ashlar_shared_segment {
   size_t size;
   uint64_t first_slot, first_token, end_token;

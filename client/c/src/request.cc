@@ -80,8 +80,9 @@ int32_t ashlar_request_poll_plan(ashlar_request* request) {
 
 int32_t ashlar_request_plan(const ashlar_request* request, ashlar_plan* out) {
   const engine::Plan& plan = request->request.plan();
-  const ashlar_plan own = {sizeof own, plan.step_count, plan.segment_count, plan.prefix_tokens,     plan.cached_tokens,
-                           plan.own,   plan.exact,      plan.prefix_tier,   plan.prefix_span_tokens};
+  const ashlar_plan own = {
+      sizeof own, plan.step_count, plan.segment_count, plan.prefix_tokens,      plan.cached_tokens,
+      plan.own,   plan.exact,      plan.prefix_tier,   plan.prefix_span_tokens, plan.shared_prefix_tokens};
   return Write(own, out);
 }
 
@@ -216,8 +217,9 @@ int32_t ashlar_request_admit(ashlar_request* request, uint32_t own_pages, ashlar
 
 int32_t ashlar_request_shared_segment(const ashlar_request* request, uint32_t index, ashlar_shared_segment* out) {
   const engine::AdmittedPages& pages = request->request.admitted();
-  if (index >= pages.segment_count) return OutOfRange("index", index, pages.segment_count, "segments");
-  const engine::SharedSegment& segment = pages.segments[index];
+  const bool prefix = index == ASHLAR_STEP_OF_PREFIX;
+  if (!prefix && index >= pages.segment_count) return OutOfRange("index", index, pages.segment_count, "segments");
+  const engine::SharedSegment& segment = prefix ? pages.prefix : pages.segments[index];
   const ashlar_shared_segment own = {sizeof own,        segment.first_slot, segment.first_token,
                                      segment.end_token, segment.pages,      segment.page_count};
   return Write(own, out);

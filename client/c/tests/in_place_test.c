@@ -53,6 +53,9 @@ void in_place(char** sockets) {
       REQUIRE(row(&self, shared[i].first_slot + j, self.place.value_offset)[WIDTH - 1] == number);
     }
   }
+  REQUIRE(ashlar_request_shared_segment(request[0], ASHLAR_STEP_OF_PREFIX, &shared[0]) == ASHLAR_OK);
+  REQUIRE(shared[0].page_count == 0);
+  REQUIRE(ashlar_request_shared_segment(request[0], 1, &shared[0]) == ASHLAR_OK);
   REQUIRE(shared[0].page_count == shared[1].page_count);
   for (j = 0; j < shared[0].page_count; ++j) REQUIRE(shared[0].pages[j] == shared[1].pages[j]);
   for (i = 0; i < 2; ++i) ashlar_request_end(request[i]);

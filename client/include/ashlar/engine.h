@@ -30,7 +30,7 @@
 // nothing lands. If a request ends earlier, or gets kOtherPages, its pages belong to the cache: TakeQuiescedPages
 // returns them once, and calls refuse them until then. To learn whether the pages are yours, call PollQuiesced before
 // you end a request. kOtherPages: give the request other pages, with LookAgain while missing() is not empty, otherwise
-// with Move.
+// with Move, or with Admit if the daemon allocates pages.
 //
 // In-place sharing (MEPIC §3.2). With Memory::share_in_place the daemon allocates page numbers, and running requests
 // read one copy of each segment. Begin takes no pages. Request::Admit returns the request's pages: shared ones, and the
@@ -38,7 +38,10 @@
 // lands hits into them in the background. WaitLayer and Finish wait until all segments that the plan uses are filled,
 // also by other requests. Attention reads a shared key in place: it is rotated to its slot (SharedSegment), so rotate
 // the query by the difference. Compute missed segments in the request's own pages, Publish them, and call LookAgain
-// without pages. The pages return to the daemon when the request ends.
+// without pages. The pages return to the daemon when the request ends. Whole blocks of an exact prefix are shared in
+// the same way (Plan::shared_prefix_tokens, AdmittedPages::prefix), at their positions: the page table of a prompt
+// without segments is the prefix's shared pages, followed by its own. The rest of the prefix lands after Admit. Texts
+// with shared interiors cannot be committed, because their keys are not rotated to their positions.
 //
 // GPUs. kGpu memory holds pages only. States, tails, rows and outputs are in host memory; a pointer to GPU memory is
 // refused by name if it is in the cache's memory, and crashes the process otherwise. Before Publish, Commit and each
@@ -306,10 +309,12 @@ class Request {
   Status StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
   Status StartLookAgain(const PageTable* page_tables, uint32_t count) noexcept;
 
-  // With Memory::share_in_place. The first call gets the pages of the prompt's segments and `own_pages` pages for all
-  // other tokens. Further calls raise the number of own pages to `own_pages`; a smaller number changes nothing. Call it
-  // before WaitLayer. kNoPages: too few are free; `shortage` (may be null) has the numbers, and nothing has changed.
-  // kFailedPrecondition: requests from before a reconnect still run; end them. kUnavailable: no answer, or it is busy.
+  // With Memory::share_in_place. The first call gets the pages of the prompt's segments, the shared pages of its prefix
+  // (Plan::shared_prefix_tokens), and `own_pages` pages for all other tokens. Further calls raise the number of own
+  // pages to `own_pages`; a smaller number changes nothing. Call it before WaitLayer, and again after LookAgain,
+  // kRestart and kOtherPages. kNoPages: too few are free; `shortage` (may be null) has the numbers, and nothing has
+  // changed. kFailedPrecondition: requests from before a reconnect still run; end them. kUnavailable: no answer, or it
+  // is busy.
   Status Admit(uint32_t own_pages, PageShortage* shortage) noexcept;
   const AdmittedPages& admitted() const noexcept;  // empty before Admit
 

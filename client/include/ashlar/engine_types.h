@@ -155,7 +155,7 @@ struct Memory {
   uint8_t* gpu_data = nullptr;
   uint8_t gpu[16] = {};
   // In-place sharing (MEPIC §3.2): the daemon allocates the page numbers, and all requests of this cache read one copy
-  // of each segment (Request::Admit). Only with kHosted memory, one page table and capture_tokens 0.
+  // of each segment and of each block of an exact prefix (Request::Admit). Only with kHosted memory and one page table.
   bool share_in_place = false;
 };
 
@@ -314,6 +314,9 @@ struct Plan {
   uint8_t prefix_tier = 0;     // the slowest tier that a part of the prefix is in (TierName)
   // Last tokens of the prefix whose states the cache rebuilds from a buffered span (OpenOptions::span_tokens).
   uint32_t prefix_span_tokens = 0;
+  // With Memory::share_in_place: the prefix's first tokens that are in shared pages, a multiple of page_tokens. 0 for a
+  // conversation's own prefix.
+  uint64_t shared_prefix_tokens = 0;
 };
 
 // A segment that the engine computes by itself and publishes: from a zero state, its token 0 at position 0, in any free
@@ -331,15 +334,15 @@ struct Run {
 
 // The pages that Request::Admit lacks. Every page is free, reclaimable or held.
 struct PageShortage {
-  uint64_t needed = 0;  // excludes pages that the request's segments already have
+  uint64_t needed = 0;  // excludes pages that the request's segments and blocks already have
   uint64_t free = 0;
-  uint64_t reclaimable = 0;  // pages of segments that no request references
-  uint64_t held = 0;         // pages of running requests, or of segments that this request would share
+  uint64_t reclaimable = 0;  // pages of segments and blocks that no request references
+  uint64_t held = 0;         // pages of running requests, or of segments and blocks that this request would share
 };
 
-// One segment of an admitted request. Token i of the segment is at slot first_slot + i, counted from the start of its
-// page table. Tokens [first_token, end_token) are in shared pages; the others (the seams) are in the request's own
-// pages. Rotated keys are rotated to their slot: token i by first_slot + i, in every request.
+// One segment of an admitted request, or its prefix. Token i of the segment is at slot first_slot + i, counted from the
+// start of its page table. Tokens [first_token, end_token) are in shared pages; the others (the seams) are in the
+// request's own pages. Rotated keys are rotated to their slot: token i by first_slot + i, in every request.
 struct SharedSegment {
   uint64_t first_slot = 0;
   uint64_t first_token = 0, end_token = 0;
@@ -347,12 +350,16 @@ struct SharedSegment {
   uint64_t page_count = 0;
 };
 
-// The pages of an admitted request. Valid until the next Admit on the request, or its end.
+// The pages of an admitted request. Valid until the next Admit on the request, kOtherPages, or its end.
 struct AdmittedPages {
   const SharedSegment* segments = nullptr;  // one per segment of the prompt
   uint32_t segment_count = 0;
   const int32_t* own_pages = nullptr;  // ordered as Admit added them
   uint64_t own_page_count = 0;
+  // The blocks of the prefix that were shared when Admit was first called: token i is at position and slot i. The plan
+  // reads its first Plan::shared_prefix_tokens tokens there. The tokens that follow, up to Plan::prefix_tokens, land on
+  // the first own pages, in order.
+  SharedSegment prefix;
 };
 
 }  // namespace ashlar::engine

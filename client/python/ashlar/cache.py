@@ -127,8 +127,8 @@ class Cache:
     layers. With groups, calls take a sequence of tables, one per group, instead of a page table. With `common_pages`
     all groups draw page numbers from one pool, and a page belongs to one group at a time.
 
-    `share_in_place` (MEPIC): the daemon allocates page numbers, and requests read one copy of each segment. Begin
-    requests without pages and call `Request.admit`.
+    `share_in_place` (MEPIC): the daemon allocates page numbers, and requests read one copy of each segment and of each
+    block of an exact prefix. Begin requests without pages and call `Request.admit`.
 
     With `MemoryKind.GPU` the pages are on a GPU that the daemon serves: a CUDA virtual memory allocation (cuMemCreate)
     of exactly `memory_bytes`, mapped at `gpu_address` and exported as the POSIX file descriptor `gpu_descriptor`. The

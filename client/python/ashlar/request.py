@@ -70,7 +70,7 @@ class Plan(_ashlar.Plan):
         return [(step.begin, step.end) for step in self.steps if step.kind is StepKind.COMPUTE]
 
     def _fields(self) -> tuple[Any, ...]:
-        prefix = self.prefix_tokens, self.prefix_span_tokens, self.prefix_tier
+        prefix = self.prefix_tokens, self.prefix_span_tokens, self.shared_prefix_tokens, self.prefix_tier
         return (self.steps, self.segments, self.cached_tokens, self.own, self.exact, *prefix)
 
     def __eq__(self, other: object) -> bool:
@@ -80,7 +80,8 @@ class Plan(_ashlar.Plan):
         return hash(self._fields())
 
     def __repr__(self) -> str:
-        names = "steps segments cached_tokens own exact prefix_tokens prefix_span_tokens prefix_tier".split()
+        prefix = "prefix_tokens prefix_span_tokens shared_prefix_tokens prefix_tier"
+        names = f"steps segments cached_tokens own exact {prefix}".split()
         return f"Plan({', '.join(f'{name}={value!r}' for name, value in zip(names, self._fields(), strict=True))})"
 
 
@@ -169,7 +170,8 @@ class Request(_ashlar.Request):
     reference.
 
     Calls return a Verdict. OK: done. PENDING: not yet; call again. RESTART: the plan has changed; compute it again from
-    its first step. OTHER_PAGES: like RESTART, but `move` to other pages first. RuntimeError: a call at the wrong time.
+    its first step. OTHER_PAGES: like RESTART, but `move` to other pages, or call `admit`, first. RuntimeError: a call at
+    the wrong time.
     """
 
     plan_type = Plan
@@ -214,12 +216,13 @@ class Request(_ashlar.Request):
         return self.raw_publish_many(runs)
 
     def admit(self, own_pages: int) -> PageShortage | None:
-        """Obtains the shared pages of the prompt's segments, and `own_pages` pages for all other tokens.
+        """Obtains the shared pages of the prompt's segments and prefix, and `own_pages` pages for all other tokens.
 
-        For a cache with `share_in_place`; call it before `wait_layer`. Further calls raise the number of own pages to
-        `own_pages`. Returns None, or the shortage; in that case nothing has changed. The pages return to the daemon
-        when the request ends. ConnectionError: the daemon did not answer or is busy. RuntimeError: requests from before
-        a reconnect still run; end them.
+        For a cache with `share_in_place`; call it before `wait_layer`, and again after `look_again`, RESTART and
+        OTHER_PAGES. The prefix's tokens after `Plan.shared_prefix_tokens` land on the first own pages. Further calls
+        raise the number of own pages to `own_pages`. Returns None, or the shortage; in that case nothing has changed.
+        The pages return to the daemon when the request ends. ConnectionError: the daemon did not answer or is busy.
+        RuntimeError: requests from before a reconnect still run; end them.
         """
         shortage: Any = self.raw_admit(own_pages)
         return None if shortage is None else PageShortage(*shortage)

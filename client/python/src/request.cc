@@ -372,6 +372,9 @@ void BindPlan(nb::module_& module) {
           "prefix_span_tokens", [](const PyPlan& self) { return self.plan.prefix_span_tokens; },
           "Number of the prefix's last tokens whose states the cache rebuilds from a buffered span.")
       .def_prop_ro(
+          "shared_prefix_tokens", [](const PyPlan& self) { return self.plan.shared_prefix_tokens; },
+          "With `share_in_place`: the prefix's first tokens that are in shared pages.")
+      .def_prop_ro(
           "cached_tokens", [](const PyPlan& self) { return self.plan.cached_tokens; },
           "Tokens of all steps that are not computed.")
       .def_prop_ro(
@@ -412,6 +415,11 @@ nb::object Admit(PyRequest& self, nb::handle own_pages) {
       self.request.WithoutGil([&](engine::Request& request) { return request.Admit(number, &shortage); });
   if (Checked(status) != Code::kNoPages) return nb::none();
   return nb::make_tuple(shortage.needed, shortage.free, shortage.reclaimable, shortage.held);
+}
+
+std::vector<int32_t> PrefixPages(const PyRequest& self) {
+  const engine::SharedSegment& prefix = self.request->admitted().prefix;
+  return {prefix.pages, prefix.pages + prefix.page_count};
 }
 
 // The fields of ashlar.SharedSegment, in order.
@@ -461,6 +469,8 @@ void BindSegments(nb::class_<PyRequest>& request) {
            "again are computed as part of the plan, and `missing` is empty.")
       .def("raw_admit", &Admit, Any("own_pages"))
       .def("raw_shared_segments", &SharedSegments)
+      .def_prop_ro("shared_prefix_pages", &PrefixPages, nb::sig("def shared_prefix_pages(self) -> list[int]"),
+                   "The pages of the prefix's shared blocks, from position 0; empty before `admit`.")
       .def_prop_ro("own_pages", &OwnPages, nb::sig("def own_pages(self) -> list[int]"),
                    "The request's own pages, in the order in which `admit` added them; empty before `admit`.")
       .def("drop_segments", &DropSegments, Any("segments"),

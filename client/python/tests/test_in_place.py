@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments shared in place, and media with rotary shifts."""
+"""Segments and prefixes shared in place, and media with rotary shifts."""
+
+import time
 
 import numpy as np
 import pytest
@@ -82,6 +84,38 @@ def test_requests_read_one_copy_of_each_segment(daemon):
     cache.close()
 
 
+def test_requests_read_one_copy_of_a_prefix(daemon):
+    text = np.arange(600, dtype=np.int32)
+    with opened(daemon, share_in_place=True, capture_tokens=16) as cache:
+        rows = cache.page_rows(ATTENTION)
+        with cache.begin(text) as request:
+            assert request.admit(38) is None
+            write(rows, request.own_pages, text)
+            assert request.finish() == ashlar.Verdict.OK
+            states = [ashlar.LinearTensors(LINEAR, np.ones((HEADS, DIM, DIM), np.float32))]
+            outcomes = cache.commit(text, [(600, states)], request=request, page_table=request.own_pages)
+            assert outcomes == ["kept"]
+        prompt, tables = np.append(text, text[:3]), []
+        requests = [cache.begin(prompt) for _ in range(2)]
+        for request in requests:
+            assert (request.plan.prefix_tokens, request.plan.shared_prefix_tokens) == (600, 512)
+            deadline = time.monotonic() + 60
+            while request.admit(6) is not None:  # the pages of the ended request return in the background
+                assert time.monotonic() < deadline
+                time.sleep(0.01)
+            tables.append(request.shared_prefix_pages + request.own_pages)
+        assert tables[0][:32] == tables[1][:32]
+        assert len({*tables[0], *tables[1]}) == 32 + 2 * 6  # two copies would not fit: they have 2 * 38 pages
+        for request, table in zip(requests, tables, strict=True):
+            assert request.wait_layer(ATTENTION) == ashlar.Verdict.OK
+            assert request.finish() == ashlar.Verdict.OK
+            slots = np.arange(600)
+            for each in rows:
+                got = each[np.asarray(table)[slots // PAGE_TOKENS], slots % PAGE_TOKENS]
+                assert np.all(got == text.astype(np.float32)[:, None, None])
+            request.end()
+
+
 def test_a_shortage_reports_page_counts(daemon):
     with opened(daemon, share_in_place=True) as cache, cache.begin(TOKENS, LENGTHS) as request:
         shortage = request.admit(PAGES)
@@ -102,8 +136,6 @@ def test_refusals_name_the_argument(daemon):
             cache.begin(TOKENS, LENGTHS, np.arange(12))
         with pytest.raises(ValueError, match="^rotary_shifts: not allowed with"):
             cache.begin(TOKENS, LENGTHS, rotary_shifts=[0, 1, 1])
-    with pytest.raises(ValueError, match="^share_in_place: needs capture_tokens 0"):
-        opened(daemon, share_in_place=True, capture_tokens=16)
     with opened(daemon) as cache:
         with pytest.raises(RuntimeError, match="^share_in_place: the cache was opened without it"):
             cache.begin(TOKENS, LENGTHS).admit(1)
