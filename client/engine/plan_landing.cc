@@ -65,6 +65,7 @@ Status PlanLanding::Admit(uint32_t own_pages, PageShortage* shortage) {
     return MakeStatus(Code::kFailedPrecondition, "memory.share_in_place: the cache was opened without it");
   }
   if (!text_.begun()) return MakeStatus(Code::kFailedPrecondition, "the request has no prompt");
+  cache_.quarantine.Take(0, {}, milliseconds(0));  // releases admissions whose landings have quiesced
   const uint64_t least = OwnPagesOfPrefix();
   if (std::max<uint64_t>(own_pages, admitted().own_page_count) < least)
     return Invalid("own_pages: ", own_pages, "; the prefix's tokens after its shared pages need ", least);
@@ -94,7 +95,8 @@ uint64_t PlanLanding::OwnPagesOfPrefix() const {
 }
 
 void PlanLanding::LandWaiting() {
-  if (waiting_.empty() || in_place_ == nullptr || admitted().own_page_count < OwnPagesOfPrefix()) return;
+  if (waiting_.empty() || !plan_.uses_prefix() || in_place_ == nullptr) return;
+  if (admitted().own_page_count < OwnPagesOfPrefix()) return;
   const uint32_t blocks = cache_.SharedBlocks(*match_);
   for (LandSegment& segment : waiting_) {
     if (segment.segment != LandSegment::kPrefix) continue;
@@ -192,8 +194,8 @@ Status PlanLanding::Finish(bool wait) {
     if (verdict == Verdict::kUnresolved) {
       const bool own = in_place_ != nullptr && !std::ranges::all_of(wanted_, &LandSegment::tuples_only);
       const bool pages = !pages_.empty() || own;
-      pages_.Keep(std::exchange(landing_, std::nullopt));
-      if (own) in_place_.reset();  // the daemon withholds its pages until they are quiesced
+      // Until it is quiesced, the landing may begin to write to own pages, so the admission is held.
+      pages_.Keep(std::exchange(landing_, std::nullopt), own ? std::exchange(in_place_, nullptr) : nullptr);
       plan_.UseNothing();
       plan_.Abandon();
       plan_.Finish();
@@ -242,7 +244,7 @@ void PlanLanding::Cancel() {
 void PlanLanding::End(milliseconds patience) {
   Cancel();
   if (landing_.has_value() && !landing_->WaitQuiesced(patience)) {
-    return pages_.Keep(std::exchange(landing_, std::nullopt));
+    return pages_.Keep(std::exchange(landing_, std::nullopt), in_place_);
   }
   landing_.reset();
   pages_.Return();

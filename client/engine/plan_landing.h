@@ -76,10 +76,10 @@ class PlanLanding {
   const LeasedMatch& match_;
   RequestPlan& plan_;
   RequestPages& pages_;
+  std::shared_ptr<InPlacePages> in_place_;  // null before Admit; outlives landing_, which may write to its own pages
   std::optional<Landing> landing_;
   std::vector<LandSegment> wanted_;
-  std::vector<LandSegment> waiting_;        // a prefix, and tuples that land with it, until there are own pages
-  std::shared_ptr<InPlacePages> in_place_;  // null before Admit
+  std::vector<LandSegment> waiting_;  // a prefix, and tuples that land with it, until there are own pages
   std::optional<Clock::time_point> asked_since_, taken_since_, shared_since_;  // set by calls that do not wait
   std::optional<std::pair<uint32_t, Clock::time_point>> layer_since_;
 };

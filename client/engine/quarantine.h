@@ -26,8 +26,10 @@ class Quarantine {
   // A page: its set of page numbers (LayerGroups::SetOf), and its number.
   using Page = std::pair<uint32_t, int32_t>;
 
-  // `landing`: none if nothing writes to the pages.
-  std::shared_ptr<Unresolved> Keep(std::optional<Landing> landing, std::vector<Page> pages);
+  // `landing`: none if nothing writes to the pages. `held` is released after the landing, by the Claim or Take that
+  // finds it quiesced.
+  std::shared_ptr<Unresolved> Keep(std::optional<Landing> landing, std::vector<Page> pages,
+                                   std::shared_ptr<const void> held = nullptr);
   // The memory returns to the staging, which must outlive this object.
   void Keep(Composition composition, Staging::Held memory);
 

@@ -26,10 +26,12 @@ void RequestPages::Return() {
   if (owner_ == Owner::kDaemon) owner_ = Owner::kEngine;
 }
 
-void RequestPages::Keep(std::optional<Landing> landing) {
-  unresolved_ = cache_.quarantine.Keep(std::move(landing), tables_.InSets(cache_.groups));
+void RequestPages::Keep(std::optional<Landing> landing, std::shared_ptr<const void> held) {
+  auto unresolved = cache_.quarantine.Keep(std::move(landing), tables_.InSets(cache_.groups), std::move(held));
   tables_.clear();
-  if (owner_ != Owner::kNone) owner_ = Owner::kCache;
+  if (owner_ == Owner::kNone) return;
+  unresolved_ = std::move(unresolved);
+  owner_ = Owner::kCache;
 }
 
 Status RequestPages::Claim() {

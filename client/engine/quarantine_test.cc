@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "client/engine/quarantine.h"
+
+#include <gtest/gtest.h>
+
+#include <chrono>
+#include <memory>
+#include <optional>
+#include <utility>
+
+namespace ashlar::engine {
+namespace {
+
+TEST(Quarantine, ReleasesWhatItHoldsOnceQuiesced) {
+  Quarantine quarantine;
+  auto held = std::make_shared<int>();
+  const std::weak_ptr<int> alive = held;
+  quarantine.Keep(std::nullopt, {}, std::move(held));
+  EXPECT_FALSE(alive.expired());
+  EXPECT_EQ(quarantine.Take(0, {}, std::chrono::milliseconds(0)), 0u);
+  EXPECT_TRUE(alive.expired());
+}
+
+}  // namespace
+}  // namespace ashlar::engine
