@@ -34,8 +34,8 @@ Status AdmitStatus(AdmitOutcome outcome, const ashlar::PageShortage& shortage, P
 }  // namespace
 
 Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, uint32_t blocks,
-                    PageShortage* shortage, std::shared_ptr<InPlacePages>* out) {
-  Admitted admitted = cache.model.Admit(prompt, own_pages, blocks);
+                    std::span<const uint32_t> unshared, PageShortage* shortage, std::shared_ptr<InPlacePages>* out) {
+  Admitted admitted = cache.model.Admit(prompt, own_pages, blocks, unshared);
   if (!admitted.admission.has_value()) return AdmitStatus(admitted.outcome, admitted.shortage, shortage);
   *out = std::make_shared<InPlacePages>(*std::move(admitted.admission), blocks);
   return {};

@@ -77,8 +77,9 @@ class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
   AdmittedPages pages_;
 };
 
-// Admits a request for `prompt` that shares the first `blocks` blocks of its prefix. kOk: `out` has its pages.
+// Admits a request for `prompt` that shares its segments except `unshared`, and the first `blocks` blocks of its
+// prefix. kOk: `out` has its pages.
 Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, uint32_t blocks,
-                    PageShortage* shortage, std::shared_ptr<InPlacePages>* out);
+                    std::span<const uint32_t> unshared, PageShortage* shortage, std::shared_ptr<InPlacePages>* out);
 
 }  // namespace ashlar::engine

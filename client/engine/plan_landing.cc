@@ -78,7 +78,7 @@ Status PlanLanding::Admit(uint32_t own_pages, PageShortage* shortage) {
     // While the prompt is filled, the plan does not use the prefix yet.
     const bool may_use_prefix = plan_.uses_prefix() || (plan_.filling() && match_.get() != nullptr);
     const uint32_t blocks = may_use_prefix ? cache_.SharedBlocks(*match_) : 0;
-    status = AdmitInPlace(cache_, asked, own_pages, blocks, shortage, &in_place_);
+    status = AdmitInPlace(cache_, asked, own_pages, blocks, UnsharedSegments(), shortage, &in_place_);
   } else {
     status = in_place_->Extend(own_pages, shortage);
   }
@@ -153,6 +153,16 @@ std::vector<uint32_t> PlanLanding::SharedParts() const {
   const uint32_t blocks = plan_.uses_prefix() ? cache_.SharedBlocks(*match_) : 0;
   for (uint32_t i = 0; i < blocks; ++i) parts.push_back(first_block + i);
   return parts;
+}
+
+std::vector<uint32_t> PlanLanding::UnsharedSegments() const {
+  std::vector<uint32_t> unshared;
+  if (plan_.filling()) return unshared;  // any of them may be a hit afterwards
+  const std::vector<uint32_t> used = plan_.UsedSegments();
+  for (uint32_t i = 0; i < text_.lengths().size(); ++i) {
+    if (!std::ranges::binary_search(used, i)) unshared.push_back(i);
+  }
+  return unshared;
 }
 
 InPlacePages::State PlanLanding::FillShared() {

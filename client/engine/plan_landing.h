@@ -67,6 +67,8 @@ class PlanLanding {
   void LandWaiting();
   // The parts of in_place_ that the plan reads.
   std::vector<uint32_t> SharedParts() const;
+  // The segments that no plan of the request will read: it would have to fill their pages for others, and cannot.
+  std::vector<uint32_t> UnsharedSegments() const;
   InPlacePages::State FillShared();
   Status ReachShared(bool wait);
   void DropUnfilled();

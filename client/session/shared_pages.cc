@@ -77,7 +77,8 @@ std::optional<Admission> Model::NewAdmission(const ModelBinding& binding, std::s
   return admission;
 }
 
-Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages, uint32_t prefix_blocks) {
+Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages, uint32_t prefix_blocks,
+                      std::span<const uint32_t> unshared_segments) {
   const Deadline deadline = reconnector_->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = Bind();
   if (!binding.ok() || binding->pages_missing) return {};
@@ -88,6 +89,7 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages, uint32_t prefix_
   // The hold begins before the request is sent: if the answer is lost, the lease is still released.
   std::optional<Admission> admission = NewAdmission(*binding, prompt.segment_lengths, deadline);
   if (!admission.has_value()) return {};
+  for (const uint32_t segment : unshared_segments) admission->segments_.at(segment).placement = {};
   if (prefix_blocks > 0) {
     const uint64_t tokens = PrefixBlockTokens(opened_->layout());
     Admission::Segment block;
@@ -100,6 +102,7 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages, uint32_t prefix_
   internal::Describe(prompt, /*uses_prefixes=*/false, *request.mutable_prompt());
   request.set_own_pages(own_pages);
   request.set_prefix_blocks(prefix_blocks);
+  request.mutable_unshared_segments()->Add(unshared_segments.begin(), unshared_segments.end());
   request.set_deadline_ns(binding->connection->channel().InDaemonsClock(deadline));
   v1::AdmitReply reply;
   const absl::Status status = binding->connection->rpc().Admit(request, reply, deadline);

@@ -69,7 +69,7 @@ class Admission {
   struct Segment {
     PageContent content = PageContent::kFilled;
     PagePlacement placement;     // the slots of its tokens
-    std::vector<int32_t> pages;  // shared pages in order; empty if the segment has no interior
+    std::vector<int32_t> pages;  // shared pages in order; empty if the segment has no interior or is unshared
   };
   // One entry per segment of the prompt, then one per block of its prefix.
   const std::vector<Segment>& segments() const { return segments_; }

@@ -61,21 +61,28 @@ void Write(const PagePool::Shortage& shortage, v1::PageShortage* out) {
 }
 
 // Returns the shared pages that each segment and each block of the prefix needs. A segment too short for an interior
-// shares none. The key of a block contains all tokens before it, and the prompt's salt and media.
+// shares none, nor does an unshared one. The key of a block contains all tokens before it, and the prompt's salt and
+// media.
 absl::StatusOr<std::vector<PagePool::Want>> WantsOf(const v1::AdmitRequest& request, const Pages& pages) {
   const Model& model = pages.model();
   std::vector<PagePool::Want> wants;
-  const auto add_segments = [&](const std::vector<storage::Query>& segments) {
+  const auto add_segments = [&](const std::vector<storage::Query>& segments) -> absl::Status {
     for (const storage::Query& segment : segments) {
       const PagePlacement placement = PlaceInPages(model.layout, segment.kind, segment.tokens, pages.page_tokens());
       wants.push_back({segment.key, static_cast<uint32_t>(placement.shared_pages)});
     }
+    for (const uint32_t unshared : request.unshared_segments()) {
+      if (unshared >= wants.size())
+        return Invalid("unshared_segments: ", unshared, " is out of range; the prompt has ", wants.size());
+      wants[unshared] = {};
+    }
+    return absl::OkStatus();
   };
   const uint32_t blocks = request.prefix_blocks();
   if (blocks == 0) {
     const auto segments = ReadSegments("prompt", request.prompt(), model);
     if (!segments.ok()) return segments.status();
-    add_segments(*segments);
+    if (absl::Status status = add_segments(*segments); !status.ok()) return status;
     return wants;
   }
   const auto prompt = ReadPrompt("prompt", request.prompt(), model);
@@ -87,7 +94,7 @@ absl::StatusOr<std::vector<PagePool::Want>> WantsOf(const v1::AdmitRequest& requ
     return Invalid("prefix_blocks: a block has ", block_tokens, " tokens, which are not whole pages of ",
                    pages.page_tokens());
   }
-  add_segments(prompt->segments);
+  if (absl::Status status = add_segments(prompt->segments); !status.ok()) return status;
   for (const Key& key : prompt->text->shared().blocks().first(blocks)) {
     wants.push_back({key, block_tokens / pages.page_tokens()});
   }

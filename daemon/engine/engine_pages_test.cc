@@ -3,6 +3,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <utility>
@@ -242,6 +243,28 @@ TEST(EnginePages, RequestsShareTheBlocksOfAPrefix) {
   v1::AdmitRequest longer = ask('e', tokens);
   longer.set_prefix_blocks(2);
   EXPECT_THAT(Message(engine.Admit(longer).status()), StartsWith("prefix_blocks: 2 is out of range; the prompt has 1"));
+}
+
+TEST(EnginePages, UnsharedSegmentsHaveNoPages) {
+  TestNode node;
+  SharingEngine engine(node);
+  v1::AdmitRequest request = engine.Request('a', 5);
+  request.add_unshared_segments(1);
+  // The third segment equals the second.
+  std::vector<int32_t> tokens = Ascending(40, 1);
+  std::copy_n(tokens.begin() + 6, 15, tokens.begin() + 21);
+  request.mutable_prompt()->set_tokens(PackTokens(tokens));
+  const auto admitted = engine.Admit(request);
+  ASSERT_TRUE(admitted.ok()) << admitted.status();
+  EXPECT_EQ(PagesOf(admitted, 0).size(), 2u);
+  EXPECT_EQ(PagesOf(admitted, 1).size(), 0u);
+  EXPECT_EQ(PagesOf(admitted, 2).size(), 3u);
+  EXPECT_THAT(Contents(admitted), ElementsAre(PageContent::kToFill, PageContent::kFilled, PageContent::kToFill));
+  EXPECT_THAT(Message(engine.MarkFilled('a', {1})), StartsWith("segments[0]: has no shared pages"));
+  request.set_lease(std::string(16, 'b'));
+  request.add_unshared_segments(3);
+  EXPECT_THAT(Message(engine.Admit(request).status()),
+              StartsWith("unshared_segments: 3 is out of range; the prompt has 3"));
 }
 
 TEST(EnginePages, ARequestThatDoesNotFitReportsTheShortage) {

@@ -181,6 +181,16 @@ class InPlace : public testing::Test {
     EXPECT_EQ(request.plan().cached_tokens, 50u + 83 + 33);
     for (size_t i = 0; i < segments_.size(); ++i) engine.ExpectShared(request, i, segments_[i]);
   }
+  // A request that computes one missed segment, and fills no shared pages meanwhile.
+  Request BeginIdle(InPlaceEngine& engine, Asked& filling) {
+    filling.prompt.fill = true;
+    Request request = Begin(engine, filling);
+    uint32_t missing = 0;
+    request.missing(&missing);
+    EXPECT_EQ(missing, 1u);
+    EXPECT_TRUE(request.Admit(kOwnPages, nullptr).ok());
+    return request;
+  }
 
   static constexpr uint32_t kOwnPages = 8;
   const std::vector<Tokens> segments_ = {MakeRun(1, 50), MakeRun(2, 91), MakeRun(3, 41)};
@@ -236,11 +246,8 @@ TEST_F(InPlace, TheNextRequestFillsSegmentsOfAnEndedOne) {
   InPlaceEngine engine(daemon_);
   PublishAll(engine, Asked(segments_));
   InPlaceEngine other(daemon_);
-  // The first request finds nothing to land: it misses, and never fills the pages.
-  Asked stored(segments_);
-  stored.prompt.fill = stored.prompt.store_only = true;
-  std::optional<Request> idle = Begin(other, stored);
-  ASSERT_GOOD(idle->Admit(kOwnPages, nullptr));
+  Asked filling({segments_[0], segments_[1], segments_[2], MakeRun(4, 20)});
+  std::optional<Request> idle = BeginIdle(other, filling);
   const Asked asked(segments_);
   Request second = Begin(other, asked);
   ASSERT_GOOD(second.Admit(kOwnPages, nullptr));
@@ -255,10 +262,8 @@ TEST_F(InPlace, SegmentsThatAreNotFilledInTimeAreComputed) {
   InPlaceEngine engine(daemon_);
   PublishAll(engine, Asked(segments_));
   InPlaceEngine other(daemon_, /*land_ms=*/100);
-  Asked stored(segments_);
-  stored.prompt.fill = stored.prompt.store_only = true;
-  Request idle = Begin(other, stored);
-  ASSERT_GOOD(idle.Admit(kOwnPages, nullptr));
+  Asked filling({segments_[0], segments_[1], segments_[2], MakeRun(4, 20)});
+  const Request idle = BeginIdle(other, filling);
   const Asked asked(segments_);
   Request second = Begin(other, asked);
   ASSERT_GOOD(second.Admit(kOwnPages, nullptr));
@@ -268,6 +273,20 @@ TEST_F(InPlace, SegmentsThatAreNotFilledInTimeAreComputed) {
   ASSERT_GOOD(second.Admit(12, nullptr));  // the new plan needs more
   EXPECT_EQ(second.admitted().own_page_count, 12u);
   ASSERT_GOOD(second.Finish());
+}
+
+// Otherwise the second would wait for the first, which has nothing to fill the pages with.
+TEST_F(InPlace, MissedSegmentsOfARequestThatDoesNotFillHaveNoPages) {
+  InPlaceEngine engine(daemon_);
+  const Asked asked(segments_);
+  Request first = Begin(engine, asked);
+  ASSERT_GOOD(first.Admit(12, nullptr));
+  ASSERT_EQ(first.admitted().segment_count, 3u);
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    EXPECT_EQ(first.admitted().segments[i].page_count, 0u);
+    EXPECT_EQ(first.admitted().segments[i].end_token, 0u);
+  }
+  PublishAll(engine, asked);
 }
 
 TEST_F(InPlace, AShortageNamesThePages) {
@@ -356,17 +375,6 @@ class InPlacePrefix : public InPlace {
     ASSERT_GOOD(engine.Commit(request, text_, conversation, &outcome));
     EXPECT_STREQ(engine::CommitName(outcome), "kept");
   }
-  // A request that computes a missed segment after the text, and fills no blocks meanwhile.
-  Request BeginIdle(InPlaceEngine& engine, Asked& filling) {
-    filling.prompt.fill = true;
-    Request request = Begin(engine, filling);
-    uint32_t missing = 0;
-    request.missing(&missing);
-    EXPECT_EQ(missing, 1u);
-    EXPECT_TRUE(request.Admit(kOwnPages, nullptr).ok());
-    EXPECT_EQ(request.admitted().prefix.page_count, kBlockPages);
-    return request;
-  }
 
   const Tokens text_ = MakeRun(9, 600);
 };
@@ -409,6 +417,7 @@ TEST_F(InPlacePrefix, TheNextRequestFillsBlocksOfAnEndedOne) {
   InPlaceEngine other(daemon_, 5000, 16);
   Asked filling({text_, segments_[1]});
   std::optional<Request> idle = BeginIdle(other, filling);
+  EXPECT_EQ(idle->admitted().prefix.page_count, kBlockPages);
   const Longer asked(text_, 1);
   Request second = Begin(other, asked);
   ASSERT_GOOD(second.Admit(kOwn, nullptr));
@@ -425,6 +434,7 @@ TEST_F(InPlacePrefix, BlocksThatAreNotFilledInTimeAreComputed) {
   InPlaceEngine other(daemon_, /*land_ms=*/100, 16);
   Asked filling({text_, segments_[1]});
   const Request idle = BeginIdle(other, filling);
+  EXPECT_EQ(idle.admitted().prefix.page_count, kBlockPages);
   const Longer asked(text_, 1);
   Request second = Begin(other, asked);
   ASSERT_GOOD(second.Admit(kOwn, nullptr));
@@ -451,6 +461,21 @@ TEST_F(InPlacePrefix, AFilledPromptReadsItInPlace) {
   uint8_t outcome = 0;
   EXPECT_THAT(Say(engine.Commit(request, text_, 9, &outcome)),
               StartsWith("3 texts[0].request: its plan reads segments"));
+}
+
+TEST_F(InPlacePrefix, SegmentsThatItCoversHaveNoPages) {
+  InPlaceEngine engine(daemon_, 5000, 16);
+  Store(engine);
+  const Asked asked({text_});
+  Request request = Begin(engine, asked);
+  EXPECT_EQ(request.plan().shared_prefix_tokens, kBlockTokens);
+  ASSERT_GOOD(request.Admit(kOwn, nullptr));
+  EXPECT_EQ(request.admitted().prefix.page_count, kBlockPages);
+  ASSERT_EQ(request.admitted().segment_count, 1u);
+  EXPECT_EQ(request.admitted().segments[0].page_count, 0u);
+  ASSERT_GOOD(request.WaitLayer(kAttention));
+  ASSERT_GOOD(request.Finish());
+  engine.ExpectText(request, text_);
 }
 
 TEST_F(InPlacePrefix, AConversationsOwnIsNotShared) {

@@ -352,7 +352,8 @@ struct SharedSegment {
 
 // The pages of an admitted request. Valid until the next Admit on the request, kOtherPages, or its end.
 struct AdmittedPages {
-  const SharedSegment* segments = nullptr;  // one per segment of the prompt
+  // One per segment of the prompt. Segments that neither the plan reads nor the engine fills have no pages.
+  const SharedSegment* segments = nullptr;
   uint32_t segment_count = 0;
   const int32_t* own_pages = nullptr;  // ordered as Admit added them
   uint64_t own_page_count = 0;

@@ -229,7 +229,10 @@ class Request(_ashlar.Request):
 
     @property
     def shared_segments(self) -> list[SharedSegment]:
-        """The places of an admitted request's segments, one per segment of the prompt; empty before `admit`."""
+        """The places of an admitted request's segments, one per segment of the prompt; empty before `admit`.
+
+        Segments that neither the plan reads nor the engine fills have no pages.
+        """
         return [SharedSegment(*segment) for segment in self.raw_shared_segments()]
 
     def advance(

@@ -118,7 +118,7 @@ def test_requests_read_one_copy_of_a_prefix(daemon):
 
 def test_a_shortage_reports_page_counts(daemon):
     with opened(daemon, share_in_place=True) as cache, cache.begin(TOKENS, LENGTHS) as request:
-        shortage = request.admit(PAGES)
+        shortage = request.admit(PAGES + 1)
         assert isinstance(shortage, ashlar.PageShortage)
         assert shortage.free + shortage.reclaimable + shortage.held == PAGES
         assert shortage.needed > shortage.free
