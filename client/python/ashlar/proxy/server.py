@@ -137,6 +137,7 @@ class Proxy:
                     self._mark(backend, answer.status == 200, f"status {answer.status}")
             except (TimeoutError, aiohttp.ClientError, OSError) as error:
                 self._mark(backend, False, str(error) or type(error).__name__)
+            await self._wake()
             await asyncio.sleep(self._limits.check_seconds)
 
     def _mark(self, backend: Backend, healthy: bool, why: str) -> None:
@@ -222,6 +223,11 @@ class Proxy:
                 finally:
                     self._waiting -= 1
 
+    async def _wake(self) -> None:
+        """Lets all waiting requests look again. They wait for different backends, so one of them is not enough."""
+        async with self._free:
+            self._free.notify_all()
+
     async def _forward(
         self, request: web.Request, body: bytes, estimates: dict[str, Estimate], tokens: int, began: float
     ) -> web.StreamResponse:
@@ -251,8 +257,7 @@ class Proxy:
             finally:
                 attempt.started()
                 self.backends.end(backend)
-                async with self._free:
-                    self._free.notify()
+                await self._wake()
         return self._refuse(503, f"no backend answered; the last failure: {why}", "service_unavailable_error")
 
 

@@ -13,7 +13,7 @@ from fake_backend import FakeBackend
 
 from ashlar.probe import NodeProbe, Probed
 from ashlar.proxy.__main__ import main
-from ashlar.proxy.backends import Backend, Backends, estimate_of, parse_backend
+from ashlar.proxy.backends import Backend, Backends, Choice, estimate_of, parse_backend
 from ashlar.proxy.prompts import Prompts, Question, Unprobed
 from ashlar.proxy.server import Limits, Proxy
 
@@ -282,6 +282,49 @@ def test_a_waiting_request_takes_the_space_that_becomes_free():
             fakes["a"].delay = 0.1
             answers = await asyncio.gather(*(post(client, url) for _ in range(5)))
             assert [status for status, *_ in answers] == [200] * 5
+
+    run(test)
+
+
+def test_free_space_goes_to_a_request_that_can_use_it():
+    """The request that has waited longest needs the other backend."""
+
+    async def test():
+        first, second = (Backend(f"http://{name}", in_flight=1) for name in "ab")
+        proxy = Proxy(Backends([first, second], "m", 0.5, True), None, Limits(in_flight=1), 0.5)
+        choice = Choice((first, second), {})
+        waiting = asyncio.create_task(proxy._take(choice, {first.url}))
+        await asyncio.sleep(0)
+        served = asyncio.create_task(proxy._take(choice, set()))
+        while proxy._waiting < 2:
+            await asyncio.sleep(0)
+        Backends.end(first)
+        await proxy._wake()
+        assert await asyncio.wait_for(served, 5) is first and not waiting.done()
+        waiting.cancel()
+        proxy.backends.close()
+
+    run(test)
+
+
+def test_a_request_that_waits_takes_a_backend_that_becomes_healthy():
+    async def test():
+        probers = {name: FakeProber(node(0)) for name in "ab"}
+        async with proxy_of(probers=probers, in_flight=1) as (proxy, url, fakes, client):
+            fakes["b"].healthy = False
+            while proxy.backends.all[1].healthy:
+                await asyncio.sleep(0.02)
+            fakes["a"].failure = "hang"
+            hanging = asyncio.create_task(post(client, url))
+            while proxy.backends.all[0].in_flight == 0:
+                await asyncio.sleep(0.01)
+            waiting = asyncio.create_task(post(client, url))
+            while proxy._waiting == 0:
+                await asyncio.sleep(0.01)
+            fakes["b"].healthy = True
+            status, _, body = await waiting
+            assert status == 200 and json.loads(body)["model"] == "b"
+            hanging.cancel()
 
     run(test)
 
