@@ -284,7 +284,7 @@ class _Attempt:
         client, backend, request = self._proxy._client, self._backend, self._request
         assert client is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
-        url = backend.url + request.raw_path
+        url = backend.url + request.rel_url.raw_path_qs  # a request may also name the proxy's host
         limit = aiohttp.ClientTimeout(
             total=None, sock_connect=self._limits.connect_seconds, sock_read=self._limits.first_byte_seconds
         )
