@@ -67,7 +67,10 @@ class Prompts:
             if self._tokenizer is None:
                 raise Unprobed("tokenizer")
             special = body.get("add_special_tokens", True) is True
-            return np.asarray(self._tokenizer.encode(prompt, add_special_tokens=special), np.int32)
+            try:
+                return np.asarray(self._tokenizer.encode(prompt, add_special_tokens=special), np.int32)
+            except Exception as error:  # half of a surrogate pair, for example
+                raise Unprobed("prompt") from error
         if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 2**31 for token in prompt):
             return np.asarray(prompt, np.int32)
         raise Unprobed("prompt")  # no prompt, or several
@@ -91,7 +94,10 @@ class Prompts:
                 message = {**message, "content": "\n".join(texts)}
             plain.append(message)
         options = body.get("chat_template_kwargs")
-        template = body.get("chat_template")
+        options = options if isinstance(options, dict) else {}
+        # A client's template can run for hours, and one thread renders all of them.
+        if body.get("chat_template") is not None or options.get("chat_template") is not None:
+            raise Unprobed("template")
         try:
             tokens = self._tokenizer.apply_chat_template(
                 plain,
@@ -100,8 +106,7 @@ class Prompts:
                 continue_final_message=body.get("continue_final_message", False),
                 tokenize=True,
                 return_dict=False,
-                **({"chat_template": template} if isinstance(template, str) else {}),
-                **(options if isinstance(options, dict) else {}),
+                **options,
             )
         except Exception as error:
             raise Unprobed("template") from error

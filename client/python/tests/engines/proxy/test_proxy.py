@@ -33,6 +33,8 @@ class Words:
     """A tokenizer of words; `sep` is 7."""
 
     def encode(self, text, add_special_tokens=True):
+        if "\ud800" in text:
+            raise TypeError("TextEncodeInput must be Union[TextInputSequence, …]")
         words = [7 if word == "sep" else 100 + len(word) for word in text.split()]
         return [1, *words] if add_special_tokens else words
 
@@ -359,6 +361,19 @@ def test_other_requests_are_forwarded_without_a_probe():
     run(test)
 
 
+def test_a_request_that_names_the_proxys_host_is_forwarded():
+    async def test():
+        async with proxy_of("a", {"a": FakeProber(node(0))}) as (proxy, url, fakes, _):
+            host = url.removeprefix("http://")
+            reader, writer = await asyncio.open_connection(*host.split(":"))
+            writer.write(f"GET {url}/v1/models?x=1 HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            assert (await reader.read()).startswith(b"HTTP/1.1 200")
+            writer.close()
+            assert fakes["a"].requests[0][0] == "/v1/models?x=1" and proxy.backends.all[0].healthy
+
+    run(test)
+
+
 def test_round_robin_takes_turns_without_probes():
     async def test():
         async with proxy_of("abc", round_robin=True) as (_, url, fakes, client):
@@ -454,6 +469,9 @@ def test_prompts_become_the_engines_tokens():
         ({"messages": [{"role": "forbidden", "content": ""}]}, "/v1/chat/completions", "template"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "/v1/chat/completions", "media"),
         ({"prompt": "a", "cache_salt": 5}, "/v1/completions", "salt"),
+        ({"prompt": "\ud800"}, "/v1/completions", "prompt"),
+        ({**CHAT, "chat_template": "{{ 1 }}"}, "/v1/chat/completions", "template"),
+        ({**CHAT, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "/v1/chat/completions", "template"),
     ],
 )
 def test_prompts_that_cannot_be_known_are_not_probed(body, path, reason):
