@@ -82,6 +82,7 @@ class _Pool:
     host: Any
     page_bytes: int
     page_dtype: torch.dtype
+    types: str  # of all elements: pages of states are bytes
     page_size: int
     store: PageStore | None = None
     next_attempt: float = 0.0
@@ -154,6 +155,7 @@ class AshlarStorage(HiCacheStorage):
             host=host,
             page_bytes=page.numel() * page.element_size(),
             page_dtype=page.dtype,
+            types=" ".join(str(getattr(host, name, page.dtype)) for name in ("temporal_dtype", "conv_dtype")),
             page_size=max(1, getattr(host, "page_size", 1) or 1),
         )
 
@@ -165,7 +167,7 @@ class AshlarStorage(HiCacheStorage):
             self._engine.content,
             f"format={getattr(pool.host, 'storage_format_tag', None) or ''}",
             f"layout={getattr(pool.host, 'layout', '')}",
-            f"type={pool.page_dtype}",
+            f"types={pool.types}",
             f"page={self._kv_page_size()}",
             f"pp={config.pp_rank}/{config.pp_size}",
             f"cp={config.attn_cp_rank}/{config.attn_cp_size}",

@@ -61,8 +61,8 @@ def kv_host(layout="page_first", tokens=PAGE * 40):
     )
 
 
-def mamba_host(slots=20):
-    temporal = torch.zeros(2, slots, 4, 16, 8, dtype=torch.float32)
+def mamba_host(slots=20, dtype=torch.float32):
+    temporal = torch.zeros(2, slots, 4, 16, 8, dtype=dtype)
     conv = torch.zeros(2, slots, 96, 3, dtype=torch.bfloat16)
     return MambaPoolHost(
         MambaStateBufferInfo(temporal=temporal, conv=(conv,)),
@@ -271,6 +271,17 @@ def test_ranks_models_and_layouts_share_only_latents(daemon, pools):
     other = make(daemon, pools, tp_size=2, tp_rank=1, is_mla_model=True)
     assert other.batch_exists(hashes) == 2, "all ranks have the same latents"
     assert other.batch_exists_v2(hashes, [trailing()]).kv_hit_pages == 0, "but states of their own"
+
+
+def test_states_of_another_type_with_as_many_bytes_are_misses(daemon):
+    """--mamba-ssm-dtype: HiCache passes states as bytes."""
+    hashes = chain(range(PAGE * 2))
+    kv = (PoolName.KV, kv_host())
+    halves = [kv, (PoolName.MAMBA, mamba_host(dtype=torch.float16))]
+    store(make(daemon, halves), halves, hashes, states=[1])
+    for dtype, pages in ((torch.float16, 2), (torch.bfloat16, 0)):
+        found = make(daemon, [kv, (PoolName.MAMBA, mamba_host(dtype=dtype))]).batch_exists_v2(hashes, [trailing()])
+        assert found.kv_hit_pages == pages
 
 
 def test_pages_of_earlier_weights_are_misses_after_a_clear(daemon, pools):
