@@ -32,6 +32,7 @@ PageCall = Callable[[int, Slot], None]
 
 
 _KEY_BYTES = 32
+_UNANSWERED = frozenset(["unavailable", "daemon_unavailable", "timed_out"])
 
 
 def _checked(keys: Sequence[bytes]) -> list[bytes]:
@@ -167,14 +168,17 @@ class PageStore:
 
         `keys`: 32 bytes each. Returns one outcome per key: "published", "already_present", "being_published" (another
         engine stores it), or why the cache does not accept the page. If `fill` raises, its exception is raised, and
-        pages that are not yet published are abandoned.
+        pages that are not yet published are abandoned. Once the daemon does not answer, it is asked for no further page
+        of the call.
         """
         outcomes: list[str] = []
         wanted = self._checked(keys)
         _check_call("fill", fill)
         for begin in range(0, len(wanted), self.slots):
             outcomes += self._put(wanted[begin : begin + self.slots], begin, fill)
-        return outcomes
+            if not _UNANSWERED.isdisjoint(outcomes):
+                break
+        return outcomes + ["unavailable"] * (len(wanted) - len(outcomes))
 
     def _put(self, keys: list[bytes], first: int, fill: PageCall) -> list[str]:
         outcomes, granted = [], []
@@ -198,6 +202,8 @@ class PageStore:
                         outcomes[i] = outcome
                 finally:
                     self._give(slots)
+                if not _UNANSWERED.isdisjoint(published):
+                    break
         finally:
             if granted:
                 self._handle.abandon([reservation for _, reservation in granted])
@@ -205,7 +211,7 @@ class PageStore:
 
     def get(self, keys: Sequence[bytes], take: PageCall) -> list[str | None]:
         """Fetches pages. Calls `take` for each page found, to read its bytes. Returns for each key the reason of its
-        miss, or None for a hit."""
+        miss, or None for a hit. Once the daemon does not answer, it is asked for no further page of the call."""
         return [page.miss for page in self.fetch(keys, take)]
 
     def fetch(self, keys: Sequence[bytes], take: PageCall) -> list[Fetched]:
@@ -228,6 +234,9 @@ class PageStore:
                     fetched.append(Fetched(miss, tier))
             finally:
                 self._give(ours)
+            unanswered = next((page.miss for page in fetched[first:] if page.miss in _UNANSWERED), None)
+            if unanswered is not None:
+                return fetched + [Fetched(unanswered, None)] * (len(wanted) - len(fetched))
         return fetched
 
     def memory(self) -> Any:

@@ -201,6 +201,21 @@ def test_a_frozen_daemon_costs_the_timeout_and_frees_its_slots(daemon):
         until(lambda: get(store, texts) == [None] * 3)
 
 
+def test_a_frozen_daemon_costs_one_timeout_for_all_batches_of_a_call(daemon):
+    client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket, timeout_ms=1000)
+    with open_store(client, slots=1, land_ms=1000) as store:
+        texts = [f"text {i}" for i in range(12)]
+        freeze(daemon)
+        try:
+            for call in (get, put):
+                begun = time.monotonic()
+                outcomes = call(store, texts)
+                assert time.monotonic() - begun < 6, "not a second for each"
+                assert len(outcomes) == 12 and not {None, "published"} & set(outcomes)
+        finally:
+            os.kill(daemon.pid, signal.SIGCONT)
+
+
 def test_unfilled_pages_are_abandoned_together(daemon):
     client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket, timeout_ms=1000)
     begun = []
