@@ -116,11 +116,13 @@ class AshlarStorage(HiCacheStorage):
         self._client: PageClient | None = None
         self._next_attempt = 0.0
         self._pools: dict[str, _Pool] = {}
-        self._lock = threading.Lock()  # opens clients and stores; guards counts
+        self._lock = threading.Lock()  # held while clients and stores are opened
         self._closed = False
         self._own_counts = Counts({
             "tp_rank": storage_config.tp_rank, "pp_rank": storage_config.pp_rank, "dp_rank": storage_config.dp_rank
         })  # fmt: skip
+        # Not held while the daemon is asked: SGLang's scheduler reads the counts in each of its steps.
+        self._counting = threading.Lock()
         self._counts: dict[str, list[Any]] = {
             f"{what}_{unit}": [] for what in ("prefetch", "backup") for unit in ("pgs", "bandwidth")
         }
@@ -303,7 +305,7 @@ class AshlarStorage(HiCacheStorage):
         if pages == 0 or not self._config.enable_storage_metrics:
             return
         gigabytes = pages * store.page_bytes / 2**30
-        with self._lock:
+        with self._counting:
             self._counts[f"{what}_pgs"].append(pages)
             self._counts[f"{what}_bandwidth"].append(gigabytes / max(time.monotonic() - begun, 1e-9))
 
@@ -456,7 +458,7 @@ class AshlarStorage(HiCacheStorage):
         """Returns the bytes moved since the last call, for SGLang's Prometheus metrics."""
         if not self._config.enable_storage_metrics:
             return None
-        with self._lock:
+        with self._counting:
             counts, self._counts = self._counts, {name: [] for name in self._counts}
         return AshlarMetrics(**counts, ashlar=self._own_counts.take())
 

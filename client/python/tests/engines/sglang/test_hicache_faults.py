@@ -100,6 +100,23 @@ def test_a_frozen_daemon_only_delays(daemon):
     serves_again(pages)
 
 
+def test_metrics_do_not_wait_while_a_cache_is_opened(daemon):
+    """SGLang's scheduler reads them in each of its steps."""
+    backend = make(daemon, [(PoolName.KV, kv_host())], extra={"timeout_ms": 3000})
+    os.kill(daemon.pid, signal.SIGSTOP)
+    try:
+        opening = threading.Thread(target=backend.batch_exists, args=(chain(range(PAGE)),))
+        opening.start()
+        while not backend._lock.locked():
+            time.sleep(0.01)
+        began = time.monotonic()
+        assert backend.get_stats() is not None and time.monotonic() - began < 1
+        assert backend._lock.locked(), "it is still being opened"
+    finally:
+        os.kill(daemon.pid, signal.SIGCONT)
+    opening.join()
+
+
 def test_a_full_daemon_evicts_old_pages(tmp_path):
     host = kv_host()
     with ashlar.daemon.start(dram="8MiB", arena="2MiB", folder=str(tmp_path)) as daemon:
