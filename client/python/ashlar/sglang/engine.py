@@ -46,17 +46,11 @@ class Engine:
     model_config_parser: str = ""
     modelopt_quant: str = ""
     modelopt_checkpoint_restore_path: str = ""
+    model_loader_extra_config: str = ""
 
     @staticmethod
     def here() -> Engine:
-        try:
-            from sglang.srt.runtime_context import get_model
-
-            bag: Any = get_model()
-        except Exception:  # a program that uses only HiCache's classes publishes no configuration
-            return Engine()
-        found = {field.name: getattr(bag, field.name, None) for field in dataclasses.fields(Engine)}
-        return Engine(**{name: str(value) for name, value in found.items() if value is not None})
+        return Engine(**_published("get_model", [field.name for field in dataclasses.fields(Engine)]))
 
     @property
     def content(self) -> str:
@@ -65,7 +59,8 @@ class Engine:
             f"sglang={sglang.__version__} dtype={self.dtype} quantization={self.quantization} "
             f"kv_cache_dtype={self.kv_cache_dtype} length={self.context_length} overrides={self.json_model_override_args} "
             f"impl={self.model_impl} scales={_named(self.quantization_param_path)} config={_named(self.decrypted_config_file)} "
-            f"parser={self.model_config_parser} modelopt={self.modelopt_quant} {_named(self.modelopt_checkpoint_restore_path)}"
+            f"parser={self.model_config_parser} modelopt={self.modelopt_quant} {_named(self.modelopt_checkpoint_restore_path)} "
+            f"loader={self.model_loader_extra_config}"
         )
 
     def model_id(self, name: str) -> str:
@@ -77,15 +72,65 @@ class Engine:
     def weights(self, name: str, given: str) -> checkpoint.Weights | None:
         """Returns the weights' name: `given` if it is not empty, else the digest of the checkpoint's files, or a hub's
         commit. None: the weights have no name, and the cache is off."""
-        place = self.model_path or name
-        if given:
-            return checkpoint.Weights(place, given)
-        if self.load_format not in FROM_FOLDER:
-            return None
-        if pathlib.Path(place).exists():
-            return checkpoint.Weights(place)
-        commit = checkpoint.commit(self.revision)
-        return None if commit is None else checkpoint.Weights(place, f"{place} {commit}")
+        return _weights(self.model_path or name, self.revision, self.load_format, given)
+
+
+@dataclasses.dataclass(frozen=True)
+class Draft:
+    """SGLang's published configuration of speculative decoding; empty if none is published."""
+
+    speculative_draft_model_path: str = ""
+    speculative_draft_model_revision: str = ""
+    speculative_draft_load_format: str = ""
+    speculative_draft_model_quantization: str = ""
+    speculative_draft_kv_cache_dtype: str = ""
+    speculative_algorithm: str = ""
+    uno_lora_path: str = ""
+
+    @staticmethod
+    def here() -> Draft:
+        return Draft(**_published("get_spec", [field.name for field in dataclasses.fields(Draft)]))
+
+    @property
+    def content(self) -> str:
+        """The settings that change the bytes of a draft model's pages for the same weights."""
+        return (
+            f"algorithm={self.speculative_algorithm} quantization={self.speculative_draft_model_quantization} "
+            f"kv_cache_dtype={self.speculative_draft_kv_cache_dtype} lora={_named(self.uno_lora_path)}"
+        )
+
+    def weights(self, engine: Engine, given: str) -> checkpoint.Weights | None:
+        """Returns the name of the draft model's weights, as `Engine.weights`. A given name is completed by the draft
+        model's path and revision."""
+        place = self.speculative_draft_model_path
+        if not place or place == engine.model_path:  # a part of the model's own checkpoint
+            return checkpoint.Weights(place, "the model's own")
+        named = f"{given} {place} {self.speculative_draft_model_revision}" if given else ""
+        load_format = self.speculative_draft_load_format or engine.load_format
+        return _weights(place, self.speculative_draft_model_revision, load_format, named)
+
+
+def _published(bag: str, names: list[str]) -> dict[str, str]:
+    """Returns the fields of one part of SGLang's configuration that have a value."""
+    try:
+        from sglang.srt import runtime_context
+
+        values: Any = getattr(runtime_context, bag)()
+    except Exception:  # a program that uses only HiCache's classes publishes no configuration
+        return {}
+    found = {name: getattr(values, name, None) for name in names}
+    return {name: str(value) for name, value in found.items() if value is not None}
+
+
+def _weights(place: str, revision: str, load_format: str, given: str) -> checkpoint.Weights | None:
+    if given:
+        return checkpoint.Weights(place, given)
+    if load_format not in FROM_FOLDER:
+        return None
+    if pathlib.Path(place).exists():
+        return checkpoint.Weights(place)
+    commit = checkpoint.commit(revision)
+    return None if commit is None else checkpoint.Weights(place, f"{place} {commit}")
 
 
 def agreed(name: str) -> str:

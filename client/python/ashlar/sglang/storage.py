@@ -27,10 +27,12 @@ from sglang.srt.mem_cache.hicache_storage import (
     PoolTransfer,
     PoolTransferResult,
 )
+from sglang.srt.mem_cache.pool_host.mha import MHATokenToKVPoolHost
 
+from ashlar import checkpoint
 from ashlar.pages import Fetched, PageClient, PageStore, Slot
 from ashlar.sglang import weight_changes
-from ashlar.sglang.engine import Engine, agreed
+from ashlar.sglang.engine import Draft, Engine, agreed
 from ashlar.sglang.metrics import AshlarMetrics, Counts
 from ashlar.sockets import default_sockets
 
@@ -83,6 +85,7 @@ class _Pool:
     page_bytes: int
     page_dtype: torch.dtype
     types: str  # of all elements: pages of states are bytes
+    drafted: bool  # whether a draft model has computed a part of each page
     page_size: int
     store: PageStore | None = None
     next_attempt: float = 0.0
@@ -103,6 +106,8 @@ class AshlarStorage(HiCacheStorage):
         name = storage_config.model_name or "unnamed"
         self._model = self._engine.model_id(name)
         self._weights = self._engine.weights(name, self._settings.weights_digest)
+        self._drafts = Draft.here()
+        self._draft: checkpoint.Weights | None = None  # None: no pool needs it, or it has no name
         if self._weights is None:
             logger.warning(
                 "Ashlar: the cache is off for %s: cannot identify the weights (load_format: %s); load them from a local "
@@ -158,8 +163,15 @@ class AshlarStorage(HiCacheStorage):
             page_bytes=page.numel() * page.element_size(),
             page_dtype=page.dtype,
             types=" ".join(str(getattr(host, name, page.dtype)) for name in ("temporal_dtype", "conv_dtype")),
+            drafted=name.startswith("draft") or bool(getattr(host, "mtp_draft_buffer_infos", ())),
             page_size=max(1, getattr(host, "page_size", 1) or 1),
         )
+        if self._pools[name].drafted and self._draft is None:
+            self._draft = self._drafts.weights(self._engine, self._settings.weights_digest)
+            if self._draft is None:
+                logger.warning(
+                    "Ashlar: HiCache's pool %s is not cached: cannot identify the weights of the draft model", name
+                )
 
     def _content(self, name: str, pool: _Pool) -> str:
         """Returns everything besides model and page size that must agree between engines that share a pool's pages."""
@@ -174,9 +186,13 @@ class AshlarStorage(HiCacheStorage):
             f"pp={config.pp_rank}/{config.pp_size}",
             f"cp={config.attn_cp_rank}/{config.attn_cp_size}",
         ]
-        # All ranks have the same latents, but each has its own part of keys, values and states.
-        if not config.is_mla_model or name == PoolName.MAMBA.value:
+        # All ranks have the same latents, but each has its own part of keys, values and states. A draft model may have
+        # keys where the model has latents.
+        heads = name.startswith("draft") and isinstance(pool.host, MHATokenToKVPoolHost)
+        if not config.is_mla_model or name == PoolName.MAMBA.value or heads:
             parts.append(f"tp={config.tp_rank}/{config.tp_size}")
+        if pool.drafted:
+            parts.append(f"draft {self._drafts.content}")
         if config.dcp_size > 1:
             parts.append(f"dcp={config.dcp_rank}/{config.dcp_size} of {config.logical_page_size}")
         return " ".join(parts)
@@ -191,6 +207,11 @@ class AshlarStorage(HiCacheStorage):
         weights = None if self._weights is None else self._weights.digest()
         if pool is None or self._closed or weights is None or self._between:
             return None
+        if pool.drafted:
+            draft = None if self._draft is None else self._draft.digest()
+            if draft is None:
+                return None
+            weights = hashlib.sha256(f"{weights} {draft}".encode()).hexdigest()
         if pool.store is not None:
             return pool.store
         with self._lock:
@@ -464,8 +485,9 @@ class AshlarStorage(HiCacheStorage):
 
     def close(self) -> None:
         """Ends the session. Call it after HiCache has stopped its threads: no other call may be in progress."""
-        if self._weights is not None:
-            self._weights.close()
+        for weights in (self._weights, self._draft):
+            if weights is not None:
+                weights.close()
         with self._lock:
             self._closed = True
             stores = [pool.store for pool in self._pools.values() if pool.store is not None]

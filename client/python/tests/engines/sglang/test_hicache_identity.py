@@ -12,10 +12,11 @@ sglang = pytest.importorskip("sglang", reason="sglang is not installed (tools/en
 
 from sglang.srt import runtime_context  # noqa: E402
 from sglang.srt.arg_groups.fields.model import Model  # noqa: E402
-from sglang.srt.mem_cache.hicache_storage import PoolName  # noqa: E402
+from sglang.srt.arg_groups.fields.spec import Spec  # noqa: E402
+from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer  # noqa: E402
 from test_hicache import PAGE, chain, kv_host, make, mamba_host, pages_of, store, trailing  # noqa: E402
 
-from ashlar.sglang.engine import FROM_FOLDER, Engine  # noqa: E402
+from ashlar.sglang.engine import FROM_FOLDER, Draft, Engine  # noqa: E402
 
 COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
 
@@ -49,7 +50,8 @@ def found(daemon, pools, hashes, **options):
 
 def test_names_match_sglangs_configuration():
     assert {field.name for field in dataclasses.fields(Engine)} <= set(Model.__struct_fields__)
-    assert Engine.here() == Engine(), "nothing is published in this process"
+    assert {field.name for field in dataclasses.fields(Draft)} <= set(Spec.__struct_fields__)
+    assert Engine.here() == Engine() and Draft.here() == Draft(), "nothing is published in this process"
 
 
 def test_only_the_same_checkpoint_is_shared_between_folders(daemon, pools, running, tmp_path):
@@ -101,6 +103,7 @@ def test_versions_and_quantisations_share_no_pages(daemon, pools, running, tmp_p
         dict(kv_cache_dtype="fp8_e4m3"),
         dict(modelopt_quant="fp8"),
         dict(modelopt_checkpoint_restore_path="/m"),
+        dict(model_loader_extra_config='{"qlora_adapter_name_or_path": "/a"}'),
     ):
         running(**{**dict(model_path=place, quantization=None, dtype="auto"), **changed})
         assert found(daemon, pools, hashes) == 0, changed
@@ -108,6 +111,31 @@ def test_versions_and_quantisations_share_no_pages(daemon, pools, running, tmp_p
     assert found(daemon, pools, hashes) == 2
     monkeypatch.setattr(sglang, "__version__", "0.5.24")
     assert found(daemon, pools, hashes) == 0
+
+
+@pytest.mark.parametrize("digest", ["", "1"])
+def test_only_the_same_draft_model_shares_its_pages(daemon, pools, running, tmp_path, monkeypatch, digest):
+    hashes = chain(range(PAGE * 2))
+    pools = [pools[0], (PoolName.DRAFT, kv_host())]
+    running(model_path=checkpoint(tmp_path / "m"))
+
+    def backend(draft, **options):
+        fields = dict(speculative_draft_model_path=draft)
+        monkeypatch.setattr(runtime_context, "get_spec", lambda: SimpleNamespace(**fields))
+        return make(daemon, pools, extra={"weights_digest": digest}, **options)
+
+    def pages(draft, **options):
+        transfer = PoolTransfer(name=PoolName.DRAFT)
+        return backend(draft, **options).batch_exists_v2(hashes, [transfer]).kv_hit_pages
+
+    one, other = checkpoint(tmp_path / "one"), checkpoint(tmp_path / "other", weights=b"2")
+    for options in ({}, dict(tp_size=2, is_mla_model=True)):
+        transfers = [PoolTransfer(name, host_indices=pages_of([0, 1]), keys=hashes) for name, _ in pools]
+        stored = backend(one, **options).batch_set_v2(transfers)
+        assert stored == {PoolName.KV: [True] * 2, PoolName.DRAFT: [True] * 2}
+        assert pages(one, **options) == 2 and pages(other, **options) == 0
+        assert backend(other, **options).batch_exists(hashes) == 2, "the model's own pages"
+    assert pages(one, tp_size=2, tp_rank=1, is_mla_model=True) == 0, "the draft model has no latents"
 
 
 def test_counts_of_tokens_time_tier_and_kind(daemon, pools):
