@@ -19,7 +19,7 @@ from ashlar.checkpoint import config_text
 from ashlar.model import Attention, DType, Family, Linear, Model, Rope, StateOrder, TailOrder
 from ashlar.transformers.caches import cache_class
 from ashlar.transformers.rules import Tape, continuing, mamba1_heads
-from ashlar.transformers.weights import standing
+from ashlar.transformers.weights import adapter_tensors, standing
 
 # The versions whose caches and rules this module supports; each was tried. Tests run with the oldest, the newest, and
 # 5.19.0.
@@ -83,8 +83,12 @@ def check_version() -> None:
 def weights_digest(model: Any) -> str:
     """Returns SHA-256 over the config and all weights in memory, in hexadecimal digits. It does not depend on the
     folder."""
-    digest = hashlib.sha256(config_text(model.config.to_dict()))
-    for name, weight in sorted(model.state_dict().items()):
+    return _tensors_digest(config_text(model.config.to_dict()), model.state_dict())
+
+
+def _tensors_digest(begin: bytes, tensors: dict[str, torch.Tensor]) -> str:
+    digest = hashlib.sha256(begin)
+    for name, weight in sorted(tensors.items()):
         digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
         digest.update(weight.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
@@ -247,9 +251,12 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
             "cache class of their own (Mamba, RWKV) are not supported"
         )
     _check_gate(whole, second)
-    if digest:  # names only the weights; the configuration also determines states
-        digest = hashlib.sha256(f"{digest} ".encode() + config_text(model.config.to_dict())).hexdigest()
-    digest, switched = digest or weights_digest(model), standing(model).adapters
+    switched = standing(model).adapters
+    if digest:  # names only the weights; the configuration and adapters also determine states
+        begin = f"{digest} ".encode() + config_text(model.config.to_dict())
+        digest = _tensors_digest(begin, adapter_tensors(model) if switched else {})
+    else:
+        digest = weights_digest(model)
     if switched:
         digest = hashlib.sha256(f"{digest} {switched}".encode()).hexdigest()
     described = Model(

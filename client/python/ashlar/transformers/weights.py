@@ -20,8 +20,24 @@ def _version(tensor: Any) -> int:
     return -1 if tensor.is_inference() else int(tensor._version)
 
 
+def _adapted(module: Any) -> bool:
+    """Returns whether this is one of PEFT's layers, which are recognized by their attributes."""
+    return isinstance(getattr(type(module), "active_adapters", None), property)
+
+
+def adapter_tensors(model: Any) -> dict[str, Any]:
+    """Returns the tensors of PEFT's layers by name, without those of the layers that they adapt."""
+    return {
+        f"{name}.{own}": tensor
+        for name, module in model.named_modules()
+        if _adapted(module)
+        for own, tensor in module.state_dict().items()
+        if not own.startswith("base_layer.")
+    }
+
+
 def standing(model: Any) -> Standing:
-    """Returns the model's current snapshot. PEFT's layers are recognized by their attributes."""
+    """Returns the model's current snapshot."""
     training, adapters, tensors = False, [], {}
     for name, module in model.named_modules():
         training |= module.training
@@ -29,7 +45,7 @@ def standing(model: Any) -> Standing:
             for own, tensor in part.items():
                 if tensor is not None:
                     tensors[f"{name}.{own}"] = (tensor.data_ptr(), _version(tensor))
-        if isinstance(getattr(type(module), "active_adapters", None), property):
+        if _adapted(module):
             active = [] if module.disable_adapters else list(module.active_adapters)
             scales = getattr(module, "scaling", None) or {}
             merged = list(getattr(module, "merged_adapters", ()))

@@ -97,6 +97,14 @@ def test_each_setting_of_adapters_names_another_model(adapted, daemon, digest):
     assert published == [2, 2, 2, 2, 0]
 
 
+@pytest.mark.parametrize("digest", [None, "mine"])
+def test_adapters_of_one_name_with_other_weights_name_another_model(adapted, digest):
+    model, layer = adapted
+    first, again = (describe(model, digest, 8, 8, 16)[0].weights_digest for _ in range(2))
+    layer.adapters["one"] += 1
+    assert first == again != describe(model, digest, 8, 8, 16)[0].weights_digest
+
+
 def test_a_model_with_switched_adapters_runs_without_the_cache(adapted, daemon):
     model, layer = adapted
     answers = []
