@@ -325,14 +325,15 @@ std::vector<std::string> Commit(PyCache& self, nb::handle request, nb::handle to
                                 nb::handle checkpoints, nb::handle page_table, nb::handle conversation,
                                 nb::handle composed, nb::handle media, nb::handle salt, nb::handle span) {
   const Integers given("tokens", tokens);
-  PyRequest* const of = request.is_none() ? nullptr : &Bound<PyRequest>("request", request, "ashlar.Request");
+  std::shared_ptr<engine::Request> of_request;
+  if (!request.is_none()) of_request = Bound<PyRequest>("request", request, "ashlar.Request").request.shared();
   const ReadCheckpoints read(checkpoints, self.model->description);
   const ReadSpan rows(span, given.size(), self.model->description);
   const std::vector<engine::Media> inputs = ReadMedia(media);
   const std::string secret = Bytes("salt", salt);
   std::vector<uint8_t> outcomes(read.offers.size());
   engine::Text text{
-      .request = of == nullptr ? nullptr : of->request.shared().get(),
+      .request = of_request.get(),
       .tokens = given.data(),
       .token_count = given.size(),
       .prompt_tokens = prompt_tokens.is_none() ? given.size() : Whole<uint64_t>("prompt_tokens", prompt_tokens),
@@ -350,7 +351,6 @@ std::vector<std::string> Commit(PyCache& self, nb::handle request, nb::handle to
   const PageTables pages("page_table", page_table, self.model->groups);
   pages.Put(text);
   ReadBytes("conversation", conversation, text.conversation);
-  std::shared_ptr<engine::Request> of_request = of == nullptr ? nullptr : of->request.shared();
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
     const engine::Status status = cache.Commit(&text, 1);
     of_request.reset();
@@ -424,8 +424,9 @@ void ComputeAlone(PyCache& self, nb::handle of, nb::handle missing_run, nb::hand
   const PyRequest& request = Bound<PyRequest>("request", of, "ashlar.Request");
   const auto missing = Whole<uint32_t>("missing", missing_run);
   const auto layer = Whole<uint32_t>("layer", of_layer);
+  std::shared_ptr<engine::Request> of_request = request.request.shared();  // owns the runs
   uint32_t count = 0;
-  const engine::Run* const runs = request.request->missing(&count);
+  const engine::Run* const runs = of_request->missing(&count);
   if (missing >= count)
     throw Refused("missing", "out of range; the request has " + std::to_string(count) + " missing runs");
   const LinearWidths& widths = self.model->description.Linear(layer);
@@ -444,7 +445,11 @@ void ComputeAlone(PyCache& self, nb::handle of, nb::handle missing_run, nb::hand
         DataOf<float>("transition", kept[0].emplace(ArrayOf("transition", transition)), widths.transition);
   }
   if (!decay.is_none()) alone.decay = DataOf<float>("decay", kept[1].emplace(ArrayOf("decay", decay)), widths.decays);
-  Checked(self.cache.WithoutGil([&](engine::Cache& cache) { return cache.ComputeAlone(alone); }));
+  Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
+    const engine::Status status = cache.ComputeAlone(alone);
+    of_request.reset();
+    return status;
+  }));
 }
 
 nb::dict StoredSegments(const PyCache& self) {

@@ -47,6 +47,27 @@ def test_a_cache_is_closed_while_work_is_awaited_by_a_job(daemon):
     assert serving.result() is None
 
 
+class Ending:
+    """A number that ends a request when it is read, as another thread could do."""
+
+    def __init__(self, request, number):
+        self.request, self.number = request, number
+
+    def __index__(self):
+        self.request.end()
+        return self.number
+
+
+def test_a_request_that_ends_while_a_commit_reads_its_arguments_stays_valid_for_it(daemon):
+    tokens, pages = np.arange(400, dtype=np.int32), np.arange(32, dtype=np.int32)
+    with open_cache(daemon, capture_tokens=16) as cache:
+        request = cache.begin(tokens, page_table=pages)
+        assert request.finish() == ashlar.Verdict.OK
+        checkpoints = [(400, [ashlar.LinearTensors(0, np.zeros(512, np.float32))])]
+        ending = Ending(request, 400)
+        assert cache.commit(tokens, checkpoints, request=request, prompt_tokens=ending, page_table=pages) == ["kept"]
+
+
 def test_deleting_a_handle_lets_other_threads_run(daemon):
     tokens = np.arange(400, dtype=np.int32)
     cache = open_cache(daemon, timeout_ms=300, capture_tokens=16)
