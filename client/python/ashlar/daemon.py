@@ -195,6 +195,10 @@ class Daemon:
         """Returns the last lines of the daemon's log."""
         return "\n".join(pathlib.Path(self.log).read_text(errors="replace").splitlines()[-count:])
 
+    def wait(self) -> int | None:
+        """Waits until the daemon exits by itself. Returns its exit status, below 0 for a signal; None: it was stopped."""
+        return None if self._process is None else self._process.wait()
+
     def _running(self) -> _Process | None:
         """Returns the daemon's process if it runs and this process may stop it."""
         return self._process if os.getpid() == self._owner else None
@@ -325,9 +329,12 @@ def main() -> int:
             flush=True,
         )
         try:
-            signal.pause()
+            status = daemon.wait()
         except KeyboardInterrupt:
-            pass
+            return 0
+        if status:
+            print(f"ashlard exited with status {status}:\n{daemon.last_lines()}", file=sys.stderr)
+            return 1
     return 0
 
 

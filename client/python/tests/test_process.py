@@ -4,6 +4,7 @@
 import os
 import pathlib
 import re
+import signal
 import socket
 import subprocess
 import sys
@@ -127,6 +128,23 @@ def test_a_daemon_runs_from_the_command_line(tmp_path):
     assert not (tmp_path / "rpc.sock").exists(), "the daemon was stopped, too"
     done = subprocess.run([sys.executable, "-m", "ashlar.daemon", "--dram", "lots"], capture_output=True, text=True)
     assert done.returncode != 0 and "capacity_bytes" in done.stderr
+
+
+def test_the_command_ends_with_its_daemon(tmp_path):
+    with subprocess.Popen(
+        [sys.executable, "-m", "ashlar.daemon", "--dram", "64MiB", "--folder", str(tmp_path)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as running:
+        try:
+            assert '"rpc_socket"' in running.stdout.readline()
+            children = [path.read_text() for path in pathlib.Path(f"/proc/{running.pid}/task").glob("*/children")]
+            (child,) = "".join(children).split()
+            os.kill(int(child), signal.SIGKILL)
+            assert running.wait(30) == 1 and "ashlard exited with status -9" in running.stderr.read()
+        finally:
+            running.kill()
 
 
 def test_a_daemon_lives_as_long_as_its_process(tmp_path):
