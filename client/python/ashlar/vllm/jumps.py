@@ -152,6 +152,15 @@ class Jumps:
             prompt.jumps, prompt.ready, prompt.refuses_prefix, prompt.since = [], False, False, 0.0
         return prompt
 
+    def starts_over(self, request: Any, pool: Any) -> bool:
+        """Returns whether the request was preempted after a jump was decided. Its blocks now have the names of an exact
+        prompt again, so what the engine's own cache has must be queried again."""
+        prompt = self._prompts.get(request.request_id)
+        if prompt is None or prompt.exact is None:
+            return False
+        self._current(request, pool)
+        return prompt.exact is None
+
     def exact_tokens(self, request: Any) -> int | None:
         """Returns the number of tokens before the first composed token; None if nothing is composed."""
         prompt = self._prompts.get(request.request_id)

@@ -144,6 +144,8 @@ class Scheduler:
         None: ask again."""
         known = self._followed.get(request.request_id)
         jumps = self._loads and known is not None
+        if jumps and self._jumps.starts_over(request, self._pool):
+            return None, False  # the computed tokens are those of composed blocks
         if jumps:
             self._jumps.start(request, computed, self._pool)  # both lookups run at the same time
         found, between = self._match_prefix(request, computed)

@@ -10,6 +10,7 @@ import pytest
 from ashlar.vllm.jumps import Jumps
 from ashlar.vllm.messages import Fetched
 from ashlar.vllm.options import Options
+from ashlar.vllm.scheduler import Scheduler
 from ashlar.vllm.segments import Names
 from ashlar.vllm.stats import AshlarStats
 
@@ -190,6 +191,24 @@ def test_a_preempted_request_asks_again_and_is_exact_until_then():
     assert engine.jumps.exact_tokens(engine.request) is None
     (again,), jumps, released = engine.step({"one": 8})
     assert jumps == [] and released == [fetch] and again.number != fetch
+
+
+def test_a_preempted_request_does_not_resume_from_composed_blocks_as_exact_ones():
+    """The engine's own cache still has them, under their composed names."""
+    engine = Engine([100, 100], 220)
+    names = list(engine.request.block_hashes)
+    engine.land([(8, 92, False)])
+    engine.at(8)
+    engine.request.num_preemptions, engine.request.num_computed_tokens = 1, 0
+    half = types.SimpleNamespace(
+        _followed={"one": object()},
+        _loads=True,
+        _jumps=engine.jumps,
+        _pool=engine.pool,
+        _match_prefix=lambda request, computed: (0, False),
+    )
+    assert Scheduler.match(half, engine.request, 192) == (None, False)
+    assert engine.request.block_hashes == names and engine.jumps.exact_tokens(engine.request) is None
 
 
 def test_an_ended_request_frees_everything():
