@@ -157,8 +157,7 @@ class Names:
         """The engine's hasher continues from the last hash. It gets the exact one, so that hashes do not depend on when
         tokens were appended."""
         named = request.block_hashes
-        if not named:
-            self._exact = []
+        del self._exact[len(named) :]  # the next turn of a session replaces the last token, which may end a block
         request.block_hashes = self._exact
         try:
             new = self._own(request)

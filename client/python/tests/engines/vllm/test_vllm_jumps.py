@@ -349,3 +349,16 @@ def test_blocks_filled_by_decoding_after_a_jump_have_separate_names():
     request.update_block_hashes()
     assert request.block_hashes[0] == plain.block_hashes[0]
     assert not set(request.block_hashes[1:]) & set(plain.block_hashes)
+
+
+def test_names_follow_a_token_that_a_sessions_next_turn_replaces():
+    """vLLM discards the last sampled token, and with it the name of the block that the token ends."""
+    request, other = Request(3 * BLOCK), Request(5 * BLOCK)
+    Names(request, BLOCK).set([(40, 50)])
+    kept = request.all_token_ids[:-1]
+    request.all_token_ids = other.all_token_ids = [*kept, *range(1000, 1000 + 2 * BLOCK)]
+    del request.block_hashes[len(kept) // BLOCK :]
+    request.update_block_hashes()
+    other.block_hashes.clear()
+    Names(other, BLOCK).set([(40, 50)])
+    assert request.block_hashes == other.block_hashes and len(request.block_hashes) == 4
