@@ -447,7 +447,8 @@ class Composer:
         quiesced = True
         try:
             with cache.start_begin(tokens, [*before, len(alone.tokens)], table, fill=True, salt=alone.salt) as request:
-                if request.wait_plan() != ashlar.Verdict.OK:
+                if request.wait_plan() != ashlar.Verdict.OK:  # OTHER_PAGES: the cache may keep the pages
+                    quiesced = request.poll_quiesced() == ashlar.Verdict.OK
                     return 0
                 published = 0
                 for number, run in enumerate(request.missing):

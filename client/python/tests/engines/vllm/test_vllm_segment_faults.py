@@ -2,9 +2,16 @@
 """Segments through the connector: what fails, is late or is abandoned while a prompt waits for it."""
 
 import time
+from types import SimpleNamespace
 
+import numpy as np
+import pytest
 from segmented_engines import MODEL, PATIENT, Segmented, texts
 from tiny_engines import connector, count, prompt, same
+
+import ashlar
+from ashlar.vllm.composing import Composer, Pages
+from ashlar.vllm.options import Options
 
 TAKEN = 100 + 3 * 84  # for four texts of 100 tokens: the first one, and three interiors
 
@@ -132,3 +139,31 @@ def test_an_aborted_request_leaves_nothing(segmented):
     child.probe("go_on")
     child.call("erase")
     assert (child.call("free_blocks"), child.probe("state_of", 20)) == (free, state)
+
+
+@pytest.mark.parametrize("verdict, free", [("PENDING", 1), ("OK", 3)])
+def test_pages_of_a_publish_that_the_cache_keeps_are_not_given_back(verdict, free):
+    """The cache returns them later. If they were free as well, two segments would land in one page."""
+
+    class Request:
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def wait_plan(self):
+            return ashlar.Verdict.OTHER_PAGES
+
+        def poll_quiesced(self):
+            return getattr(ashlar.Verdict, verdict)
+
+    pages = Pages(SimpleNamespace(layers=[]), 48)
+    cache = SimpleNamespace(start_begin=lambda *given, **options: Request())
+    composer = SimpleNamespace(_opening=SimpleNamespace(cache=cache), _options=Options(), _pages=pages)
+    alone = SimpleNamespace(tokens=np.arange(20), first=False, salt="")
+    try:
+        assert Composer._publish(composer, SimpleNamespace(alone=alone, mark=None, is_current=lambda: True)) == 0
+        assert (pages.count, pages.free) == (3, free)
+    finally:
+        pages.close()
