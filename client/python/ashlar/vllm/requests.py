@@ -63,6 +63,7 @@ class Followed:
     saved: int = 0  # tokens that were offered to the cache or came from it
     present: int | None = None  # tokens that the engine had before its first step
     ended: bool = False
+    scheduled: bool = False  # whether a step has computed a part of it since it last waited
     mixed: bool = False  # the engine was reset during the request: its keys may be of two sets of weights
     media: list[Future[bytes]] = dataclasses.field(default_factory=list)  # digests, in the order of its mm_features
     step: Step | None = None  # its last step, if that leaves states of drafts

@@ -143,6 +143,8 @@ class Scheduler:
         """Returns the number of tokens beyond `computed` that the cache has, and whether they are loaded between steps;
         None: ask again."""
         known = self._followed.get(request.request_id)
+        if known is not None:
+            known.scheduled = False
         jumps = self._loads and known is not None
         if jumps and self._jumps.starts_over(request, self._pool):
             return None, False  # the computed tokens are those of composed blocks
@@ -252,6 +254,7 @@ class Scheduler:
         try:
             for name, tokens in output.num_scheduled_tokens.items():
                 if (followed := self._followed.get(name)) is not None:
+                    followed.scheduled = True
                     followed.first_step = followed.first_step or self._steps
                     drafts = output.scheduled_spec_decode_tokens.get(name, ())
                     self._offers.note_drafts(followed, tokens, len(drafts))
@@ -438,7 +441,8 @@ class Scheduler:
                 self._erase(followed)
 
     def _offer_end(self, followed: Followed, ids: Sequence[list[int]]) -> None:
-        if self._saves and self._opening.cache is not None:
+        # Tokens before its first step may be those that another connector (MultiConnector) has not loaded yet.
+        if self._saves and self._opening.cache is not None and followed.scheduled:
             if (save := self._offers.offer_end(followed, ids)) is not None:
                 self._new_saves.append(save)
                 self._await_reports()

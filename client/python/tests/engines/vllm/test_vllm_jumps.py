@@ -201,7 +201,7 @@ def test_a_preempted_request_does_not_resume_from_composed_blocks_as_exact_ones(
     engine.at(8)
     engine.request.num_preemptions, engine.request.num_computed_tokens = 1, 0
     half = types.SimpleNamespace(
-        _followed={"one": object()},
+        _followed={"one": types.SimpleNamespace()},
         _loads=True,
         _jumps=engine.jumps,
         _pool=engine.pool,

@@ -35,3 +35,24 @@ def test_a_requests_tables_are_copied_only_for_a_save():
     assert step(120) == []
     request.num_tokens = 256
     assert step(255) == ["one"]
+
+
+def test_an_end_is_offered_only_if_a_step_has_computed_it():
+    """Before its first step after a preemption, its blocks may be those that another connector still loads."""
+    request = SimpleNamespace(request_id="one", num_tokens=400)
+    followed, offered = Followed(request, "", scheduled=True), []
+    half = SimpleNamespace(
+        _saves=True,
+        _loads=False,
+        _followed={"one": followed},
+        _opening=SimpleNamespace(cache=object()),
+        _match_prefix=lambda request, computed: (0, False),
+        _jumps=SimpleNamespace(external=lambda *given: 0),
+        _pool=None,
+        _offers=SimpleNamespace(offer_end=lambda followed, ids: offered.append(ids)),
+    )
+    Scheduler._offer_end(half, followed, [[1]])
+    assert offered == [[[1]]]
+    assert Scheduler.match(half, request, 0) == (0, False)
+    Scheduler._offer_end(half, followed, [[2]])
+    assert offered == [[[1]]]
