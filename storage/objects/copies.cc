@@ -104,6 +104,13 @@ void Copies::RemoveReader(Entry& entry, size_t level) {
   if (copy.phase() == CopyPhase::kBroken && !copy.busy()) Remove(entry, level);
 }
 
+void Copies::ReleaseBroken(Entry& entry) {
+  for (size_t i = 0; i < levels_.size(); ++i) {
+    const Copy& copy = entry.copies[i];
+    if (copy.phase() == CopyPhase::kBroken && !copy.busy()) Remove(entry, i);
+  }
+}
+
 void Copies::ReleaseRemote(Entry& entry) {
   if (entry.remote == 0 || entry.copies[levels_.remote()].state.readers() > 0) return;
   const auto own = std::span(entry.copies).first(levels_.size());

@@ -47,6 +47,8 @@ class Copies {
   // Marks the copy as broken; `event` says why. Its space is released once it is unused.
   void Break(Entry& entry, size_t level, CopyEvent event);
   void RemoveReader(Entry& entry, size_t level);
+  // Releases broken copies without readers and users. Call it after users are removed.
+  void ReleaseBroken(Entry& entry);
   // Releases another node's copy if this node has its own and nothing reads the other one.
   void ReleaseRemote(Entry& entry);
   // Ends an object that only another node has, and for which no caller waits. Returns true if it has ended; it may then

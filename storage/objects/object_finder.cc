@@ -80,7 +80,8 @@ FoundObject ObjectFinder::ShardAt(const ObjectReference& object, const TensorSha
   Entry* const entry = table_.index().keys().Find(object->pool.tenant, object->header.key, shard);
   if (entry == nullptr || !entry->ready) return {.reason = MissReason::kEvicted};
   FoundObject result{.tier = table_.levels().NearestTo(*entry, level), .object = ObjectReference(*entry, level)};
-  if (result.object.copy().phase() != CopyPhase::kNone) return result;
+  const CopyPhase phase = result.object.copy().phase();
+  if (phase != CopyPhase::kNone && phase != CopyPhase::kBroken) return result;
   // The lookup's own reference keeps the copy at the level where the rank was expected.
   const MissReason refused = table_.placement().Promote(*entry, level, {}, clock_.Now());
   if (refused != MissReason::kNone) return {.reason = refused};

@@ -4,15 +4,20 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cstddef>
+#include <deque>
+#include <functional>
 #include <memory>
 #include <utility>
 #include <vector>
 
+#include "absl/status/status.h"
 #include "proto/limits.h"
 #include "storage/objects/object_finder.h"
 #include "storage/objects/object_writer.h"
 #include "storage/testing/engine.h"
 #include "storage/testing/rig.h"
+#include "storage/tier/remote_source.h"
 
 namespace ashlar::storage {
 namespace {
@@ -224,6 +229,99 @@ TEST(PoolOnAFullMachine, WorksWithTheAvailableMemory) {
   EXPECT_EQ(observer.evicted.size(), 1u);
   EXPECT_EQ(observer.memory_refusals, 1) << "an operator should know why objects go below the budget";
   EXPECT_EQ(publish(4, 9), ReserveOutcome::kNoSpace);
+}
+
+// A node whose reads end when the test says so.
+class SlowNode final : public RemoteSource {
+ public:
+  bool Reaches(const kernels::Gpu&) const override { return false; }
+  bool Read(RemoteCopyId, uint64_t, std::vector<std::byte*>, const kernels::Gpu*,
+            std::function<void(absl::Status)> done) override {
+    reads.push_back(std::move(done));
+    return true;
+  }
+  void SetRecompute(RemoteCopyId, Nanos) override {}
+  void Release(RemoteCopyId) override { ++released; }
+  void Damaged(RemoteCopyId) override {}
+  void EndRead() {
+    const std::function<void(absl::Status)> done = std::move(reads.front());
+    reads.pop_front();
+    done(absl::OkStatus());
+  }
+
+  std::deque<std::function<void(absl::Status)>> reads;
+  int released = 0;
+};
+
+// An object of another node on its way to hbm through dram, two pieces long.
+class PromotionTest : public ::testing::Test {
+ protected:
+  PromotionTest() {
+    ObjectHeader header{.kind = ObjectKind::kSegment, .tokens = 1, .bytes = kExtents * limits::kExtentBytes};
+    header.key.bytes.fill(1);
+    key_ = header.key;
+    entry_ = &table_.Add({1}, std::move(header), 0);
+    table_.index().keys().Insert(*entry_);
+    table_.Appear(*entry_);
+    table_.placement().copies().AdoptRemote(*entry_, /*copy=*/1, /*cost=*/0);
+  }
+
+  FoundObject Find() { return finder_.Find(1, {.key = key_}); }
+  // Looks the object up and releases it when half of it is in dram, on its way to hbm. The read of the other half ends
+  // before the copy to hbm: dram has a broken copy with a reader.
+  void BreakCopyInDram() {
+    {
+      const FoundObject found = Find();
+      ASSERT_EQ(found.reason, MissReason::kNone);
+      ASSERT_EQ(node_.reads.size(), 2u);
+      node_.EndRead();
+      ASSERT_EQ(executor_.pending(), 1u);
+    }
+    node_.EndRead();
+    ASSERT_EQ(entry_->copies[0].phase(), CopyPhase::kDraining);
+    ASSERT_EQ(entry_->copies[1].phase(), CopyPhase::kBroken);
+  }
+  void Settle() {
+    while (node_.reads.size() + executor_.pending() > 0) {
+      executor_.CompleteAll();
+      if (!node_.reads.empty()) node_.EndRead();
+    }
+  }
+
+  static constexpr uint64_t kExtents = 8;
+
+  ManualClock clock_;
+  CountingObserver observer_;
+  ManualExecutor executor_;
+  SlowNode node_;
+  std::unique_ptr<MemoryTier> hbm_ = TestTier({{1, 8}}, TierKind::kHbm), dram_ = TestTier({{1, 8}});
+  ObjectTable table_{{}, {.memory = {hbm_.get(), dram_.get()}, .remote = &node_}, executor_, clock_, observer_};
+  ObjectFinder finder_{table_, clock_};
+  Key key_;
+  Entry* entry_ = nullptr;
+};
+
+TEST_F(PromotionTest, ABrokenCopyIsAMissForAnAttachedRank) {
+  BreakCopyInDram();
+  const FoundObject again = Find();
+  ASSERT_EQ(again.reason, MissReason::kNone);
+  EXPECT_EQ(finder_.ShardAt(again.object, {}, /*level=*/1).reason, MissReason::kBudgetRefused)
+      << "it is never filled, so a landing from it would not end";
+  Settle();
+  EXPECT_TRUE(again.object.copy().whole());
+  EXPECT_TRUE(entry_->copies[1].whole());
+}
+
+TEST_F(PromotionTest, ABrokenCopyIsReleasedWithItsLastUser) {
+  BreakCopyInDram();
+  {
+    const ObjectReference user(*entry_, 1);
+    executor_.CompleteAll();
+    EXPECT_EQ(entry_->copies[1].state.readers(), 0u);
+    EXPECT_EQ(dram_->Usage(1).used_bytes, kExtents * limits::kExtentBytes);
+  }
+  EXPECT_EQ(dram_->Usage(1).used_bytes, 0u);
+  EXPECT_EQ(node_.released, 1);
 }
 
 }  // namespace

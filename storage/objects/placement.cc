@@ -85,6 +85,7 @@ void Placement::Changed(Entry& entry) {
   }
   --entry.holds;
   if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
+  copies_.ReleaseBroken(entry);
   if (!copies_.DropIfRemote(entry)) copies_.Refresh(entry);
 }
 
