@@ -32,7 +32,7 @@ class ObjectReference {
   const Tier& tier() const;
 
   // Calls `call` once the first `bytes` of the copy are there, or once they will not come (Lost): now, if that is
-  // already so.
+  // already so. Deletes it without a call if the last reference to the copy ends before.
   void WhenLoaded(uint64_t bytes, std::function<void()> call) const;
   // Returns why the missing rest of the copy does not come (Levels::Lost); kNone: it does.
   MissReason Lost() const;

@@ -301,6 +301,20 @@ class PromotionTest : public ::testing::Test {
   Entry* entry_ = nullptr;
 };
 
+// An engine may cancel the landing of an object that is then never loaded.
+TEST_F(PromotionTest, ACallThatWaitsIsDeletedWithTheLastUser) {
+  const auto held = std::make_shared<int>();
+  {
+    const FoundObject found = Find();
+    ASSERT_EQ(found.reason, MissReason::kNone);
+    found.object.WhenLoaded(kExtents * limits::kExtentBytes, [held] { ADD_FAILURE() << "it is not loaded"; });
+    const ObjectReference second = found.object.Share();
+    EXPECT_EQ(held.use_count(), 2);
+  }
+  EXPECT_EQ(held.use_count(), 1);
+  Settle();
+}
+
 TEST_F(PromotionTest, ABrokenCopyIsAMissForAnAttachedRank) {
   BreakCopyInDram();
   const FoundObject again = Find();

@@ -85,6 +85,9 @@ void Placement::Changed(Entry& entry) {
   }
   --entry.holds;
   if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
+  // The calls of cancelled landings and compositions.
+  std::erase_if(entry.waiters,
+                [&](const Entry::Waiter& waiter) { return entry.copies[waiter.level].state.users() == 0; });
   copies_.ReleaseBroken(entry);
   if (!copies_.DropIfRemote(entry)) copies_.Refresh(entry);
 }

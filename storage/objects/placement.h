@@ -48,6 +48,7 @@ class Placement final : private CopyScheduler::Owner {
   };
   MissReason Promote(Entry& entry, size_t level, const Recompute& recompute, Nanos needed_at);
   // Calls `call` when the first `extents` of the copy are loaded or lost (Levels::Lost), at once if they already are.
+  // Deletes it without a call when the copy's last user leaves.
   void WhenLoaded(Entry& entry, size_t level, uint64_t extents, std::function<void()> call);
 
   // Does not write a reserved object to the disk ahead of need, even if admission takes it: for checkpoints that are
