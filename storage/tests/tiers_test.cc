@@ -71,6 +71,24 @@ TEST_F(TiersTest, PoolsSurviveARestart) {
   EXPECT_EQ(Land(1), TierKind::kSsd) << "the oldest, and on its pool's floor";
 }
 
+// The executor's queue was full. The next tick may be a second away.
+TEST_F(TiersTest, RefusedPromotionStartsWhenALandingEnds) {
+  Make({.hbm = 8, .dram = 16, .ssd = 0});
+  for (uint64_t text = 1; text <= 3; ++text) PublishAndSettle(text);
+  const Match landed = rig_->Lookup(kSession, Plan(3));
+  ASSERT_EQ(landed.found[0].tier, TierKind::kHbm);
+  const TestPages pages(16);
+  const auto landing = rig_->StartLanding(kSession, ++landings_, landed.lease, TestTarget(pages, {{0, 100}}));
+  rig_->executor.set_capacity(1);
+  const Match promoted = rig_->Lookup(kSession, Plan(1));
+  ASSERT_EQ(promoted.found[0].tier, TierKind::kDram);
+  ASSERT_EQ(rig_->cache->stats().copies_under_way, 1u);
+  rig_->executor.CompleteAll();
+  EXPECT_THAT(landing->verdict.value(), ElementsAre(MissReason::kNone));
+  EXPECT_EQ(rig_->cache->stats().copies_under_way, 0u);
+  for (const Match& match : {landed, promoted}) rig_->cache->Release(kSession, match.lease);
+}
+
 TEST_F(TiersTest, ALandingStartsBeforeTheLastByteArrives) {
   Make({.hbm = 0, .dram = 64, .ssd = 128});
   const ObjectHeader plan = TestPlan(1, 4000);

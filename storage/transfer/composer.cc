@@ -128,6 +128,7 @@ void Composer::End(const Name& name) {
   const SessionId session = name.first;  // copied, because the name may belong to an object that ends here
   Call call = std::move(compositions_.extract(name).mapped());
   in_flight_.End(call.tenant, call.held_bytes);
+  table_.placement().scheduler().PumpCopies();  // compositions may have filled the tenant's queue
   Conclude(std::move(call));
   transfers_.End(session);
 }

@@ -227,6 +227,7 @@ void Lander::End(const Name& name, MissReason outcome) {
   in_flight_.End(landing->tenant_, landing->held_bytes_);
   if (const auto own = of_session_.find(session); --own->second == 0) of_session_.erase(own);
   landing->Finish(outcome);
+  table_.placement().scheduler().PumpCopies();  // landings may have filled the tenant's queue
   Conclude(*landing);
   transfers_.End(session);
 }
