@@ -23,14 +23,19 @@ constexpr milliseconds kAskAgain{2};
 PlanLanding::~PlanLanding() {
   const auto end = [this] {
     Cancel();
-    // Kept whether or not a transfer still writes to them, so that the engine gets them back by one call.
-    if (pages_.lent()) pages_.Keep(std::exchange(landing_, std::nullopt));
+    if (pages_.lent()) {
+      // Kept whether or not a transfer still writes to them, so that the engine gets them back by one call.
+      pages_.Keep(std::exchange(landing_, std::nullopt));
+    } else if (landing_.has_value() && !landing_->quiesced()) {
+      pages_.Keep(std::exchange(landing_, std::nullopt), in_place_);
+    }
   };
   // If memory runs out, destroying the landing waits until it is quiesced.
   RunOr(end, [] {});
 }
 
 void PlanLanding::Start(std::vector<LandSegment> wanted) {
+  cache_.quarantine.EndLandings();
   // Keys and values that are shared in place are landed by InPlacePages.
   const bool tuples_only = !cache_.has_attention() || cache_.shares_in_place;
   for (LandSegment& segment : wanted) segment.tuples_only = tuples_only;
@@ -65,7 +70,7 @@ Status PlanLanding::Admit(uint32_t own_pages, PageShortage* shortage) {
     return MakeStatus(Code::kFailedPrecondition, "memory.share_in_place: the cache was opened without it");
   }
   if (!text_.begun()) return MakeStatus(Code::kFailedPrecondition, "the request has no prompt");
-  cache_.quarantine.Take(0, {}, milliseconds(0));  // releases admissions whose landings have quiesced
+  cache_.quarantine.EndLandings();  // releases admissions whose landings have quiesced
   const uint64_t least = OwnPagesOfPrefix();
   if (std::max<uint64_t>(own_pages, admitted().own_page_count) < least)
     return Invalid("own_pages: ", own_pages, "; the prefix's tokens after its shared pages need ", least);

@@ -21,8 +21,8 @@ constexpr std::chrono::milliseconds kPoll{2};
 
 class Quarantine::Unresolved {
  public:
-  Unresolved(std::optional<Landing> landing, std::vector<Page> pages, std::shared_ptr<const void> held)
-      : pages_(std::move(pages)), held_(std::move(held)), landing_(std::move(landing)) {}
+  Unresolved(std::optional<Landing> landing, std::vector<Page> pages)
+      : pages_(std::move(pages)), landing_(std::move(landing)) {}
 
   // A landing is found quiesced when its events are read. One thread at a time reads them for all; the others wait for
   // the same time.
@@ -36,16 +36,26 @@ class Quarantine::Unresolved {
  private:
   friend class Quarantine;
   const std::vector<Page> pages_;
-  const std::shared_ptr<const void> held_;
   bool kept_ = true;  // not yet returned to the engine; guarded by the quarantine's mutex
   std::atomic<bool> quiesced_ = false;
   Mutex mutex_;
   std::optional<Landing> landing_ ABSL_GUARDED_BY(mutex_);  // destroyed first, and waits
 };
 
-std::shared_ptr<Quarantine::Unresolved> Quarantine::Keep(std::optional<Landing> landing, std::vector<Page> pages,
-                                                         std::shared_ptr<const void> held) {
-  auto unresolved = std::make_shared<Unresolved>(std::move(landing), std::move(pages), std::move(held));
+void Quarantine::KeepLanding(std::optional<Landing> landing, std::shared_ptr<const void> held) {
+  MutexLock lock(mutex_);
+  landings_.push_back({std::move(held), std::move(landing)});
+}
+
+// Asks for the oldest only: asking for each would take long if the daemon hangs.
+void Quarantine::EndLandings() {
+  MutexLock lock(mutex_);
+  const auto quiesced = [](const std::optional<Landing>& landing) { return !landing || landing->quiesced(); };
+  while (!landings_.empty() && quiesced(landings_.front().landing)) landings_.pop_front();
+}
+
+std::shared_ptr<Quarantine::Unresolved> Quarantine::Keep(std::optional<Landing> landing, std::vector<Page> pages) {
+  auto unresolved = std::make_shared<Unresolved>(std::move(landing), std::move(pages));
   MutexLock lock(mutex_);
   unresolved_.push_back(unresolved);
   return unresolved;

@@ -5,6 +5,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <deque>
 #include <map>
 #include <memory>
 #include <optional>
@@ -26,10 +27,12 @@ class Quarantine {
   // A page: its set of page numbers (LayerGroups::SetOf), and its number.
   using Page = std::pair<uint32_t, int32_t>;
 
-  // `landing`: none if nothing writes to the pages. `held` is released after the landing, by the Claim or Take that
-  // finds it quiesced.
-  std::shared_ptr<Unresolved> Keep(std::optional<Landing> landing, std::vector<Page> pages,
-                                   std::shared_ptr<const void> held = nullptr);
+  // A landing in no pages of an engine. EndLandings ends those that are quiesced, with their leases, and then releases
+  // what is `held`.
+  void KeepLanding(std::optional<Landing> landing, std::shared_ptr<const void> held);
+  void EndLandings();
+  // `landing`: none if nothing writes to the pages.
+  std::shared_ptr<Unresolved> Keep(std::optional<Landing> landing, std::vector<Page> pages);
   // The memory returns to the staging, which must outlive this object.
   void Keep(Composition composition, Staging::Held memory);
 
@@ -43,6 +46,10 @@ class Quarantine {
   std::optional<size_t> Find(uint32_t set, std::span<const int32_t> pages);
 
  private:
+  struct KeptLanding {
+    std::shared_ptr<const void> held;
+    std::optional<Landing> landing;  // destroyed first, and waits
+  };
   struct UnresolvedComposition {
     Staging::Held memory;
     Composition composition;  // destroyed first, and waits
@@ -53,6 +60,7 @@ class Quarantine {
   Mutex mutex_;
   std::vector<std::shared_ptr<Unresolved>> unresolved_ ABSL_GUARDED_BY(mutex_);
   size_t next_ ABSL_GUARDED_BY(mutex_) = 0;  // index in unresolved_ that the next Take asks first
+  std::deque<KeptLanding> landings_ ABSL_GUARDED_BY(mutex_);
   std::vector<UnresolvedComposition> compositions_ ABSL_GUARDED_BY(mutex_);
   std::map<uint32_t, std::vector<int32_t>> quiesced_ ABSL_GUARDED_BY(mutex_);  // quiesced pages by set
 };

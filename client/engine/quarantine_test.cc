@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <memory>
 #include <optional>
 #include <utility>
@@ -15,9 +14,9 @@ TEST(Quarantine, ReleasesWhatItHoldsOnceQuiesced) {
   Quarantine quarantine;
   auto held = std::make_shared<int>();
   const std::weak_ptr<int> alive = held;
-  quarantine.Keep(std::nullopt, {}, std::move(held));
+  quarantine.KeepLanding(std::nullopt, std::move(held));
   EXPECT_FALSE(alive.expired());
-  EXPECT_EQ(quarantine.Take(0, {}, std::chrono::milliseconds(0)), 0u);
+  quarantine.EndLandings();
   EXPECT_TRUE(alive.expired());
 }
 

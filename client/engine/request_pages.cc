@@ -27,10 +27,11 @@ void RequestPages::Return() {
 }
 
 void RequestPages::Keep(std::optional<Landing> landing, std::shared_ptr<const void> held) {
-  auto unresolved = cache_.quarantine.Keep(std::move(landing), tables_.InSets(cache_.groups), std::move(held));
+  if (owner_ == Owner::kNone) {
+    return cache_.quarantine.KeepLanding(std::move(landing), std::move(held));
+  }
+  unresolved_ = cache_.quarantine.Keep(std::move(landing), tables_.InSets(cache_.groups));
   tables_.clear();
-  if (owner_ == Owner::kNone) return;
-  unresolved_ = std::move(unresolved);
   owner_ = Owner::kCache;
 }
 

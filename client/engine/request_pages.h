@@ -30,7 +30,8 @@ class RequestPages {
   void Lend();
   void Return();
   bool lent() const { return owner_ == Owner::kDaemon; }
-  // The cache keeps the pages, to which `landing` may still write, and `held` until it cannot.
+  // The cache keeps the pages, to which `landing` may still write. Without pages it keeps the landing, and `held` until
+  // the landing is quiesced.
   void Keep(std::optional<Landing> landing, std::shared_ptr<const void> held = nullptr);
   bool kept() const { return owner_ == Owner::kCache; }
   // For kept pages. kOk: nothing can write to them any longer, and they belong to the engine.

@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <chrono>
+#include <future>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "client/engine/background.h"
+#include "client/engine/handles.h"
+#include "client/engine/plan_landing.h"
 #include "proto/outcome.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/engine_options.h"
@@ -178,6 +181,39 @@ TEST_F(EnginePages, ReturnWhenRequestEndsDuringStart) {
   }));
   EXPECT_FALSE(WrittenLater());
   EXPECT_TRUE(Eventually([&] { return daemon_.Metric("ashlar_leases") == 0; }));
+}
+
+// For example a landing of states only, of a model without attention.
+TEST_F(EnginePages, ALandingWithoutPagesEndsWithoutWaiting) {
+  test_.PublishPrompt(segments_);
+  Cache cache = OpenSharing(test_);
+  engine::CacheState& state = *engine::Access::Of(cache);
+  const Asked asked(segments_);
+  engine::PromptText text;
+  ASSERT_GOOD(text.Take(state, asked.prompt, "prompt"));
+  engine::LeasedMatch match;
+  match.Take(state.model.Lookup(text.Asked()));
+  ASSERT_TRUE(match->segments()[0].hit());
+  engine::RequestPlan plan(state, text, match);
+  engine::RequestPages pages(state);
+  std::optional<engine::PlanLanding> landing(std::in_place, state, text, match, plan, pages);
+  daemon_.Freeze();
+  const std::vector<LandSegment> states = {{.segment = 0, .tuples_only = true}};
+  landing->Adopt(state.model.Land(*match, {}, states), states);
+  EXPECT_FALSE(landing->quiesced());
+  std::future<void> ended = std::async(std::launch::async, [&landing] { landing.reset(); });
+  EXPECT_EQ(ended.wait_for(std::chrono::seconds(5)), std::future_status::ready) << "it waits for the daemon";
+  daemon_.Thaw();
+  ended.get();
+  match.Release();
+  // The next request ends what is quiesced, and its lease.
+  EXPECT_TRUE(Eventually([&] {
+    {
+      Request next;
+      EXPECT_TRUE(cache.Begin(&asked.prompt, 1, &next).ok());
+    }
+    return daemon_.Metric("ashlar_leases") == 0;
+  }));
 }
 
 TEST_F(EnginePages, PublishFromCachePagesIsRefused) {
