@@ -19,6 +19,8 @@
 #include <memory>
 
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
+#include "absl/strings/strip.h"
 #include "ashlar/v1/config.pb.h"
 #include "daemon/runtime/unique_fd.h"
 
@@ -132,6 +134,10 @@ SandboxPaths PathsFor(const v1::Config& config, const std::string& file) {
   for (const std::string* path : {&listen.rpc_socket(), &listen.session_socket(), &listen.admin_socket(),
                                   &listen.metrics_socket(), &config.log().audit_file()}) {
     if (!path->empty()) paths.write.push_back(FolderOf(*path));
+  }
+  for (const std::string* address : {&config.events().zmq_address(), &config.events().zmq_replay_address()}) {
+    absl::string_view path = *address;
+    if (absl::ConsumePrefix(&path, "ipc://")) paths.write.push_back(FolderOf(std::string(path)));
   }
   if (!config.ssd().folder().empty()) paths.write.push_back(config.ssd().folder());
   const v1::PeerTls& tls = config.cluster().tls();

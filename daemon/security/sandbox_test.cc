@@ -154,12 +154,14 @@ TEST(PathsFor, ReturnsConfiguredPaths) {
   v1::Config config;
   config.mutable_listen()->set_rpc_socket("/run/a/rpc.sock");
   config.mutable_listen()->set_admin_socket("/run/b/admin.sock");
+  config.mutable_events()->set_zmq_address("ipc:///run/h/events.sock");
+  config.mutable_events()->set_zmq_replay_address("tcp://127.0.0.1:5558");
   config.mutable_ssd()->set_folder("/var/lib/c");
   config.mutable_log()->set_audit_file("/var/log/d/audit");
   config.mutable_cluster()->mutable_tls()->set_key_file("/keys/e/tls.key");
   config.mutable_cluster()->mutable_etcd()->set_password_file("/keys/f/password");
   const SandboxPaths paths = PathsFor(config, "/conf/g/ashlard.yaml");
-  for (const char* path : {"/run/a", "/run/b", "/var/lib/c", "/var/log/d"}) {
+  for (const char* path : {"/run/a", "/run/b", "/run/h", "/var/lib/c", "/var/log/d"}) {
     EXPECT_EQ(std::ranges::count(paths.write, path), 1) << path;
   }
   for (const char* path : {"/keys/e", "/keys/f", "/conf/g", "/proc", "/usr"}) {
