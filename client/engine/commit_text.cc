@@ -199,6 +199,7 @@ CommittedText::CommittedText(const Text& given, std::shared_ptr<PromptRun> its_b
       checkpoints_(given.checkpoints, given.checkpoints + given.checkpoint_count),
       span_(given.span, given.span + given.span_count) {
   exact = !given.composed && (began == nullptr || began->plan().exact().value_or(false));
+  under_lease = began == nullptr || began->plan().uses_all();
   for (Checkpoint& checkpoint : checkpoints_) {
     linear_.emplace_back(checkpoint.linear, checkpoint.linear + checkpoint.linear_count);
     checkpoint.linear = linear_.back().data();
@@ -253,7 +254,8 @@ void CommitText(CacheState& cache, const CommittedText& committed) {
     parts.checkpoints.push_back({checkpoint.depth, staged ? Stage(cache.layout(), linear, *held) : InPlace(linear)});
   }
   if (text.span_count > 0) parts.span = span.Stage(text, *held);
-  const ashlar::Match* const match = committed.began == nullptr ? nullptr : committed.began->match().get();
+  const bool lease = committed.began != nullptr && committed.under_lease;
+  const ashlar::Match* const match = lease ? committed.began->match().get() : nullptr;
   const std::vector<CommitOutcome> outcomes = cache.model.Commit(match, parts);
   for (size_t i = 0; i < outcomes.size(); ++i) text.outcomes[i] = static_cast<uint8_t>(outcomes[i]);
 }

@@ -28,6 +28,9 @@ struct CommittedText {
 
   Text text;
   bool exact = true;
+  // Whether the daemon may judge by the lease what the text was computed from. Not if the plan has dropped hits that
+  // were landed under the lease.
+  bool under_lease = true;
   std::shared_ptr<PromptRun> began;
   std::vector<MediaHash> media;
   Salt salt;

@@ -65,6 +65,16 @@ bool RequestPlan::uses_any() const {
   return prefix_used_ || std::ranges::find(used_, true) != used_.end();
 }
 
+bool RequestPlan::uses_all() const {
+  const ashlar::Match* const match = match_.get();
+  if (match == nullptr) return true;
+  if (match->prefix().depth > 0 && !prefix_used_) return false;
+  for (uint32_t i = 0; i < used_.size(); ++i) {
+    if (match->segments()[i].hit() && !used_[i]) return false;
+  }
+  return true;
+}
+
 std::vector<uint32_t> RequestPlan::UsedSegments() const {
   std::vector<uint32_t> used;
   for (uint32_t i = 0; i < used_.size(); ++i) {

@@ -50,6 +50,7 @@ class RequestPlan {
   std::span<const Step> steps() const { return steps_; }
   std::span<const MissReason> reasons() const { return reasons_; }  // one reason per segment
   bool uses_any() const;
+  bool uses_all() const;  // false: some hits were dropped
   bool uses_prefix() const { return prefix_used_; }
   std::vector<uint32_t> UsedSegments() const;  // without the prefix
   // Whether the results of a finished plan are exact; nothing if it is not finished.

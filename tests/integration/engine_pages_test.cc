@@ -363,6 +363,27 @@ TEST_F(EngineCommits, CommitFromCachePagesIsRefused) {
   EXPECT_STREQ(engine::CommitName(committed.outcomes[0]), "kept");
 }
 
+TEST_F(EngineCommits, KeepAnExactTextWhoseInteriorWasDropped) {
+  const Tokens begin = MakeRun(1, 300), section = MakeRun(2, 80);
+  test_.Publish(ObjectKind::kSegment, section);
+  const Asked asked({begin, section}, test_.target_table());
+  Committed committed(test_, {asked.tokens, {asked.tokens.size()}});
+  Request request;
+  ASSERT_GOOD(cache_.Begin(&asked.prompt, 1, &request));
+  ASSERT_FALSE(request.plan().exact);
+  ASSERT_GOOD(request.Finish());
+  const uint32_t lost[] = {1};
+  EXPECT_EQ(request.DropSegments(lost, 1).code, Code::kRestart);
+  EXPECT_TRUE(request.plan().exact);
+  ASSERT_GOOD(request.Finish());
+  committed.given.request = &request;
+  ASSERT_GOOD(cache_.Commit(&committed.given, 1));
+  EXPECT_STREQ(engine::CommitName(committed.outcomes[0]), "kept");
+  Tokens longer = asked.tokens;
+  longer.push_back(1);
+  EXPECT_EQ(test_.Lookup(longer).prefix().depth, asked.tokens.size());
+}
+
 // After an interior, a text belongs only to its conversation, whatever the request did later.
 TEST_F(EngineCommits, KeepTheStateOfTheirFinishedRequest) {
   const Tokens begin = MakeRun(1, 300), section = MakeRun(2, 80);
