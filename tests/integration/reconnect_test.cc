@@ -4,8 +4,10 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <memory>
 #include <string>
+#include <thread>
 
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/test_engine.h"
@@ -123,6 +125,21 @@ TEST_F(Reconnect, ARegionWithoutSpaceFailsAlone) {
   first = nullptr;
   EXPECT_TRUE(Eventually([&] { return Lands(*second, prompt_); })) << "there is space now";
   EXPECT_EQ(second->model().Publish(reservation, parts), PublishOutcome::kPublished) << "the reservation is still ours";
+}
+
+TEST_F(Reconnect, AClientThatWaitsForSpaceEndsAtOnceIfTheDaemonHangs) {
+  const uint64_t bytes = RegionBytes();
+  DaemonProcess daemon(WithRegions(bytes * 3 / 2));
+  auto engine = std::make_unique<TestEngine>(daemon.client_options());
+  daemon.Kill();
+  daemon.Configure(WithRegions(bytes / 2));
+  daemon.Start();
+  ASSERT_TRUE(Eventually([&] { return engine->client().connected(); }));
+  daemon.Freeze();
+  std::this_thread::sleep_for(std::chrono::milliseconds(1000));  // it asks again several times in this time
+  const auto asked = std::chrono::steady_clock::now();
+  engine.reset();
+  EXPECT_LT(std::chrono::steady_clock::now() - asked, kPatience / 4);
 }
 
 }  // namespace
