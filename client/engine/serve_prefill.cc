@@ -36,6 +36,10 @@ Status ServeOne(CacheState& cache, std::chrono::milliseconds wait, Request& work
     absl::StatusOr<std::optional<PrefillWork>> given =
         cache.model.ServePrefill(results, std::max(left, std::chrono::milliseconds(0)));
     if (!given.ok()) {
+      {
+        MutexLock lock(cache.stored_mutex);  // the next call reports them
+        cache.served.insert(cache.served.begin(), results.begin(), results.end());
+      }
       std::this_thread::sleep_for(std::min(kMoment, wait));
       return ToStatus(given.status());
     }

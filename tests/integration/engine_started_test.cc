@@ -3,6 +3,8 @@
 // lookup, and handoffs without a cluster.
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
@@ -252,6 +254,54 @@ TEST_F(EngineStarted, AStartedCallKeepsTheTokens) {
     EXPECT_EQ(Tokens(runs[i].tokens, runs[i].tokens + runs[i].token_count),
               Tokens(tokens.begin() + 40 * runs[i].segment, tokens.begin() + 40 * (runs[i].segment + 1)));
   }
+}
+
+// If the daemon refuses the call that reports an outcome, the next call reports it.
+TEST(EngineServes, AnOutcomeIsReportedAfterARefusedCall) {
+  const auto with = [](const std::string& rate) {
+    return DaemonOptions{.tenants = "tenants:\n  - {name: alpha, uids: [" + std::to_string(::getuid()) +
+                                    "], dram_bytes: 64MiB" + rate + "}\n",
+                         .more = "prefill: {min_patience_milliseconds: 600000}\n"};
+  };
+  DaemonProcess daemon(with(""));
+  size_t reloads = 0;
+  const auto reload = [&](const std::string& rate) {
+    daemon.Configure(with(rate));
+    daemon.Signal(SIGHUP);
+    ++reloads;
+    return Eventually([&] {
+      size_t count = 0;
+      const std::string log = daemon.log();
+      for (size_t at = 0; (at = log.find("configuration reloaded", at)) != std::string::npos; ++at) ++count;
+      return count == reloads;
+    });
+  };
+  GroupedEngine asking(daemon, Grouping::kOne), serving(daemon, Grouping::kOne);
+  Request work, request;
+  engine::Job serves;
+  ASSERT_GOOD(serving.cache.StartServePrefill(60'000, &work, &serves));
+  ASSERT_TRUE(Eventually([&] { return daemon.Metric("ashlar_prefill_workers") == 1; }));
+  Asked asked({}, {}, 0);
+  ASSERT_NO_FATAL_FAILURE(BeginBesideOthers(asking, asked, request));
+  ASSERT_GOOD(serves.Wait());
+  ASSERT_GOOD(serves.Result());
+  serving.PublishMissing(work);
+  ASSERT_TRUE(reload(", calls_per_second: 1"));
+  for (int32_t i = 0; i < 20; ++i) {
+    const Asked other({Tokens(40, 20'000 + i)});
+    Request lookup;
+    ASSERT_GOOD(serving.cache.Begin(&other.prompt, 1, &lookup));
+  }
+  const Code refused = serving.cache.ServePrefill(0, &work).code;
+  if (refused == Code::kOk || refused == Code::kPending) GTEST_SKIP() << "the rate has allowed the call";
+  ASSERT_TRUE(reload(""));
+  const auto outcome = [&](const std::string& name) {
+    return daemon.Metric("ashlar_prefill_assignments_total{outcome=\"" + name + "\"}");
+  };
+  const Code asks = serving.cache.ServePrefill(0, &work).code;
+  EXPECT_TRUE(asks == Code::kOk || asks == Code::kPending);
+  EXPECT_TRUE(Eventually([&] { return outcome("completed") + outcome("failed") > 0; }));
+  EXPECT_EQ(outcome("failed"), 0);
 }
 
 TEST_F(EngineStarted, ARestartedLookupKeepsTheTokens) {
