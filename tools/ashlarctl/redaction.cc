@@ -9,6 +9,7 @@
 #include "absl/strings/ascii.h"
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
+#include "absl/strings/strip.h"
 
 namespace ashlar::ctl {
 namespace {
@@ -23,6 +24,8 @@ struct Naming {
 constexpr Naming kNaming[] = {
     {"tenant", "tenant"},
     {"model_id", "model_id"},
+    {"weights_digest", "weights"},
+    {"tokenizer_digest", "tokenizer"},  // of a hub's tokenizer: its repository
     {"lora", "lora"},
     {"client", "client"},
     {"uid", "uid"},
@@ -59,6 +62,15 @@ constexpr const char* kWordKinds[] = {"node", "cluster", "tenant"};
 const char* KindOf(std::span<const Naming> table, const std::string& field) {
   const auto found = std::ranges::find(table, field, &Naming::field);
   return found == table.end() ? nullptr : found->kind;
+}
+
+// The kind of the names in which two models differ (explanation_text.cc), such as model_id for the field
+// identity.model_id. Null if `object` is no such difference.
+const char* KindOfDifference(const json& object) {
+  const auto field = object.find("field");
+  if (field == object.end() || !field->is_string()) return nullptr;
+  const auto& path = field->get_ref<const std::string&>();
+  return KindOf(kNaming, std::string(absl::StripPrefix(path, "identity.")));
 }
 
 }  // namespace
@@ -108,9 +120,16 @@ void Redaction::Apply(json& value) {
 
 void Redaction::Replace(json& value) {
   if (value.is_object()) {
+    const char* const difference = KindOfDifference(value);
     for (auto& [name, field] : value.items()) {
       if (name == "yaml" && field.is_string()) {
         field = Yaml(field.get<std::string>());
+        continue;
+      }
+      const bool differs = difference != nullptr && (name == "requested_value" || name == "other_value");
+      if (differs && field.is_string()) {
+        const std::string quoted = field.get<std::string>();
+        field = Alias(difference, absl::StripSuffix(absl::StripPrefix(quoted, "\""), "\""));
         continue;
       }
       const char* const kind = field.is_primitive() && !field.is_null() ? KindOf(kNaming, name) : nullptr;

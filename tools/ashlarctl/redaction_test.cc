@@ -86,6 +86,34 @@ TEST(Redaction, ANameIsReplacedInsideOtherTexts) {
   EXPECT_EQ(bundle["text"], "the default") << "the daemon's own word";
 }
 
+// As in the answers of explain and models.
+TEST(Redaction, NoNameOfAModelStays) {
+  const auto differs = [](const char* field, const char* here, const char* there) {
+    return nlohmann::json{{"other_namespace", {{"field", field}, {"requested_value", here}, {"other_value", there}}}};
+  };
+  nlohmann::json bundle = {
+      {"last_misses",
+       {differs("identity.model_id", R"("acme/secret")", R"("acme/older")"),
+        differs("identity.weights_digest", R"("secret-v2")", R"("secret-v1")"),
+        differs("identity.tokenizer_digest", R"("acme/secret 0f")", R"("acme/older 1e")"),
+        differs("identity.lora", R"("")", R"("acme/adapter")"), differs("layout.page_tokens", "16", "32")}},
+      {"models",
+       {{{"model_id", "acme/secret"},
+         {"weights_digest", "secret-v2"},
+         {"tokenizer_digest", "acme/secret 0f"},
+         {"lora", "acme/adapter"}}}}};
+  Redaction().Apply(bundle);
+  EXPECT_THAT(bundle.dump(), Not(HasSubstr("acme")));
+  EXPECT_THAT(bundle.dump(), Not(HasSubstr("secret")));
+  const auto at = [&](int miss, const char* name) { return bundle["last_misses"][miss]["other_namespace"][name]; };
+  EXPECT_EQ(at(0, "requested_value"), bundle["models"][0]["model_id"]) << "the same wherever it occurs";
+  EXPECT_NE(at(0, "requested_value"), at(0, "other_value"));
+  EXPECT_EQ(at(1, "requested_value"), bundle["models"][0]["weights_digest"]);
+  EXPECT_EQ(at(3, "requested_value"), "");
+  EXPECT_EQ(at(3, "other_value"), bundle["models"][0]["lora"]);
+  EXPECT_EQ(at(4, "other_value"), "32") << "no name";
+}
+
 TEST(Redaction, InvalidYamlIsOmitted) {
   EXPECT_THAT(Redaction().Yaml("tenants: [acme\n: :"), Not(HasSubstr("acme")));
 }
