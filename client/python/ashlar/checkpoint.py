@@ -44,6 +44,13 @@ def config_text(config: Mapping[str, Any]) -> bytes:
     return json.dumps(without_place(config), sort_keys=True, default=str).encode()
 
 
+def model_name(place: str) -> str:
+    """Returns the name of a model that is loaded from `place`. For a folder, this is its last component: its location
+    does not identify the model."""
+    path = pathlib.Path(place)
+    return path.resolve().name if path.exists() else place
+
+
 def _files(path: pathlib.Path) -> list[pathlib.Path]:
     if path.is_file():
         return [path]

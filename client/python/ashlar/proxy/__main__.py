@@ -8,6 +8,8 @@ import logging
 import sys
 from typing import Any
 
+from ashlar.checkpoint import model_name
+
 
 def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
@@ -19,7 +21,7 @@ def arguments() -> argparse.ArgumentParser:
         help="an engine's server, and its daemon's sockets or its node in the cluster; repeat for each",
     )  # fmt: skip
     parser.add_argument("--model", help="name or folder with the tokenizer; without it only token ids are probed")
-    parser.add_argument("--model-id", help="model_id of the engines' models; default: the value of --model")
+    parser.add_argument("--model-id", help="the connector's model_id; default: the connector's, for --model")
     parser.add_argument("--policy", choices=("cheapest", "round-robin"), default="cheapest")
     parser.add_argument("--segment-separator", default="", help="the connector's segment_separator")
     parser.add_argument(
@@ -39,6 +41,13 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--check-seconds", type=float, default=2, help="interval of health checks; %(default)s")
     parser.add_argument("--tries", type=int, default=3, help="backends per request; default: %(default)s")
     return parser
+
+
+def model_id(options: argparse.Namespace) -> str:
+    """Returns the name under which engines have opened the model, or an empty string if only one model is open."""
+    if options.model_id is not None:
+        return str(options.model_id)
+    return model_name(options.model) if options.model else ""
 
 
 def tokenizer(model: str, trust: bool) -> Any:
@@ -83,10 +92,9 @@ def main(given: list[str] | None = None) -> int:
         connect_seconds=options.connect_seconds, first_byte_seconds=options.first_byte_seconds,
         idle_seconds=options.idle_seconds, tries=options.tries, check_seconds=options.check_seconds,
     )  # fmt: skip
-    model_id = options.model_id if options.model_id is not None else options.model or ""
 
     async def app() -> web.Application:
-        backends = Backends(parsed, model_id, seconds, options.policy == "round-robin")
+        backends = Backends(parsed, model_id(options), seconds, options.policy == "round-robin")
         return Proxy(backends, prompts, limits, seconds).app()
 
     web.run_app(app(), host=options.host, port=options.port, handler_cancellation=True, access_log=None)

@@ -64,10 +64,7 @@ class Engine:
         )
 
     def model_id(self, name: str) -> str:
-        """Returns the model's name. For a folder, this is its last component: its location does not identify
-        the model."""
-        place = self.model_path or name
-        return pathlib.Path(place).resolve().name if pathlib.Path(place).exists() else place
+        return checkpoint.model_name(self.model_path or name)
 
     def weights(self, name: str, given: str) -> checkpoint.Weights | None:
         """Returns the weights' name: `given` if it is not empty, else the digest of the checkpoint's files, or a hub's

@@ -293,12 +293,6 @@ def tokenizer_digest(model: Any) -> str:
     return checkpoint.tokenizer(name) or f"{name} {checkpoint.commit(revision) or revision or ''}"
 
 
-def model_id(model: Any) -> str:
-    """Returns vLLM's name of the model. For a folder, this is its last component: its location does not identify the
-    model."""
-    return pathlib.Path(model.model).resolve().name if pathlib.Path(model.model).exists() else str(model.model)
-
-
 def _processor(vllm_config: Any) -> dict[str, Any]:
     """Returns the device, which decides rounding, without CUDA, which a scheduler's process must not initialize."""
     found = {
@@ -353,7 +347,7 @@ def identify(vllm_config: Any, options: Options, layout: dict[str, Any]) -> Iden
     # vLLM's CPU kernels apply the last adapter also to prompts without one in the same batch.
     plain = adapters is None or str(vllm_config.device_config.device_type) != "cpu"
     return Identity(
-        options.model_id or model_id(model),
+        options.model_id or checkpoint.model_name(str(model.model)),
         parts,
         tokenizer_digest(model),
         _weights(vllm_config, options.weights_digest),

@@ -12,7 +12,7 @@ from aiohttp import web
 from fake_backend import FakeBackend
 
 from ashlar.probe import NodeProbe, Probed
-from ashlar.proxy.__main__ import main
+from ashlar.proxy.__main__ import arguments, main, model_id
 from ashlar.proxy.backends import Backend, Backends, Choice, estimate_of, parse_backend
 from ashlar.proxy.prompts import Prompts, Question, Unprobed
 from ashlar.proxy.server import Limits, Proxy
@@ -485,6 +485,19 @@ def test_without_a_tokenizer_only_token_ids_are_known():
     for path, body in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", CHAT)):
         with pytest.raises(Unprobed, match="tokenizer"):
             prompts.question(path, body)
+
+
+def test_the_default_model_id_is_the_connectors(tmp_path):
+    (tmp_path / "qwen").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "qwen")
+
+    def of(*given):
+        return model_id(arguments().parse_args(["--backend", "http://x", *given]))
+
+    assert of("--model", str(tmp_path / "qwen")) == of("--model", str(tmp_path / "link")) == "qwen"
+    assert of("--model", "org/name") == "org/name"
+    assert of("--model", str(tmp_path / "qwen"), "--model-id", "other") == "other"
+    assert of() == of("--model", "org/name", "--model-id", "") == ""
 
 
 @pytest.mark.parametrize(
