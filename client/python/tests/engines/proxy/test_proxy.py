@@ -3,7 +3,12 @@
 
 import asyncio
 import contextlib
+import importlib.metadata
 import json
+import os
+import pathlib
+import re
+import tomllib
 
 import aiohttp
 import numpy as np
@@ -17,6 +22,7 @@ from ashlar.proxy.backends import Backend, Backends, Choice, estimate_of, parse_
 from ashlar.proxy.prompts import Prompts, Question, Unprobed
 from ashlar.proxy.server import Limits, Proxy
 
+SOURCE = pathlib.Path(os.environ["ASHLAR_SOURCE"])
 CHAT = {"model": "m", "messages": [{"role": "user", "content": "one two three"}]}
 
 
@@ -498,6 +504,16 @@ def test_the_default_model_id_is_the_connectors(tmp_path):
     assert of("--model", "org/name") == "org/name"
     assert of("--model", str(tmp_path / "qwen"), "--model-id", "other") == "other"
     assert of() == of("--model", "org/name", "--model-id", "") == ""
+
+
+def test_the_extra_has_what_chat_templates_need():
+    project = tomllib.loads((SOURCE / "client/python/pyproject.toml").read_text())["project"]
+
+    def names(requirements):
+        return {re.match(r"[\w.-]+", each)[0].lower() for each in requirements}
+
+    needed = [each for each in importlib.metadata.requires("transformers") if 'extra == "chat-template"' in each]
+    assert needed and names(needed) <= names(project["optional-dependencies"]["proxy"])
 
 
 @pytest.mark.parametrize(
