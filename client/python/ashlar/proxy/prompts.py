@@ -15,6 +15,13 @@ import numpy as np
 
 from ashlar.prompt import Tokens, lengths_between, separator_ends
 
+# Arguments of apply_chat_template that are no variables of a template. By one of them a small request could take a
+# client's template, or any amount of memory (padding).
+_NO_VARIABLES = frozenset(
+    "chat_template tokenize padding truncation max_length return_tensors return_dict return_assistant_tokens_mask "
+    "tokenizer_kwargs".split()
+)
+
 
 class Tokenizer(Protocol):
     """The part of a tokenizer of Transformers that the proxy calls."""
@@ -96,7 +103,7 @@ class Prompts:
         options = body.get("chat_template_kwargs")
         options = options if isinstance(options, dict) else {}
         # A client's template can run for hours, and one thread renders all of them.
-        if body.get("chat_template") is not None or options.get("chat_template") is not None:
+        if body.get("chat_template") is not None or not _NO_VARIABLES.isdisjoint(options):
             raise Unprobed("template")
         try:
             tokens = self._tokenizer.apply_chat_template(

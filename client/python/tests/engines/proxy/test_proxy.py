@@ -478,11 +478,23 @@ def test_prompts_become_the_engines_tokens():
         ({"prompt": "\ud800"}, "/v1/completions", "prompt"),
         ({**CHAT, "chat_template": "{{ 1 }}"}, "/v1/chat/completions", "template"),
         ({**CHAT, "chat_template_kwargs": {"chat_template": "{{ 1 }}"}}, "/v1/chat/completions", "template"),
+        *(
+            ({**CHAT, "chat_template_kwargs": kwargs}, "/v1/chat/completions", "template")
+            for kwargs in (
+                {"padding": "max_length", "max_length": 10**9},
+                {"tokenizer_kwargs": {"padding": "max_length", "max_length": 10**9}},
+            )
+        ),
     ],
 )
 def test_prompts_that_cannot_be_known_are_not_probed(body, path, reason):
     with pytest.raises(Unprobed, match=reason):
         Prompts(Words()).question(path, body)
+
+
+def test_variables_of_a_template_are_passed():
+    body = {**CHAT, "chat_template_kwargs": {"enable_thinking": False}}
+    assert list(Prompts(Words()).question("/v1/chat/completions", body).tokens) == [2, 103, 103, 105, 3]
 
 
 def test_without_a_tokenizer_only_token_ids_are_known():
