@@ -114,20 +114,37 @@ Finding OfLookups(const EngineSamples& engine) {
   return {Verdict::kFine, "lookups", found, ""};
 }
 
+bool IsKept(const std::string& outcome) {
+  return outcome == "kept" || outcome == "already_present" || outcome == "kept_as_span";
+}
+
+// What helps against the most frequent reason for which texts are not stored.
+const char* StoreRemedy(const Counts& stores) {
+  std::string worst;
+  double most = 0;
+  for (const auto& [outcome, count] : stores) {
+    if (IsKept(outcome) || count <= most) continue;
+    worst = outcome;
+    most = count;
+  }
+  const auto& outcomes = StoreOutcomes();
+  const auto known = std::ranges::find(outcomes, worst, &StoreOutcome::outcome);
+  return known == outcomes.end() ? "read the engine's log: another release of ashlarctl names this outcome"
+                                 : known->remedy;
+}
+
 Finding OfStores(const EngineSamples& engine) {
-  const double all = engine.Sum(kStores), kept = engine.Count(kStores, {"kept", "already_present", "kept_as_span"});
-  const std::string found = engine.Outcomes(kStores);
+  const double all = engine.Sum(kStores);
   if (all == 0) {
     return {Verdict::kNote, "stores", "none",
             "send prompts of 32 tokens or more; an engine with kv_role kv_consumer stores nothing"};
   }
-  if (kept == 0) {
-    return {Verdict::kBad, "stores", absl::StrCat(found, "; expected kept"),
-            "docs/misses.md explains each outcome; run ashlarctl stats and read the daemon's log"};
-  }
-  if (2 * kept < all) {
-    return {Verdict::kNote, "stores", found, "docs/misses.md explains each outcome; for busy raise saves_in_flight"};
-  }
+  const Counts& stores = engine.counters.at(kStores);
+  double kept = 0;
+  for (const auto& [outcome, count] : stores) kept += IsKept(outcome) ? count : 0;
+  const std::string found = engine.Outcomes(kStores);
+  if (kept == 0) return {Verdict::kBad, "stores", absl::StrCat(found, "; expected kept"), StoreRemedy(stores)};
+  if (2 * kept < all) return {Verdict::kNote, "stores", found, StoreRemedy(stores)};
   return {Verdict::kFine, "stores", found, ""};
 }
 
@@ -158,6 +175,19 @@ const std::vector<EngineReason>& EngineReasons() {
       {"error", "off", "report the exception in the engine's log with the engine's arguments"},
   };
   return *reasons;
+}
+
+const std::vector<StoreOutcome>& StoreOutcomes() {
+  static const auto* const outcomes = new std::vector<StoreOutcome>{
+      {"declined", "enlarge the tenant's budgets: they hold objects that are worth more"},
+      {"no_space", "enlarge the tenant's budgets: objects in use fill them"},
+      {"busy", "raise saves_in_flight, or find the cause of the load with ashlarctl top"},
+      {"bad_source", "report the engine's arguments and log"},
+      {"unavailable", "run ashlarctl status, then read the logs of the engine and the daemon"},
+      {"too_long", "raise staging_bytes"},
+      {"weights_changed", "send new prompts: those computed with earlier weights are not stored"},
+  };
+  return *outcomes;
 }
 
 std::vector<Finding> JudgeEngine(const EngineMetrics& metrics) {

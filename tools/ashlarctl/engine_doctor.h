@@ -19,6 +19,14 @@ struct EngineReason {
 };
 const std::vector<EngineReason>& EngineReasons();
 
+// An outcome of vllm:ashlar_stores_total for a text that was not stored: of the commit (proto/outcome.h), or the
+// connector's own.
+struct StoreOutcome {
+  const char* outcome;
+  const char* remedy;
+};
+const std::vector<StoreOutcome>& StoreOutcomes();
+
 // Bad: the engine does not use the cache.
 std::vector<Finding> JudgeEngine(const EngineMetrics& metrics);
 

@@ -12,11 +12,13 @@
 #include <fstream>
 #include <map>
 #include <regex>
+#include <set>
 #include <sstream>
 #include <thread>
 #include <utility>
 
 #include "absl/strings/str_cat.h"
+#include "proto/outcome.h"
 
 namespace ashlar::ctl {
 namespace {
@@ -31,6 +33,12 @@ constexpr const char* kServing = "vllm:ashlar_state{engine=\"0\",reason=\"none\"
 std::string Counter(const char* name, const char* outcome, double count) {
   return absl::StrCat("vllm:ashlar_", name, "_total{engine=\"0\",model_name=\"a \\\"b\\\" {c},\\n\",outcome=\"",
                       outcome, "\"} ", count, "\n");
+}
+
+std::string Read(const std::string& name) {
+  std::ostringstream text;
+  text << std::ifstream(absl::StrCat(ASHLAR_SOURCE_DIR, "/", name)).rdbuf();
+  return text.str();
 }
 
 Finding Worst(const std::string& text) {
@@ -89,8 +97,10 @@ TEST(EngineDoctor, FindsEachReasonForAnUnusedCache) {
               "lookups", "paused 9; expected answers within lookup_ms", "lookup_ms");
   ExpectWorst(absl::StrCat(serving, hits, Counter("lookups", "timed_out", 1), Counter("stores", "kept", 5)),
               Verdict::kNote, "lookups", "timed_out 1", "lookup_ms");
-  ExpectWorst(absl::StrCat(serving, hits, Counter("stores", "budget_refused", 4)), Verdict::kBad, "stores",
-              "budget_refused 4; expected kept", "docs/misses.md");
+  ExpectWorst(absl::StrCat(serving, hits, Counter("stores", "no_space", 4), Counter("stores", "busy", 1)),
+              Verdict::kBad, "stores", "busy 1, no_space 4; expected kept", "budgets: objects in use");
+  ExpectWorst(absl::StrCat(serving, hits, Counter("stores", "busy", 1), Counter("stores", "new", 4)), Verdict::kBad,
+              "stores", "busy 1, new 4; expected kept", "another release");
   ExpectWorst(absl::StrCat(serving, hits, Counter("stores", "kept", 1), Counter("stores", "busy", 4)), Verdict::kNote,
               "stores", "busy 4, kept 1", "saves_in_flight");
   ExpectWorst(
@@ -98,16 +108,24 @@ TEST(EngineDoctor, FindsEachReasonForAnUnusedCache) {
       Verdict::kNote, "loads", "2 failed and were recomputed", "log");
 }
 
+TEST(EngineDoctor, EachOutcomeOfACommitHasARemedy) {
+  const std::set<std::string> kept = {"kept", "already_present", "kept_as_span"};
+  for (uint8_t outcome = 1; Name(static_cast<CommitOutcome>(outcome)) != "unknown"; ++outcome) {
+    const std::string name(Name(static_cast<CommitOutcome>(outcome)));
+    EXPECT_EQ(kept.contains(name), std::ranges::count(StoreOutcomes(), name, &StoreOutcome::outcome) == 0) << name;
+  }
+  const std::string connector =
+      Read("client/python/ashlar/vllm/saves.py") + Read("client/python/ashlar/vllm/offers.py");
+  for (const char* const own : {"unavailable", "busy", "weights_changed", "too_long"}) {
+    EXPECT_THAT(connector, HasSubstr(absl::StrCat("\"", own, "\"")));
+    EXPECT_EQ(std::ranges::count(StoreOutcomes(), std::string(own), &StoreOutcome::outcome), 1) << own;
+  }
+}
+
 TEST(EngineDoctor, ChecksEachEngineOfAServer) {
   const Finding worst = Worst(
       absl::StrCat(kTypes, kServing, "vllm:ashlar_state{engine=\"1\",reason=\"no_daemon\",state=\"opening\"} 1.0\n"));
   EXPECT_EQ(worst.found, "engine 1: opening (no_daemon); expected serving");
-}
-
-std::string Read(const std::string& name) {
-  std::ostringstream text;
-  text << std::ifstream(absl::StrCat(ASHLAR_SOURCE_DIR, "/", name)).rdbuf();
-  return text.str();
 }
 
 std::string Plain(std::string cell) {
