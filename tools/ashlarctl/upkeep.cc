@@ -275,19 +275,20 @@ absl::StatusOr<Answer> Erase(const Arguments& arguments, AdminClient& client) {
   request.set_ns(*ns);
   request.set_dry_run(arguments.Has("dry-run"));
   request.set_this_node(arguments.Has("this-node"));
-  request.set_wait_seconds(kOneCall);
   double seconds = kErasePatience;
   if (arguments.Has("seconds") && (!absl::SimpleAtod(arguments.Get("seconds"), &seconds) || !std::isfinite(seconds) ||
                                    seconds <= 0 || seconds > kMostPatience)) {
     return Invalid("--seconds: expected a number of seconds, at most a year");
   }
-  const std::chrono::duration<double> patience(seconds);
   const auto begin = std::chrono::steady_clock::now();
   v1::EraseReply reply;
-  do {
+  for (double left = seconds; left > 0 && !reply.done();) {
+    request.set_wait_seconds(std::min(left, kOneCall));
     if (absl::Status status = client.Erase(request, &reply); !status.ok()) return status;
+    if (request.dry_run()) break;
     request.set_erasure(reply.erasure());
-  } while (!request.dry_run() && !reply.done() && std::chrono::steady_clock::now() - begin < patience);
+    left = seconds - std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
+  }
   return Described(reply, request.dry_run());
 }
 
