@@ -11,10 +11,11 @@ namespace ashlar::limits {
 // Version of the control plane (RPCs and session socket). Both ends send the range that they speak. The highest common
 // version is used; without a common version the session is refused.
 inline constexpr uint32_t kProtocolMin = 2;
-inline constexpr uint32_t kProtocolMax = 4;
-inline constexpr uint32_t kProtocolWithMedia = 3;        // first version with media in texts
-inline constexpr uint32_t kProtocolWithRotaryShift = 3;  // first version with rotary shifts in landings
-inline constexpr uint32_t kProtocolWithSalt = 4;         // first version with salts in texts
+inline constexpr uint32_t kProtocolMax = 5;
+inline constexpr uint32_t kProtocolWithMedia = 3;         // first version with media in texts
+inline constexpr uint32_t kProtocolWithRotaryShift = 3;   // first version with rotary shifts in landings
+inline constexpr uint32_t kProtocolWithSalt = 4;          // first version with salts in texts
+inline constexpr uint32_t kProtocolWithPrefixBlocks = 5;  // first version with shared blocks of prefixes
 
 // Version of the protocol between daemons (ashlar/v1/peer.proto). Greet negotiates it in the same way.
 inline constexpr uint32_t kPeerProtocolMin = 1;

@@ -119,7 +119,9 @@ void Match::TakePrefix(const v1::PrefixMatch& answer, const Layout& layout, Dead
     span_ = *std::move(mapped);
   }
   checkpoint_ = *std::move(object);
-  found.blocks = static_cast<uint32_t>(answer.blocks_size());
+  if (connection_->protocol() >= limits::kProtocolWithPrefixBlocks) {
+    found.blocks = static_cast<uint32_t>(answer.blocks_size());
+  }
   for (const v1::SegmentMatch& block : answer.blocks()) block_numbers_.push_back(block.object());
   checkpoint_number_ = answer.checkpoint().object();
   if (answer.has_span()) span_number_ = answer.span().object();

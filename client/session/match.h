@@ -71,7 +71,9 @@ struct PrefixResult {
   TierKind tier = TierKind::kNone;  // the slowest tier that a part of the prefix is in
   bool own = false;                 // whether it belongs to the prompt's conversation
   uint64_t bytes = 0;               // bytes of all its objects
-  uint32_t blocks = 0;              // number of its first blocks of keys and values (PrefixBlockTokens)
+  // Number of its first blocks of keys and values (PrefixBlockTokens) that requests can share (Model::Admit). 0 with
+  // daemons before protocol 5.
+  uint32_t blocks = 0;
   // The number of the depth's last tokens that the states must still run through: prefix_states() are the states before
   // these tokens, and prefix_span() has the tokens' inputs. Keys and values land up to `depth`. 0: prefix_states() are
   // at `depth`.
