@@ -433,6 +433,16 @@ class EngineModel:
         table = [0] * (-(-end // self._block) - 1) + [block]
         return self.metadata(begin, end, {self._linear[name]: table})[name]
 
+    def _clear_ends(self, pages: Mapping[int, Sequence[int]]) -> None:
+        """Fills the last block of each group with zeros, as the engine does with the new blocks of requests.
+
+        Kernels multiply the rows after the last token by zero. A state that was in the block may be NaN as such a row.
+        """
+        for number, table in pages.items():
+            group = self._groups[number]
+            for name in group.layers:
+                self._attention[name].kv_cache[table[-1] * group.parts : (table[-1] + 1) * group.parts].zero_()
+
     def run(
         self,
         tokens: npt.NDArray[np.int32],
@@ -452,6 +462,8 @@ class EngineModel:
         where = torch.arange(shift, shift + count).to(self.device)
         if self._config.model_config.uses_mrope:
             where = where.expand(3, -1)
+        with torch.inference_mode():
+            self._clear_ends(pages)
         with (
             torch.inference_mode(),
             set_forward_context(metadata, self._config, num_tokens=count, slot_mapping=slots, skip_compiled=True),

@@ -95,6 +95,15 @@ def run_alone(server, tokens):
     settle(server)
 
 
+def fill_free_blocks(server, value):
+    """Fills the keys and values of all blocks that no request uses with a number, which may be "inf"."""
+    blocks = server.connector()._scheduler._pool.blocks
+    free = [block.block_id for block in blocks if block.ref_cnt == 0 and not block.is_null]
+    with torch.inference_mode():
+        for layer in worker()._composer._engine._attention.values():
+            layer.kv_cache[free] = float(value)
+
+
 def runs_of(server, tokens):
     """Returns how often the model runs for a segment of these tokens."""
     engine, ran = worker()._composer._engine, []

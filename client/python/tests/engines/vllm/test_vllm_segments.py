@@ -50,6 +50,22 @@ def test_segments_are_found_in_any_order_and_at_any_position(model, segmented, e
     assert max(abs(a - b) for a, b in zip(logs[:1], wanted[1])) < 0.2, "close to full prefill, not equal"
 
 
+def test_segments_do_not_depend_on_what_was_in_the_blocks_of_their_runs(segmented, expected):
+    child, query = segmented(MODEL), prompt("old blocks", 20)
+    parts = texts("old blocks", 3)
+    child.call("erase")
+    child.probe("fill_free_blocks", "inf")
+    try:
+        child.publish(parts)
+        _, logs, cached = child.ask(parts, query)
+    finally:
+        child.call("erase")
+        child.probe("fill_free_blocks", 0)
+    assert cached == 100 + interiors(100, 100)
+    (wanted,) = expected(MODEL, [sum(parts, []) + query], 4)
+    assert abs(logs[0] - wanted[1][0]) < 0.2
+
+
 def test_a_prompt_of_new_segments_is_exact_and_kept_as_such(segmented, expected):
     child, parts, query = segmented(MODEL), texts("new", 4, 120), prompt("new query", 20)
     whole = sum(parts, []) + query
