@@ -96,12 +96,10 @@ class Names:
         """Begins a new generation: names differ from all earlier ones."""
         self.generation = uuid.uuid4().hex
 
-    def begin(self, request: Any) -> list[Future[bytes]]:
-        """Starts to compute the digests of the request's media."""
-        media: list[Future[bytes]] = []
+    def begin(self, request: Any, media: list[Future[bytes]]) -> None:
+        """Starts to compute the digests of the request's media after the ones in `media`, and adds them to it."""
         with contextlib.suppress(Unnamed):  # `find` logs the reason
             self._media.begin(request, media)
-        return media
 
     def find(self, followed: Followed) -> Name | None:
         """Returns None if the request has no name, or its name is not known yet."""

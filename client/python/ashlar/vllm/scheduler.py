@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 from vllm.logger import init_logger
@@ -255,6 +256,8 @@ class Scheduler:
             for name, tokens in output.num_scheduled_tokens.items():
                 if (followed := self._followed.get(name)) is not None:
                     followed.scheduled = True
+                    if len(followed.media) < len(followed.request.mm_features):  # later input of a session adds media
+                        self._names.begin(followed.request, followed.media)
                     followed.first_step = followed.first_step or self._steps
                     drafts = output.scheduled_spec_decode_tokens.get(name, ())
                     self._offers.note_drafts(followed, tokens, len(drafts))
@@ -307,7 +310,8 @@ class Scheduler:
         adapter = request.lora_request
         if adapter is not None and self._names.adapters.arrive(adapter):
             self._exclude_computed(lambda each: adapter_name(each) == adapter.lora_name)
-        media = self._names.begin(request)
+        media: list[Future[bytes]] = []
+        self._names.begin(request, media)
         if not self._names.serves(request):
             return
         if self._loads and (segments := self._segments.lengths_of(request)):

@@ -17,6 +17,9 @@ from vllm.multimodal.inputs import (
 
 from ashlar.vllm.content import content_digest
 from ashlar.vllm.media import MediaNames, Unnamed
+from ashlar.vllm.options import Options
+from ashlar.vllm.requests import Followed, Names
+from ashlar.vllm.scheduler import Scheduler
 
 
 def item(**data):
@@ -122,6 +125,28 @@ def test_a_sessions_later_media_are_named_too():
     media.names(request, digests)
     media._hasher.submit(int).result()
     assert [offset for offset, _ in media.names(request, digests)] == [3, 20]
+
+
+def test_a_sessions_later_media_are_hashed_even_if_it_has_no_name():
+    """Other requests may get its encoder outputs."""
+    known = Names(SimpleNamespace(identity=SimpleNamespace(encoders="encoders", adapters=None)), Options(), 1)
+    session = Followed(SimpleNamespace(mm_features=[image(1)], lora_request=None), "", nameless=True)
+    known.begin(session.request, session.media)
+    session.request.mm_features.append(image(2, offset=20, identifier="same"))
+    half = SimpleNamespace(
+        _new_loads=[], _new_saves=[], _steps=0, _pool=None, _names=known, _followed={"one": session},
+        _handoffs=SimpleNamespace(take=list), _offers=SimpleNamespace(note_drafts=lambda *_: None),
+        _jumps=SimpleNamespace(step=lambda *_: ([], [], []), cold=SimpleNamespace(next=lambda *_: None)),
+        _renew=lambda: None, _offer_all=lambda *_: None,
+    )  # fmt: skip
+    Scheduler.step(
+        half,
+        SimpleNamespace(total_num_scheduled_tokens=1, num_scheduled_tokens={"one": 1}, scheduled_spec_decode_tokens={}),
+    )
+    other = Followed(SimpleNamespace(mm_features=[image(3, identifier="same")], lora_request=None), "")
+    known.begin(other.request, other.media)
+    known._media._hasher.submit(int).result()
+    assert known.find(other) is None and other.nameless
 
 
 def test_different_values_have_different_digests():
