@@ -84,7 +84,8 @@ bool DaemonAdvance::RunPart(std::span<const ChainPiece> pieces, uint64_t first_t
   asked.state = Stage(advance_.state, held, true);
   asked.inputs = StageInputs(first_token, tokens, held);
   asked.out_stride = values;
-  if (tokens > 0)
+  // Without outputs the engine need not give queries, and the daemon refuses outputs without them.
+  if (tokens > 0 && advance_.out != nullptr)
     asked.out = reinterpret_cast<float*>(held.Take(tokens * static_cast<uint64_t>(values) * sizeof(float)));
   std::vector<AdvanceStep> steps;
   int64_t token = 0;

@@ -133,6 +133,42 @@ TEST_F(EngineGroups, PrefixesAreSharedBetweenGroupings) {
   }
 }
 
+// An advance without outputs has no queries. The daemon computes the same states as this process.
+TEST_F(EngineGroups, DaemonAdvancesLayersWithoutOutputs) {
+  GroupedEngine publisher(daemon_, Grouping::kOne);
+  const std::vector<Tokens> segments = {NewText(50), NewText(91)};
+  Asked asked = Ask(segments);
+  asked.prompt.fill = true;
+  const Tables own = publisher.Take(asked.tokens.size());
+  publisher.Put(own, asked.prompt);
+  Request published;
+  ASSERT_GOOD(publisher.cache.Begin(&asked.prompt, 1, &published));
+  publisher.PublishMissing(published);
+  ASSERT_GOOD(publisher.LookAgain(published, own));
+  ASSERT_GOOD(published.Finish());
+  std::vector<std::vector<float>> states;
+  for (const engine::ComposeBy compose : {engine::ComposeBy::kProcess, engine::ComposeBy::kDaemon}) {
+    SCOPED_TRACE(static_cast<int>(compose));
+    GroupedEngine reader(daemon_, Grouping::kOne, true, nullptr, compose);
+    Asked again = Ask(segments);
+    const Tables pages = reader.Take(again.tokens.size());
+    reader.Put(pages, again.prompt);
+    Request request;
+    ASSERT_GOOD(reader.cache.Begin(&again.prompt, 1, &request));
+    const uint64_t computed = again.tokens.size() - request.plan().cached_tokens;
+    ASSERT_EQ(computed, 8u + 9) << StepsOf(request);
+    const std::vector<float> rows(computed * GroupedEngine::kHeads * GroupedEngine::kDim, 0.5F);
+    std::vector<float>& state = states.emplace_back(GroupedEngine::kHeads * GroupedEngine::kDim * GroupedEngine::kDim);
+    ASSERT_GOOD(request.Advance({.layer = GroupedEngine::kLinear,
+                                 .end = again.tokens.size(),
+                                 .inputs = {.tokens = computed, .k = rows.data(), .v = rows.data()},
+                                 .state = {.data = state.data()}}));
+    EXPECT_EQ(DaemonAdvances(reader.cache), compose == engine::ComposeBy::kDaemon ? 1u : 0u);
+    ASSERT_GOOD(request.Finish());
+  }
+  EXPECT_EQ(states[0], states[1]);
+}
+
 TEST_F(EngineGroups, InvalidGroupsAreRefusedByName) {
   GroupedEngine good(daemon_, Grouping::kCommon);
   const std::string rpc = daemon_.client_options().rpc_socket, session = daemon_.client_options().session_socket;
