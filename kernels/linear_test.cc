@@ -3,6 +3,7 @@
 // forms and shapes, and the invariants of each back end.
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "kernels/testing/linear_fixture.h"
 
@@ -291,6 +292,24 @@ TEST_P(LinearProperties, ZeroErasesWhatCameBefore) {
   const States a = Compose(runner_, shape, {&view, 1}, prompt.initial), b = Compose(runner_, shape, {&view, 1}, other);
   EXPECT_EQ(RelativeError(a, b), 0);
   EXPECT_EQ(RelativeError(a, collapsed.states()), 0);
+}
+
+// A running state that is not finite, for example memory without contents before a prefix, leaves no trace.
+TEST_P(LinearProperties, ZeroErasesNumbersThatAreNotFinite) {
+  for (const Layer& layer : {Draw(30, {}), Draw({.heads = 4, .key_heads = 2, .d_k = 16, .d_v = 24}, {})}) {
+    SCOPED_TRACE(::testing::Message() << layer);
+    Prompt prompt(random_, layer, ChainOf(2));
+    for (int32_t h = 0; h < prompt.shape.heads; ++h) prompt.tuples[1].MakeZero(h);
+    prompt.tuples[1].position = 0;
+    for (const float number : {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
+      States start = prompt.initial;
+      for (int32_t h = 0; h < start.heads(); ++h) {
+        for (int64_t i = 0; i < start.count(); ++i) start.SetElement(h, i, number);
+      }
+      EXPECT_EQ(RelativeError(Compose(runner_, prompt.shape, Views(prompt.tuples), start), prompt.tuples[1].states()),
+                0);
+    }
+  }
 }
 
 // A short segment's transition has the rank of its tokens. It composes in low-rank form.

@@ -81,7 +81,7 @@ __device__ inline void WriteNumbers(const Chain& chain, int32_t head, int64_t in
 // One block: kThreads × kNumbers numbers of one head's state.
 template <DType kType>
 __global__ void __launch_bounds__(kThreads, 2) DecayKernel(const __grid_constant__ Chain chain) {
-  // e^{log decay}; mamba1: Σ dt, infinite where the transition has vanished.
+  // e^{log decay}; mamba1: Σ dt; −∞ for a transition of zero.
   float* factors = SharedMemory<float>();
   const auto head = static_cast<int32_t>(blockIdx.y);
   const bool by_row = chain.family == Family::kGla, elementwise = chain.family == Family::kMamba1;
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(kThreads, 2) DecayKernel(const __grid_constant
       const HeadTuple& tuple = tuples[static_cast<int64_t>(e / width) * chain.heads];
       const bool vanished = tuple.form == TransitionForm::kZero;
       const float log = vanished ? 0 : static_cast<const float*>(tuple.transition)[e % width];
-      factors[e] = elementwise ? (vanished ? INFINITY : log) : (vanished ? 0 : expf(log));
+      factors[e] = vanished ? -INFINITY : elementwise ? log : expf(log);
     }
     SyncThreads();
 #pragma unroll
@@ -127,10 +127,12 @@ __global__ void __launch_bounds__(kThreads, 2) DecayKernel(const __grid_constant
       for (int n = 0; n < kNumbers; ++n) {
         const int at = by_row ? place.i + n * place.next_i : elementwise ? place.j + n * place.next_j : 0;
         float factor = factors[s * width + at];
-        // An infinite factor means that the transition is zero. The table's number may then itself be zero, and the
-        // product NaN.
+        // A transition of zero erases even numbers that are not finite.
+        const bool vanished = factor == -INFINITY;
+        // Σ dt is infinite if a transition of zero was composed into it. The table's number may then itself be zero,
+        // and the product NaN.
         if (elementwise) factor = isinf(factor) ? 0.0f : expf(table[n] * factor);
-        numbers[n] = numbers[n] * factor + end[n] * end_scale;
+        numbers[n] = (vanished ? 0.0f : numbers[n] * factor) + end[n] * end_scale;
       }
     }
   }
