@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine's operations on cached segments, as torch operations on the device of its tensors.
 
-`delta_tuple` computes a segment's tuple from the inputs of a gated delta rule. `compose` applies a tuple to running
+`segment_tuple` computes a segment's tuple from the inputs of a layer's recurrence. `compose` applies a tuple to running
 states: it computes in float32 and writes in the type of the engine's tensor. `scaled_half` makes the states of tuples
 in float16.
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 import torch
 
@@ -14,10 +16,49 @@ import ashlar
 
 MATRIX = (ashlar.Family.DELTANET, ashlar.Family.GDN, ashlar.Family.KDA)  # [heads, d_k, d_k], in the state's order
 SCALAR = (ashlar.Family.RETNET, ashlar.Family.LIGHTNING, ashlar.Family.MAMBA2)  # logarithms, [heads]
+COMPUTED = (*MATRIX, ashlar.Family.LIGHTNING, ashlar.Family.MAMBA1)  # families of `segment_tuple`
 
 
-_CHUNK = 64  # tokens
-_PIECE = 1024  # tokens whose maps are in memory at once
+_CHUNK, _CHANNEL_CHUNK = 64, 16  # tokens; the second is for decays by channel
+_CHUNKS = 16  # number of chunks whose maps are in memory at once
+
+
+def segment_tuple(
+    layer: ashlar.Linear, rows: Mapping[str, torch.Tensor], decays: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Returns the state from zero and the transition of consecutive tokens, as in `ashlar.LinearTensors`, and for delta
+    rules also the product of the decays; in float32, for families in `COMPUTED`.
+
+    `rows`: k, v, g and beta as for `delta_tuple`. Lightning: k and v, [tokens, heads, dim]. Mamba-1: k, [tokens, d_k],
+    v and beta (dt), [tokens, channels]. `decays`: the layer's decay table, in the shape of that field, on the device of
+    the rows.
+    """
+    k, v = rows["k"].float(), rows["v"].float()
+    if layer.family in MATRIX:
+        return delta_tuple(k, v, rows["g"], rows["beta"], layer.order)
+    assert decays is not None
+    if layer.family is ashlar.Family.LIGHTNING:
+        later = torch.arange(len(k) - 1, -1, -1, device=k.device)
+        k = k * (later[:, None] * decays).exp()[:, :, None]  # what is left of each token
+        state, transition = torch.einsum("thk,thv->hkv", k, v), len(k) * decays
+    else:
+        state, transition = _scan(k, v, rows["beta"].float(), decays)
+    return (state.transpose(1, 2) if layer.order is ashlar.StateOrder.VALUE_FIRST else state).contiguous(), transition
+
+
+def _scan(
+    k: torch.Tensor, v: torch.Tensor, dt: torch.Tensor, decays: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the state, [heads, d_k, d_v], and the sums of dt, [heads, d_v], of Mamba-1."""
+    heads, _, d_v = decays.shape
+    state = torch.zeros_like(decays)
+    v, dt = v.reshape(-1, heads, d_v), dt.reshape(-1, heads, d_v)
+    for k_part, v_part, dt_part in zip(*(each.split(_CHUNK) for each in (k, v, dt))):
+        sums = dt_part.flip(0).cumsum(0).flip(0)  # from each token to the last
+        later = torch.nn.functional.pad(sums[1:], (0, 0, 0, 0, 0, 1))
+        left = (decays * later[:, :, None]).exp() * (dt_part * v_part)[:, :, None]
+        state = state * (decays * sums[0, :, None]).exp() + torch.einsum("thkv,tk->hkv", left, k_part)
+    return state, dt.sum(0)
 
 
 def delta_tuple(
@@ -26,33 +67,41 @@ def delta_tuple(
     """Returns the state from zero, the transition and the product of the decays, [heads, d_k], of consecutive tokens of
     a gated delta rule, in float32: S ← e^g (1 − beta k kᵀ) S + beta k vᵀ.
 
-    k: [tokens, key heads, d_k], as the rule uses them; v: [tokens, heads, d_v]; g and beta: [tokens, heads].
+    k: [tokens, key heads, d_k], as the rule uses them; v: [tokens, heads, d_v]; g and beta: [tokens, heads]. KDA's g:
+    [tokens, heads, d_k], one decay for each row of S.
     """
-    d_k = k.shape[2]
+    d_k, chunk = k.shape[2], _CHUNK if g.dim() == 2 else _CHANNEL_CHUNK
     both = torch.nn.functional.pad(torch.diag_embed(torch.ones_like(k[0, :1]).expand(v.shape[1], d_k)), (0, v.shape[2]))
     both = both.float()  # the transition and the state, side by side: [heads, d_k, d_k + d_v]
-    for rows in zip(*(each.split(_PIECE) for each in (k, v, g, beta))):
-        for each, update in zip(*_maps(*rows)):
+    for rows in zip(*(each.split(_CHUNKS * chunk) for each in (k, v, g, beta))):
+        for each, update in zip(*_maps(chunk, *rows)):
             both = each @ both + torch.nn.functional.pad(update, (d_k, 0))
     transition, state = both.split([d_k, v.shape[2]], 2)
     if order is ashlar.StateOrder.VALUE_FIRST:
         transition, state = transition.transpose(1, 2), state.transpose(1, 2)
-    decay = g.float().sum(0).exp()[:, None].expand(-1, d_k)
+    decay = g.float().sum(0).exp().view(v.shape[1], -1).expand(-1, d_k)
     return state.contiguous(), transition.contiguous(), decay.contiguous()
 
 
-def _maps(k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _maps(
+    chunk: int, k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Returns what each chunk of tokens does to a state, [chunks, heads, d_k, …]: with c the sum of its g, and W and U
     from a triangular system, S ← (e^c − Kᵀ W) S + Kᵀ U."""
-    heads, short = v.shape[1], -len(v) % _CHUNK
+    heads, short = v.shape[1], -len(v) % chunk
 
     def by_chunk(rows: torch.Tensor) -> torch.Tensor:  # [chunks, heads, tokens, dim]
         padded = torch.nn.functional.pad(rows.float(), (0, 0) * (rows.dim() - 1) + (0, short))
-        return padded.view(-1, _CHUNK, heads, padded.numel() // len(padded) // heads).transpose(1, 2)
+        return padded.view(-1, chunk, heads, padded.numel() // len(padded) // heads).transpose(1, 2)
 
     k = by_chunk(k.repeat_interleave(heads // k.shape[1], 1))
     v, beta, sums = by_chunk(v), by_chunk(beta), by_chunk(g).cumsum(2)
-    below = (k @ k.transpose(2, 3)).tril(-1) * (sums - sums.transpose(2, 3)).tril(-1).exp() * beta
+    if sums.shape[3] == 1:
+        below = (k @ k.transpose(2, 3)) * (sums - sums.transpose(2, 3)).tril(-1).exp()
+    else:
+        apart = (sums[:, :, :, None] - sums[:, :, None]).clamp(max=0).exp()
+        below = (k[:, :, :, None] * k[:, :, None] * apart).sum(4)
+    below = below.tril(-1) * beta
     right = torch.cat([k * sums.exp(), v], 3) * beta
     solved = torch.linalg.solve_triangular(below, right, upper=False, unitriangular=True)
     w, u = solved.split([k.shape[3], v.shape[3]], 3)
@@ -61,10 +110,17 @@ def _maps(k: torch.Tensor, v: torch.Tensor, g: torch.Tensor, beta: torch.Tensor)
     return torch.diag_embed(last[:, :, 0].exp().expand(-1, -1, k.shape[3])) - k_left @ w, k_left @ u
 
 
-def compose(state: torch.Tensor, transition: torch.Tensor, update: torch.Tensor, layer: ashlar.Linear) -> None:
+def compose(
+    state: torch.Tensor,
+    transition: torch.Tensor,
+    update: torch.Tensor,
+    layer: ashlar.Linear,
+    decays: torch.Tensor | None = None,
+) -> None:
     """S ← T S + S_segment, in place. `state` and `update`: [heads, d_k, d_v], or [heads, d_v, d_k] by `layer.order`.
 
-    `transition`: as in `ashlar.LinearTensors` and docs/formats.md, on the state's device.
+    `transition`: as in `ashlar.LinearTensors` and docs/formats.md, on the state's device. `decays`: Mamba-1's decay
+    table on that device, [heads, d_k, d_v]; None: it is copied there.
     """
     value_first = layer.order is ashlar.StateOrder.VALUE_FIRST
     running, transition = state.float(), transition.float()
@@ -76,9 +132,10 @@ def compose(state: torch.Tensor, transition: torch.Tensor, update: torch.Tensor,
         factors = transition.exp()
         carried = running * (factors[:, None, :] if value_first else factors[:, :, None])
     else:  # Mamba-1: e^(A[d_k, d_v] Σ dt[d_v])
-        assert layer.decay_table is not None
-        table = torch.tensor(list(layer.decay_table), dtype=torch.float32, device=state.device)
-        factors = (table.view(layer.value_heads, layer.d_k, layer.d_v) * transition[:, None, :]).exp()
+        if decays is None:
+            assert layer.decay_table is not None
+            decays = torch.tensor(list(layer.decay_table), dtype=torch.float32, device=state.device)
+        factors = (decays.view(layer.value_heads, layer.d_k, layer.d_v) * transition[:, None, :]).exp()
         factors = factors.masked_fill(transition.isinf()[:, None, :], 0.0)  # covers A = 0, where the product is NaN
         carried = running * (factors.transpose(1, 2) if value_first else factors)
     state.copy_(carried + update.float())

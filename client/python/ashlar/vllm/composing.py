@@ -26,8 +26,8 @@ from vllm.logger import init_logger
 
 import ashlar
 from ashlar.request import StepKind
-from ashlar.tensors import MATRIX, compose, delta_tuple, scaled_half
-from ashlar.vllm.forward import Core, EngineModel
+from ashlar.tensors import COMPUTED, MATRIX, compose, scaled_half, segment_tuple
+from ashlar.vllm.forward import Core, EngineModel, rotate
 from ashlar.vllm.lookups import missing_segments
 from ashlar.vllm.memory import States
 from ashlar.vllm.messages import Alone, Fetch, Fetched, Jump
@@ -105,9 +105,9 @@ class Pages:
 class _Tuple:
     """A tuple of one linear layer: S ← transition · S + state."""
 
-    transition: torch.Tensor | None  # [heads, d_k, d_k]; None: the state replaces S
-    state: torch.Tensor  # [heads, d_k, d_v]
-    tail: bytes
+    transition: torch.Tensor | None  # as in LinearTensors; None: the state replaces S
+    state: torch.Tensor  # [heads, d_k, d_v], in the state's order
+    tail: bytes | None  # None: the layer has no convolution
 
 
 @dataclasses.dataclass(eq=False)
@@ -132,7 +132,7 @@ class _Ran:
     end: int
     mark: Mark | None = None  # the engine's work up to the run's end
     rows: dict[str, dict[str, torch.Tensor]] = dataclasses.field(default_factory=dict)
-    tuples: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=dict)
+    tuples: dict[str, tuple[torch.Tensor, ...]] = dataclasses.field(default_factory=dict)
     inputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # last inputs of the convolutions
     ends: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
     keys: dict[str, tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=dict)
@@ -159,8 +159,9 @@ class Composer:
         self._states = {place.name: (place, held) for place, held in zip(described.linear, states, strict=True)}
         self._groups = {name: group for _, name, group in described.keys}
         self._most, self._publishes = most_tokens, publishes
-        decays = {place.name: table for place in described.linear if (table := engine.decays(place.name))}
-        self.model = segments_model(described, engine.ropes(described), decays, options)
+        found = {place.name: engine.decays(place.name) for place in described.linear}
+        self._decays = {name: table for name, table in found.items() if table is not None}
+        self.model = segments_model(described, engine.ropes(described), self._decays, options)
         self._pages = Pages(self.model, options.segment_tokens)
         self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
         self._landings: dict[int, _Landing] = {}
@@ -258,13 +259,16 @@ class Composer:
             if found.transition is None:
                 state.copy_(found.state)
             else:
-                compose(state, found.transition.to(state.device), found.state.to(state.device), self._linear(place))
-            states.fill_tail(block, found.tail)
+                both = (found.transition.to(state.device), found.state.to(state.device))
+                compose(state, *both, self._linear(place), self._decays.get(name))
+            if found.tail is not None:
+                states.fill_tail(block, found.tail)
             # If the block that ends here is allocated, the engine's own cache names it.
             before = jump.blocks[place.group][self._described.count(jump.end) - 1]
             if whole and before not in (0, block):
                 self._state(states, before, place).copy_(state)
-                states.fill_tail(before, found.tail)
+                if found.tail is not None:
+                    states.fill_tail(before, found.tail)
 
     def run_alone(self, alone: Alone, is_current: Callable[[], bool]) -> None:
         """Runs a segment from a zero state, in blocks that belong to no request. The thread publishes it."""
@@ -283,9 +287,9 @@ class Composer:
             rows = core.run_seen(count, block)
             if alone.first:
                 ran.ends[core.name] = self._state(states, block, place).to(torch.float32, copy=True)
-            elif core.normalized and layer.family in MATRIX:
+            elif core.normalized and layer.family in COMPUTED:
                 part = {name: row[ran.begin : ran.end] for name, row in rows.items()}
-                ran.tuples[core.name] = delta_tuple(part["k"], part["v"], part["g"], part["beta"], layer.order)
+                ran.tuples[core.name] = segment_tuple(layer, part, self._decays.get(core.name))
             else:
                 ran.rows[core.name] = rows
             ran.inputs[core.name] = core.inputs()[max(0, ran.end - layer.conv_kernel + 1) : ran.end].clone()
@@ -417,10 +421,16 @@ class Composer:
     def _take_tuple(self, request: ashlar.Request, number: int, step: ashlar.Step, place: LinearPlace) -> _Tuple | None:
         shape = self._linear(place)
         state, transition = torch.empty(_state_shape(shape)), torch.empty(_transition_shape(shape))
-        tail = request.conv_tail(number, place.layer)
-        if tail is None or not request.read_tuple(number, place.layer, state, transition):
+        tail = request.conv_tail(number, place.layer) if shape.conv_kernel else None
+        if (tail is None and shape.conv_kernel) or not request.read_tuple(number, place.layer, state, transition):
             return None
-        return _Tuple(None if step.kind is StepKind.CHECKPOINT else transition, state, tail)
+        if step.kind is StepKind.CHECKPOINT:
+            return _Tuple(None, state, tail)
+        if shape.rope is not None:  # its family's states are [heads, d_k, d_v]
+            keys = state.transpose(1, 2).reshape(-1, shape.d_k).double()
+            turned = rotate(keys, shape.rope, step.begin - self.model.head)
+            state = turned.float().view(-1, shape.d_v, shape.d_k).transpose(1, 2).contiguous()
+        return _Tuple(transition, state, tail)
 
     def _page_rows(self, cache: ashlar.Cache, name: str, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
         if name not in self._rows:
@@ -472,10 +482,11 @@ class Composer:
     ) -> ashlar.LinearTensors:
         """Returns what is stored of a layer, in CPU memory. Call it in the context of copies."""
         place, _ = self._states[name]
-        shape, rows = self._linear(place), ran.inputs[name].cpu()
-        tail = torch.nn.functional.pad(rows, (0, 0, shape.conv_kernel - 1 - len(rows), 0)).contiguous()
-        if shape.conv_order is ashlar.TailOrder.CHANNEL_FIRST:
-            tail = tail.T.contiguous()
+        shape, rows, tail = self._linear(place), ran.inputs[name].cpu(), None
+        if shape.conv_kernel:
+            tail = torch.nn.functional.pad(rows, (0, 0, shape.conv_kernel - 1 - len(rows), 0)).contiguous()
+            if shape.conv_order is ashlar.TailOrder.CHANNEL_FIRST:
+                tail = tail.T.contiguous()
         halves = shape.state_dtype is ashlar.DType.F16
         if name not in ran.rows:
             state, *outputs = (each.cpu() for each in ran.tuples.get(name) or (ran.ends[name],))
@@ -510,6 +521,8 @@ def _state_shape(layer: ashlar.Linear) -> tuple[int, int, int]:
 
 
 def _transition_shape(layer: ashlar.Linear) -> tuple[int, ...]:
+    if layer.family is ashlar.Family.MAMBA1:
+        return layer.value_heads, layer.d_v
     return (layer.value_heads, layer.d_k, layer.d_k) if layer.family in MATRIX else (layer.value_heads,)
 
 

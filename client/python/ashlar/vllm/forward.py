@@ -3,8 +3,8 @@
 
 vLLM gives a connector its caches, but not the model. The model is found as the owner of a layer that vLLM names
 (`static_forward_context`). Its forward is called as the runner calls it, with a forward context that says where the
-tokens' keys are. Two of its operators are intercepted: the core of a linear layer, whose tokens are passed to
-`at_linear`, and the writing of keys and values, which `at_keys` may observe.
+tokens' keys are. Two parts of it are intercepted: the core of a linear layer, an operator or a method (method_cores.py),
+whose tokens are passed to `at_linear`, and the writing of keys and values, which `at_keys` may observe.
 
 The metadata of both come from the engine's own builders, on the device of the engine's caches. The forward is neither
 compiled nor part of a CUDA graph.
@@ -29,6 +29,7 @@ from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadata, comp
 
 import ashlar
 from ashlar.vllm.identity import Unsupported
+from ashlar.vllm.method_cores import decays_of, intercepted, rotary_of, seen_calls
 from ashlar.vllm.model import Described
 from ashlar.vllm.reloads import model_of
 
@@ -55,7 +56,7 @@ class Core(Protocol):
 
     def run_seen(self, count: int, block: int) -> dict[str, torch.Tensor]:
         """Like `run` of the first rows. Returns the inputs of the recurrence, as `Cache.compute_alone` takes them, or
-        of a GPU's delta net as `tensors.delta_tuple` takes them."""
+        as `tensors.segment_tuple` does if they are normalized."""
 
 
 class _DeltaNet:
@@ -171,30 +172,14 @@ class _Mamba2:
     def run_seen(self, count: int, block: int) -> dict[str, torch.Tensor]:
         """Returns rows of q (C), k (B), v (x) and beta (the steps)."""
         layer = self._layer
-        with _seen_rows(layer) as rows:
+        with seen_calls(layer, "split_hidden_states_B_C_fn") as split:
             self.run(0, count, block)
+        ((rows, _),) = split
         sizes = layer.head_dim, layer.ssm_state_size, layer.ssm_state_size
         v, k, q = (row.reshape(count, -1, size) for row, size in zip(rows, sizes))
         steps = torch.nn.functional.softplus(self._split()[1][:count].float() + layer.dt_bias.float())
         found = {"q": q, "k": k, "v": v, "beta": steps}
         return {name: row.float().contiguous() for name, row in found.items()}
-
-
-@contextlib.contextmanager
-def _seen_rows(layer: Any) -> Iterator[list[torch.Tensor]]:
-    """Records the rows after a Mamba-2 layer's convolution: x, B and C."""
-    own = layer.split_hidden_states_B_C_fn
-    rows: list[torch.Tensor] = []
-
-    def split(mixed: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        rows[:] = own(mixed)
-        return tuple(rows)
-
-    layer.split_hidden_states_B_C_fn = split
-    try:
-        yield rows
-    finally:
-        layer.split_hidden_states_B_C_fn = own
 
 
 def _rotary(module: Any) -> Any:
@@ -224,7 +209,7 @@ def _turns(row: torch.Tensor, angles: torch.Tensor) -> bool:
     return bool(scale > 0 and (row - scale * wanted).abs().max() <= 8e-3 * scale)  # the table may be in bf16
 
 
-def _rotated(keys: torch.Tensor, rope: ashlar.Rope | None, position: int) -> torch.Tensor:
+def rotate(keys: torch.Tensor, rope: ashlar.Rope | None, position: int) -> torch.Tensor:
     """Rotates keys, [rows, dim], by a number of positions."""
     if rope is None:
         return keys
@@ -330,17 +315,19 @@ class EngineModel:
         """Returns whether the vocabulary has all these ids. On a GPU, running other ids aborts the process."""
         return bool(tokens.min() >= 0 and tokens.max() < self._config.model_config.get_vocab_size())
 
-    def decays(self, name: str) -> list[float]:
-        """Returns A of a Mamba-2 layer, one per head; empty for other layers."""
+    def decays(self, name: str) -> torch.Tensor | None:
+        """Returns the decay table of a linear layer, as in `ashlar.Linear`, on the layer's device; None: it has
+        none."""
         layer = self._layers[name]
-        return layer.A.float().tolist() if hasattr(layer, "conv_ssm_forward") else []
+        table = layer.A.detach().float() if hasattr(layer, "conv_ssm_forward") else decays_of(layer)
+        return None if table is None else table.to(self.device)
 
     def ropes(self, described: Described) -> dict[str, ashlar.Rope | None]:
-        """Returns how each attention layer's keys rotate, by name; None: not at all. Call it before the engine's first
-        step, because it runs the model in the engine's blocks.
+        """Returns how each attention layer's keys rotate, by name; None: not at all. Linear layers that rotate keys are
+        included. Call it before the engine's first step, because it runs the model in the engine's blocks.
 
-        The rotation is read from the model's tables, and checked by a run of few tokens at several positions.
-        Unsupported: they differ.
+        The rotation is read from the model's tables, and for attention layers checked by a run of few tokens at several
+        positions. Unsupported: they differ.
         """
         parents = {id(child): each for each in self._model.modules() for child in each.children()}
         found: dict[str, ashlar.Rope | None] = {}
@@ -359,10 +346,13 @@ class EngineModel:
             if rotary is None and (biased or not has_states):
                 raise Unsupported("segments: the model has no rotary embedding")
             found[name] = None if rotary is None else _rope(rotary)
+        for name in self._linear:
+            if (rotary := rotary_of(self._layers[name])) is not None:
+                found[name] = _rope(rotary)
         straight = self._tried_keys(described, 0)
         for position in (each for each in _TRIED if each < min([self._config.model_config.max_model_len, *known])):
             for name, keys in self._tried_keys(described, position).items():
-                wanted = _rotated(straight[name], found[name], position)
+                wanted = rotate(straight[name], found[name], position)
                 if (keys - wanted).norm() > _TOLERANCE * wanted.norm():
                     raise Unsupported(f"segments: {name}: its keys do not match its rotary embedding")
         return found
@@ -467,6 +457,7 @@ class EngineModel:
         with (
             torch.inference_mode(),
             set_forward_context(metadata, self._config, num_tokens=count, slot_mapping=slots, skip_compiled=True),
+            intercepted({name: self._layers[name] for name in self._linear}, self._metadata_of, at_linear),
             _Watch(at_linear, at_keys, self._metadata_of),
         ):
             context = get_forward_context()

@@ -55,6 +55,7 @@ _SPECULATIVE = ("ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3"
 # Kinds of states that vLLM keeps for each draft. Its Mamba-1 has no inputs of drafts.
 _DRAFT_STATES = ("GDN_ATTN", "MAMBA2", "SHORT_CONV", "LINEAR")
 _GDN_STATES = (torch.float32, torch.bfloat16)
+_MAX_HEAD_DIM = 256  # largest d_v of the kernels
 _FLOPS_PER_SQUARED_WIDTH = 24  # per token and layer: two for each of the 12 w² weights of a layer of width w
 
 
@@ -431,7 +432,12 @@ def _swaps_states() -> bool:
     return packs()
 
 
-def _segment_layer(spec: Any, manager: type, layer: Any, tp: int) -> ashlar.Attention | ashlar.Linear | str:
+def mamba1_width(channels: int) -> int:
+    """Returns the number of channels that form one head of Mamba-1, as the kernels take them."""
+    return next(width for width in range(min(channels, _MAX_HEAD_DIM), 0, -1) if channels % width == 0)
+
+
+def _segment_layer(spec: Any, manager: type, layer: Any, tp: int, text: Any) -> ashlar.Attention | ashlar.Linear | str:
     """Returns this rank's layer as segments store it, or why they do not support it."""
     if manager is FullAttentionManager:
         if not isinstance(layer, ashlar.Attention):
@@ -441,26 +447,37 @@ def _segment_layer(spec: Any, manager: type, layer: Any, tp: int) -> ashlar.Atte
         return ashlar.Attention(spec.num_kv_heads, spec.head_size, spec.head_size_v, _TYPES[spec.dtype])
     if manager is not MambaManager:
         return f"{type(spec).__name__} whose rows are unknown"
-    kind, shapes = spec.mamba_type.name, spec.shapes
-    if len(shapes) != 2 or len(shapes[1]) != 3 or any(each not in _TYPES for each in spec.dtypes):
-        return f"states of {kind}"
-    if isinstance(layer, ashlar.Linear):
-        heads = layer.key_heads // tp, layer.value_heads // tp
-        key_heads, value_heads, order = *heads, ashlar.StateOrder.KEY_FIRST if _swaps_states() else layer.order
+    kind, state = spec.mamba_type.name, spec.shapes[-1]
+    known = len(spec.shapes) == (1 if kind == "LINEAR" else 2) and all(each in _TYPES for each in spec.dtypes)
+    tail: dict[str, Any] = _tail(spec, 1) if known and kind != "LINEAR" else {}
+    order = ashlar.StateOrder.VALUE_FIRST
+    if known and isinstance(layer, ashlar.Linear):
+        key_heads, value_heads = layer.key_heads // tp, layer.value_heads // tp
+        order = ashlar.StateOrder.KEY_FIRST if _swaps_states() else layer.order
         family, d_k, d_v = layer.family, layer.d_k, layer.d_v
-    elif kind == "MAMBA2":
-        value_heads, d_v, d_k = shapes[1]
-        channels = _tail(spec, 1)["conv_channels"]
-        key_heads, order, family = (
-            (channels - value_heads * d_v) // (2 * d_k),
-            ashlar.StateOrder.VALUE_FIRST,
-            ashlar.Family.MAMBA2,
-        )
+    elif known and kind == "GDN_ATTN" and _is_kda(spec, text):
+        key_heads, (value_heads, d_v, d_k), family = state[0], state, ashlar.Family.KDA
+    elif known and kind == "MAMBA2" and len(state) == 3:
+        value_heads, d_v, d_k = state
+        key_heads, family = (tail["conv_channels"] - value_heads * d_v) // (2 * d_k), ashlar.Family.MAMBA2
+    elif known and kind == "MAMBA1" and len(state) == 2:
+        d_k, d_v, key_heads, family = state[1], mamba1_width(state[0]), 1, ashlar.Family.MAMBA1
+        value_heads = state[0] // d_v
+    elif known and kind == "LINEAR" and len(state) == 3:
+        key_heads, (value_heads, d_k, d_v), family = state[0], state, ashlar.Family.LIGHTNING
+        order = ashlar.StateOrder.KEY_FIRST
     else:
         return f"states of {kind}"
     return ashlar.Linear(
-        family, key_heads, value_heads, d_k, d_v, state_dtype=_TYPES[spec.dtypes[1]], order=order, **_tail(spec, 1)
+        family, key_heads, value_heads, d_k, d_v, state_dtype=_TYPES[spec.dtypes[-1]], order=order, **tail
     )  # fmt: skip
+
+
+def _is_kda(spec: Any, text: Any) -> bool:
+    """Returns whether states that vLLM types as those of a gated delta net are KDA's, which has one size of heads."""
+    heads, d_v, d_k = spec.shapes[1] if len(spec.shapes[1]) == 3 else (0, 0, 0)
+    own_size = d_v == d_k and _tail(spec, 1)["conv_channels"] == 3 * heads * d_k
+    return own_size and getattr(text, "linear_num_key_heads", None) is None
 
 
 def _flops(model: Any, layers: Sequence[Any]) -> tuple[float, float]:
@@ -531,7 +548,7 @@ def layers_of(kv_cache_config: Any, text: Any, tp: int) -> Layers:
         else:
             windows.append(_window(spec, manager, len(layout), name, group))
             layout.append(ashlar.Opaque(state_bytes=windows[-1].blocks * windows[-1].block_bytes * tp))
-        segments.append(_segment_layer(spec, manager, layout[-1], tp))
+        segments.append(_segment_layer(spec, manager, layout[-1], tp, text))
         if linear and linear[-1].name == name and linear[-1].drafts:
             segments[-1] = "states of drafts (speculative_config)"
         if isinstance(layout[-1], ashlar.Opaque):

@@ -68,13 +68,13 @@ def unsupported(described: Described) -> str:
 def segments_model(
     described: Described,
     ropes: Mapping[str, ashlar.Rope | None],
-    decays: Mapping[str, Sequence[float]],
+    decays: Mapping[str, torch.Tensor],
     options: Options,
 ) -> ashlar.Model:
     """Returns the layout of this rank's segments: with rotated keys, and states as the engine's kernels store them.
 
-    `ropes`: the rotation of each attention layer, by name. `decays`: A of each Mamba-2 layer. Each rank's segments have
-    a namespace of their own. A prompt jumps over an interior if all ranks have landed it.
+    `ropes`: the rotation of each layer that rotates keys, by name. `decays`: decay tables of linear layers. Each rank's
+    segments have a namespace of their own. A prompt jumps over an interior if all ranks have landed it.
     """
     names = {place.layer: place.name for place in described.linear} | {layer: name for layer, name, _ in described.keys}
     layers: list[ashlar.Attention | ashlar.Linear] = []
@@ -84,9 +84,9 @@ def segments_model(
         if isinstance(layer, ashlar.Attention):
             layers.append(dataclasses.replace(layer, rope=ropes[names[number]]))
             continue
-        table = decays.get(names[number]) if layer.family is ashlar.Family.MAMBA2 else None
-        tuples = SEGMENT_TYPES[options.segment_dtype]
-        layers.append(dataclasses.replace(layer, state_dtype=tuples, decay_table=table))
+        table = decays[names[number]].flatten().tolist() if names[number] in decays else None
+        tuples, rope = SEGMENT_TYPES[options.segment_dtype], ropes.get(names[number])
+        layers.append(dataclasses.replace(layer, state_dtype=tuples, decay_table=table, rope=rope))
         head = max(head, layer.conv_kernel - 1)
     rank = (
         f" rank {whole.tensor_parallel_rank} of {whole.tensor_parallel_size}" if whole.tensor_parallel_size > 1 else ""

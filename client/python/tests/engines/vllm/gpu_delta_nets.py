@@ -15,7 +15,7 @@ def emulate(monkeypatch):
     monkeypatch.setattr(layer, "forward_cpu", layer.forward_cuda)
     monkeypatch.setattr(layer, "_warmup_prefill_kernels", lambda *_: None)
     for name, kernel in {
-        "causal_conv1d_fn": _convolve,
+        "causal_conv1d_fn": convolve,
         "causal_conv1d_update": _convolve_decodes,
         "fused_post_conv_prep": _prepare,
         "fla_chunk_gated_delta_rule": _prefill,
@@ -28,23 +28,23 @@ def emulate(monkeypatch):
     monkeypatch.setattr(ashlar.vllm.model, "_swaps_states", lambda: False)
 
 
-def _convolve(
+def convolve(
     x, weight, bias, *, conv_states, cache_indices, query_start_loc, has_initial_state, activation="silu", metadata=None
 ):
     """x: [channels, tokens]; conv_states: [blocks, channels, taps]."""
-    assert bias is None and activation == "silu"
+    assert activation == "silu"
     out = torch.empty_like(x)
     for row, (begin, end) in enumerate(zip(query_start_loc.tolist(), query_start_loc.tolist()[1:])):
         state = conv_states[cache_indices[row]]
         inputs = torch.cat([state if has_initial_state[row] else torch.zeros_like(state), x[:, begin:end]], 1)
         state.copy_(inputs[:, inputs.shape[1] - state.shape[1] :])
-        sums = torch.nn.functional.conv1d(inputs[None].float(), weight[:, None].float(), groups=len(weight))[0]
+        sums = torch.nn.functional.conv1d(inputs[None].float(), weight[:, None].float(), bias, groups=len(weight))[0]
         out[:, begin:end] = torch.nn.functional.silu(sums)
     return out
 
 
 def _convolve_decodes(x, conv_states, weight, bias, activation, *, conv_state_indices, validate_data):
-    return _convolve(
+    return convolve(
         x.T, weight, bias, conv_states=conv_states, cache_indices=conv_state_indices,
         query_start_loc=torch.arange(len(x) + 1), has_initial_state=[True] * len(x), activation=activation,
     ).T  # fmt: skip

@@ -50,10 +50,18 @@ PARTS = {
         num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping seq_lens_cpu_upper_bound is_prefilling""",
     "vllm.v1.attention.backend:AttentionBackend": "get_name get_builder_cls",
     "vllm.v1.attention.backend:AttentionMetadataBuilder": "__init__ build",
+    "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn:KimiGatedDeltaNetAttention": """_forward A_log dt_bias
+        gate_lower_bound""",
     "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:QwenGatedDeltaNetAttention": """chunk_gated_delta_rule
         rearrange_mixed_qkv A_log dt_bias""",
+    "vllm.model_executor.layers.mamba.linear.bailing_linear_attn:BailingMoELinearAttention": """_forward tp_slope
+        _prefill_and_mix_infer linear_rope rotary_emb""",
+    "vllm.model_executor.layers.mamba.linear.minimax_linear_attn:MiniMaxText01LinearAttention": """_forward tp_slope
+        _prefill_and_mix_infer""",
+    "vllm.model_executor.layers.mamba.mamba_mixer:MambaMixer": "forward_impl _ssm_transform _time_proj_bias in_proj A",
     "vllm.model_executor.layers.mamba.mamba_mixer2:MambaMixer2": """conv_ssm_forward split_hidden_states_B_C_fn A dt_bias
         head_dim ssm_state_size tped_conv_size tped_dt_size tped_intermediate_size""",
+    "vllm.model_executor.models.bailing_moe_v3:BailingMoeV3KimiDeltaAttention": "_forward",
     "vllm.v1.attention.backends.mamba2_attn:Mamba2AttentionMetadata": """num_prefills num_prefill_tokens num_decodes
         num_decode_tokens num_reqs has_initial_states_p query_start_loc_p state_indices_tensor_p state_indices_tensor_d
         query_start_loc_d num_accepted_tokens seq_lens cu_chunk_seqlen_p last_chunk_indices_p prep_initial_states

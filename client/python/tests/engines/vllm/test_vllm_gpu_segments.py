@@ -26,9 +26,9 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 import ashlar
 import ashlar.vllm.composing
 import ashlar.vllm.model
-from ashlar.tensors import delta_tuple
+from ashlar.tensors import delta_tuple, segment_tuple
 from ashlar.vllm.composing import Composer
-from ashlar.vllm.forward import EngineModel, _rotated
+from ashlar.vllm.forward import EngineModel, rotate
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.messages import Alone, Fetch, Jump
 from ashlar.vllm.options import Options
@@ -93,11 +93,12 @@ def test_the_check_for_gpus_passes_with_emulated_kernels(shared_daemon, monkeypa
 
 def test_a_wrong_transition_fails_the_check_for_gpus(shared_daemon, monkeypatch):
     gpu_delta_nets.emulate(monkeypatch)
-    monkeypatch.setattr(
-        ashlar.vllm.composing,
-        "delta_tuple",
-        lambda *rows: (delta_tuple(*rows)[0], *(2 * each for each in delta_tuple(*rows)[1:])),
-    )
+
+    def wrong(*given):
+        state, *others = segment_tuple(*given)
+        return state, *(2 * each for each in others)
+
+    monkeypatch.setattr(ashlar.vllm.composing, "segment_tuple", wrong)
     model = model_folder(
         "qwen3_5", **check_gpu_segments.KERNELS, rms_norm_eps=2e-6
     )  # whose segments are not cached yet
@@ -137,17 +138,22 @@ def test_configurations_without_segments_are_refused_by_name(given, on_gpu, reas
 # ---- tuples
 
 
+@pytest.mark.parametrize("channels", [False, True])
 @pytest.mark.parametrize("order", ashlar.StateOrder)
 @pytest.mark.parametrize("tokens", [1, 63, 64, 200, 1100])
-def test_a_tuple_is_the_recurrence_of_its_tokens(tokens, order):
+def test_a_tuple_is_the_recurrence_of_its_tokens(tokens, order, channels):
+    """`channels`: KDA, with a decay for each channel, some of which forget at once."""
     torch.manual_seed(tokens)
-    rows = _rows_of(tokens)
+    rows = k, v, g, beta = _rows_of(tokens)
+    if channels:
+        g = g[:, :, None] * torch.tensor([0.1, 1, 10, 2000]).repeat(4)
+        rows = k, v, g, beta
     state, transition, decay = delta_tuple(*rows, order)
     wanted = _recur(torch.zeros(4, 16, 16), *rows), _recur(torch.eye(16).expand(4, 16, 16), *rows, adds=False)
     if order is ashlar.StateOrder.VALUE_FIRST:
         wanted = tuple(each.transpose(1, 2) for each in wanted)
     assert _apart(state, wanted[0]) < 1e-5 and _apart(transition, wanted[1]) < 1e-5
-    assert torch.allclose(decay, rows[2].sum(0).exp()[:, None].expand(4, 16))
+    assert torch.allclose(decay, g.sum(0).exp().view(4, -1).expand(4, 16))
 
 
 def _rows_of(tokens):
@@ -160,7 +166,7 @@ def _recur(state, k, v, g, beta, adds=True):
     """Returns the state after these tokens, in fp64: [heads, d_k, d_v]."""
     state, k, v, g, beta = (each.double() for each in (state, k.repeat_interleave(2, 1), v, g, beta))
     for t in range(len(k)):
-        state = state * g[t].exp()[:, None, None]
+        state = state * g[t].exp().view(4, -1, 1)
         write = beta[t][:, None] * (v[t] * adds - torch.einsum("hk,hkv->hv", k[t], state))
         state = state + k[t][:, :, None] * write[:, None, :]
     return state
@@ -223,7 +229,7 @@ class Engine(EngineModel):
         return True
 
     def decays(self, name):
-        return []
+        return None
 
     def ropes(self, described):
         return {KEYS: ROPE}
@@ -285,7 +291,7 @@ def composed(specs, daemon, name, spoil, **given):
             rows = driven.caches[KEYS].transpose(1, 2)
             rows = [rows[tables[keys][position // BLOCK], position % BLOCK] for position in range(begin, end)]
             rows = torch.stack(rows).cpu()
-            rotated = _rotated(text.keys.double().flatten(0, 1), ROPE, start).view(text.keys.shape)
+            rotated = rotate(text.keys.double().flatten(0, 1), ROPE, start).view(text.keys.shape)
             pairs = [
                 (state.cpu(), wanted),
                 (tail.cpu(), text.inputs[end - start - 3 : end - start]),

@@ -144,7 +144,6 @@ def test_kda_is_opaque_although_vllm_types_it_as_a_gated_delta_net():
     kda = states(Backend.GDN_ATTN, (3, 192), (4, 16, 16))
     described = describe(config_of({"model.layers.0.kda": kda, "model.layers.1.attn": FULL}))
     assert described.model.layers[0] == ashlar.Opaque(state_bytes=2 * 3 * 192 + 4 * 4 * 16 * 16)
-    assert unsupported(described)
 
 
 def test_opaque_layers_have_no_segments():

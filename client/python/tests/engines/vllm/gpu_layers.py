@@ -1,0 +1,181 @@
+# SPDX-License-Identifier: Apache-2.0
+"""vLLM's layers that run only on GPUs (KDA, lightning attention, Mamba-1), built and run on CPUs with torch in place of
+their kernels, in fp64. No kernel of a GPU has run here."""
+
+import sys
+import types
+
+import gpu_delta_nets
+import torch
+import vllm
+import vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn as kimi
+import vllm.model_executor.layers.mamba.linear.bailing_linear_attn as ring
+import vllm.model_executor.layers.mamba.linear.minimax_linear_attn as minimax
+import vllm.model_executor.layers.mamba.mamba_mixer as mamba
+import vllm.model_executor.models.bailing_moe_v3 as ling
+from tiny_engines import settings_of
+from vllm.config import set_current_vllm_config
+from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
+
+WIDTH, HEADS, DIM = 64, 4, 16
+KDA = dict(head_dim=DIM, num_heads=HEADS, short_conv_kernel_size=4)
+COMMON = dict(hidden_size=WIDTH, hidden_act="silu", rms_norm_eps=1e-6, num_attention_heads=HEADS)
+LIGHTNING = COMMON | dict(
+    num_hidden_layers=4, head_dim=64, max_position_embeddings=4096, use_bias=False, use_qkv_bias=False,
+    use_qk_norm=True, rope_theta=10000.0, partial_rotary_factor=0.5,
+)  # fmt: skip
+LING = COMMON | dict(head_dim=DIM, short_conv_kernel_size=4, no_kda_lora=True)
+
+recorded = []  # for each run of a kernel: (state, begin, end) -> the state after these tokens of the run, in fp64
+
+
+def _record(steps):
+    """`steps`: functions of the state, one per token. Returns the whole recurrence."""
+
+    def recur(state, begin=0, end=None):
+        state = state.double()
+        for step in steps[begin:end]:
+            state = step(state)
+        return state
+
+    recorded.append(recur)
+    return recur
+
+
+def _delta_step(k, v, g, beta):
+    """For states [heads, d_v, d_k]."""
+
+    def step(state):
+        state = state * g.exp()[:, None, :]
+        write = beta[:, None] * (v - torch.einsum("hvk,hk->hv", state, k))
+        return state + write[:, :, None] * k[:, None, :]
+
+    return step
+
+
+def _kda(*, q, k, v, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, **_):
+    assert output_final_state and use_qk_l2norm_in_kernel and len(cu_seqlens) == 2
+    k, v, g, beta = (each[0].double() for each in (k, v, g, beta))
+    k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
+    state = _record([_delta_step(*rows) for rows in zip(k, v, g, beta)])(initial_state[0])
+    return torch.zeros_like(q), state[None].to(initial_state.dtype)
+
+
+def _gates(raw, bias, A_log, lower_bound):
+    raw = raw.double() + bias.double().view(raw.shape[-2:])
+    scale = A_log.double().exp().view(-1, 1)
+    if lower_bound is None:
+        return -scale * torch.nn.functional.softplus(raw)
+    return lower_bound * (scale * raw).sigmoid()
+
+
+def _kda_with_gates(*, raw_g, raw_beta, A_log, g_bias, lower_bound, **rest):
+    return _kda(g=_gates(raw_g, g_bias, A_log, lower_bound), beta=raw_beta.double().sigmoid(), **rest)
+
+
+def _gate(raw, A_log, head_dim, g_bias, lower_bound):
+    return _gates(raw.unflatten(-1, (-1, head_dim)), g_bias, A_log, lower_bound)
+
+
+def _gather(state, indices, has_initial_state):
+    return state[indices] * has_initial_state.view(-1, 1, 1, 1)
+
+
+def _lightning(q, k, v, slopes, block_size, kv_history):
+    decay = (-slopes.double()).exp()
+
+    def step(k, v):
+        return lambda state: decay * state + k[:, :, None] * v[:, None, :]
+
+    rows = zip(*(each[0].double().transpose(0, 1) for each in (k, v)))
+    state = _record([step(*each) for each in rows])(kv_history[0])
+    return torch.zeros_like(q), state[None, :, None].to(kv_history.dtype)
+
+
+def _scan(
+    u, states, delta, A, B, C, D, z, bias, *, delta_softplus, cache_indices, has_initial_state, query_start_loc, **_
+):
+    assert delta_softplus and len(query_start_loc) == 2
+    (block,), (later,) = cache_indices.tolist(), has_initial_state.tolist()
+    dt, A = torch.nn.functional.softplus(delta.double() + bias.double()[:, None]), A.detach().double()
+
+    def step(u, dt, B):
+        return lambda state: (A * dt[:, None]).exp() * state + (dt * u)[:, None] * B[None]
+
+    steps = [step(*each) for each in zip(u.double().T, dt.T, B.double().T)]
+    states[block] = _record(steps)(states[block] * later).to(states.dtype)
+    return torch.zeros_like(u)
+
+
+def emulate():
+    """For the rest of this process."""
+    kernels = types.ModuleType("kda")
+    kernels.chunk_kda_with_fused_gate = _kda_with_gates
+    kernels.fused_recurrent_kda = kernels.fused_recurrent_kda_packed_decode = None
+    sys.modules["vllm.models.kimi_k3.nvidia.ops.third_party.kda"] = kernels
+    for module in (kimi, ling, mamba):
+        module.causal_conv1d_fn = gpu_delta_nets.convolve
+    kimi.gather_initial_states = _gather
+    ling.chunk_kda, ling.fused_kda_gate = _kda, _gate
+    minimax.lightning_attention, mamba.selective_scan_fn = _lightning, _scan
+    ring.layernorm_fn = lambda x, weight, bias, eps, is_rms_norm: torch.nn.functional.rms_norm(
+        x, x.shape[-1:], weight, eps
+    )
+    init_distributed_environment(1, 0, "tcp://127.0.0.1:0", backend="gloo")
+
+
+def engine_config():
+    config = vllm.EngineArgs(**settings_of("qwen3_5", dtype="float32")).create_engine_config()
+    config.cache_config.mamba_cache_mode, config.cache_config.mamba_block_size = "align", 128
+    config.cache_config.mamba_page_size_padded = None
+    return config
+
+
+def _of(given):
+    return types.SimpleNamespace(**given)
+
+
+# By name: the layer, and how its model calls it.
+LAYERS = {
+    "kimi": lambda config, name: kimi.KimiGatedDeltaNetAttention(_of(COMMON | dict(linear_attn_config=KDA)), config, name),
+    "bounded": lambda config, name: kimi.KimiGatedDeltaNetAttention(
+        _of(COMMON | dict(linear_attn_config=KDA | dict(gate_lower_bound=-5.0))), config, name
+    ),
+    "ling": lambda config, name: ling.BailingMoeV3KimiDeltaAttention(
+        _of(LING), prefix=name, model_config=config.model_config, cache_config=config.cache_config
+    ),
+    "ring": lambda config, name: ring.BailingMoELinearAttention(_of(LIGHTNING), config, name),
+    "minimax": lambda config, name: minimax.MiniMaxText01LinearAttention(_of(LIGHTNING), config, name),
+    "jamba": lambda config, name: mamba.MambaMixer(
+        WIDTH, 16, 4, 2 * WIDTH, 8, True, False, True, model_config=config.model_config,
+        cache_config=config.cache_config, prefix=name,
+    ),
+}  # fmt: skip
+
+
+def build(kind, config, name):
+    """Returns a layer with random weights, and its forward as a function of hidden states and positions."""
+    with set_current_vllm_config(config):
+        initialize_model_parallel()
+        layer = LAYERS[kind](config, name).eval()
+    torch.manual_seed(1)
+    for path, weight in layer.named_parameters():
+        if path == "A":
+            weight.data = -torch.rand_like(weight)
+        elif weight.dim() == 1 or path == "A_log":
+            weight.data = torch.randn_like(weight) / 4
+        else:
+            weight.data = torch.randn_like(weight) * weight[0].numel() ** -0.5
+    for module in layer.modules():
+        if hasattr(module, "quant_method"):
+            module.cpu_linear = torch.nn.functional.linear  # vLLM sets it when it has loaded the weights
+    for norm in ("g_norm", "norm"):
+        if hasattr(layer, norm):
+            getattr(layer, norm)._forward = getattr(layer, norm).forward = lambda hidden, *_: hidden
+
+    def forward(hidden, positions):
+        given = dict(hidden_states=hidden, positions=positions, output=torch.empty_like(hidden))
+        wanted = type(layer).forward.__code__.co_varnames
+        return layer(**{name: each for name, each in given.items() if name in wanted})
+
+    return layer, forward

@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments of KDA, lightning attention and Mamba-1, which vLLM runs only on GPUs: its own layers, metadata and specs on
+CPUs, with torch in place of the kernels. No part of this has run on a real GPU."""
+
+import time
+import types
+
+import gpu_layers
+import numpy as np
+import pytest
+import torch
+from driven_specs import Driven, config_of, describe, in_child
+from segmented_engines import PATIENT
+from test_vllm_opaque import FULL, LATENT, states
+from vllm.config import set_current_vllm_config
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Backend
+
+import ashlar
+import ashlar.vllm.composing
+import ashlar.vllm.rows
+from ashlar.tensors import compose, segment_tuple
+from ashlar.vllm.composing import Composer
+from ashlar.vllm.forward import EngineModel
+from ashlar.vllm.messages import Alone, Fetch, Jump
+from ashlar.vllm.options import Options
+from ashlar.vllm.pace import Pace
+from ashlar.vllm.segments import unsupported
+
+BLOCK, LINEAR, KEYS = 128, "model.layers.0.mixer", "model.layers.1.attn"
+LENGTHS = [100, 164, 100]  # the second interior ends at the end of a block
+BLOCKS = 24
+FAMILIES = dict(kimi="KDA", bounded="KDA", ling="KDA", ring="LIGHTNING", minimax="LIGHTNING", jamba="MAMBA1")
+
+
+class Engine(EngineModel):
+    """An engine whose model has one linear layer of vLLM, and random keys."""
+
+    def __init__(self, kind):
+        ashlar.vllm.rows.packs = lambda: False
+        gpu_layers.emulate()
+        self._config, self._block, self.device = gpu_layers.engine_config(), BLOCK, torch.device("cpu")
+        self.layer, forward = gpu_layers.build(kind, self._config, LINEAR)
+        spec = self.layer.get_kv_cache_spec(self._config)
+        self.config = config_of({LINEAR: spec, KEYS: FULL})
+        self.described = describe(self.config, f"layer {kind}", text=types.SimpleNamespace(), packed=False)
+        self._layers, self._attention, self._linear = {LINEAR: self.layer}, {}, {LINEAR: 0}
+        with set_current_vllm_config(self._config):
+            self._groups = {0: self._group([LINEAR], spec)}
+        table = torch.randn(512, gpu_layers.WIDTH, generator=torch.Generator().manual_seed(2))
+
+        def run(input_ids, positions):
+            forward(table[input_ids], positions)
+            self._keys(*torch.randn(2, len(input_ids), 2, 32).bfloat16())
+
+        self._model = torch.nn.ModuleList([self.layer])
+        self._model.forward = run
+
+    def run(self, tokens, pages, at_linear, at_keys=None, shift=0):
+        self._keys = (lambda key, value: at_keys(KEYS, key, value)) if at_keys else (lambda key, value: None)
+        super().run(tokens, {}, at_linear, None, shift)
+
+    def ropes(self, described):
+        return super().ropes(described) | {KEYS: None}
+
+    def _tried_keys(self, described, position):
+        return {}
+
+    def put_keys(self, name, keys, values, slots):
+        """Keys of attention are tested elsewhere."""
+
+    def recurrence(self, tokens, position):
+        """Returns the recurrence of these tokens at a position of the prompt: (state, begin, end) -> state."""
+        seen = gpu_layers.recorded
+        self.run(tokens, {}, lambda core: core.run(0, len(tokens), BLOCKS - 1), shift=position)
+        return seen[-1]
+
+
+def _apart(one, other):
+    return float((one.double() - other.double()).norm() / other.double().norm())
+
+
+def _tokens(name, length):
+    return np.random.default_rng(len(name) + length).integers(1, 512, length).astype(np.int32)
+
+
+def ranges(kind, daemon):
+    """Returns relative errors: of a state that the layer computed in ranges of rows, of its tail, and of a state composed
+    from a tuple of observed rows, each compared with one run in fp64."""
+    engine = Engine(kind)
+    driven = Driven(engine.config, engine.described, daemon)
+    engine.layer.bind_kv_cache(driven.caches[LINEAR])
+    states, tokens, found = driven.worker._caches.states[0], _tokens(kind, 200), []
+    recur = engine.recurrence(tokens, 0)
+    zero = torch.zeros(states.state(1).shape)
+    layer, decays = engine.described.segments[0], engine.decays(LINEAR)
+
+    def at_linear(core):
+        states.state(1).fill_(7)
+        core.run(0, 200, 1)
+        found.append(_apart(states.state(1), recur(zero)))
+        states.state(2).fill_(7)
+        for begin, end in ((0, 40), (40, 42), (42, 200)):
+            core.run(begin, end, 2)
+        found.append(_apart(states.state(2), recur(zero)))
+        if layer.conv_kernel:
+            found.append(_apart(states.tail(2), states.tail(1)) + _apart(states.tail(2), core.inputs()[-3:]))
+        rows = {name: row[20:190] for name, row in core.run_seen(200, 3).items()}
+        assert torch.equal(states.state(3), states.state(1))
+        shape = (layer.value_heads, layer.d_v, layer.d_k)
+        before = torch.randn(zero.shape)
+        state = before.view(shape if layer.order is ashlar.StateOrder.VALUE_FIRST else zero.shape).clone()
+        update, transition, *_ = segment_tuple(layer, rows, decays)
+        compose(state, transition, update, layer, decays)
+        found.append(_apart(state.view(zero.shape), recur(before, 20, 190)))
+
+    engine.run(tokens, {}, at_linear)
+    driven.close()
+    return found
+
+
+@pytest.mark.parametrize("kind", gpu_layers.LAYERS)
+def test_a_layer_runs_in_ranges_and_its_inputs_are_observed(kind, shared_daemon):
+    errors = in_child(ranges, kind, shared_daemon)
+    print(kind, errors)
+    assert max(errors) <= 1e-5
+
+
+def _until(found, seconds=20):
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if answer := found():
+            return answer
+        time.sleep(0.001)
+    raise TimeoutError
+
+
+def composed(kind, daemon, **given):
+    """Returns the number of published segments, the layer's family, and relative errors of the states after each jump of
+    a prompt, compared with the recurrence of the whole prompt in fp64, and of the tails."""
+    engine = Engine(kind)
+    driven = Driven(engine.config, engine.described, daemon)
+    engine.layer.bind_kv_cache(driven.caches[LINEAR])
+    caches = driven.worker._caches
+    sockets = dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket)
+    options = Options(**sockets, segments=True, **PATIENT | given)
+    composer = Composer(engine, engine.described, options, caches.states, 4096, True, Pace(), caches.order)
+    _until(lambda: composer._opening.cache)
+    parts = [_tokens(f"{kind} {number}", length) for number, length in enumerate(LENGTHS)]
+    published, inputs = 0, []
+    for number, part in enumerate(parts):
+        composer.run_alone(Alone(number, part, number == 0, "", {1: [1, 2]}, {0: 3}), lambda: True)
+        published += sum(_until(composer.take_ran).values())
+        engine.run(part, {}, lambda core: inputs.append(core.run(0, 4, 4) or core.inputs().clone()))
+    composer.fetch(Fetch(9, np.append(np.concatenate(parts), 0).astype(np.int32), LENGTHS), lambda: True)
+    found, states = {}, caches.states[0]
+    _until(lambda: found.update(composer.take_fetched()) or (found and found[9].ended))
+    tables, errors = ([12, 10, 11], [5, 9, 6]), []
+    starts = np.cumsum([0, *LENGTHS])
+    whole = [engine.recurrence(part, int(start)) for part, start in zip(parts, starts)]
+    chain, done = torch.zeros(states.state(1).shape, dtype=torch.float64), 0
+
+    def advance(state, begin, end):
+        for start, length, recur in zip(starts, LENGTHS, whole):
+            part = max(begin - start, 0), min(end - start, length)
+            state = recur(state, *map(int, part)) if part[0] < part[1] else state
+        return state
+
+    for begin, end, _ in found[9].jumps:
+        segment = int(np.searchsorted(np.cumsum(LENGTHS), begin, "right"))
+        block = tables[0][end // BLOCK]
+        chain = advance(chain, done, begin)
+        states.state(block).copy_(chain)
+        composer.apply(Jump(9, begin, end, tables, end // BLOCK))
+        chain, done = advance(chain, begin, end), end
+        pairs = [(states.state(block), chain)]
+        if engine.described.segments[0].conv_kernel:
+            pairs.append((states.tail(block), inputs[segment][end - starts[segment] - 3 : end - starts[segment]]))
+        if end % BLOCK == 0:
+            pairs.append((states.state(tables[0][end // BLOCK - 1]), chain))
+        errors.append([_apart(*pair) for pair in pairs])
+        chain = states.state(block).double()
+    composer.release([9])
+    composer.close()
+    driven.close()
+    return published, composer.model.layers[0].family.name, errors
+
+
+@pytest.mark.parametrize("kind", gpu_layers.LAYERS)
+def test_segments_compose_to_the_recurrence_of_the_whole_prompt(kind, shared_daemon):
+    published, family, errors = in_child(composed, kind, shared_daemon)
+    print(kind, published, errors)
+    assert (published, family) == (3, FAMILIES[kind])
+    convolves = family != "LIGHTNING"
+    assert [len(each) for each in errors] == [1 + convolves, 2 + convolves, 1 + convolves]
+    assert max(map(max, errors)) <= 1e-5
+
+
+def composed_unrotated(kind, daemon):
+    ashlar.vllm.composing.rotate = lambda keys, rope, position: keys
+    return composed(kind, daemon)
+
+
+def test_states_of_rotated_keys_are_rotated_to_their_position(shared_daemon):
+    *_, errors = in_child(composed_unrotated, "ring", shared_daemon)
+    assert max(errors[0]) <= 1e-5 < 1e-2 < min(map(max, errors[1:]))
+
+
+# ---- specs
+
+
+def segments_of(spec, attention=FULL, **text):
+    return describe(config_of({LINEAR: spec, KEYS: attention}), text=types.SimpleNamespace(**text), packed=False)
+
+
+def test_layers_of_these_families_are_described_by_their_specs():
+    kda = segments_of(states(Backend.GDN_ATTN, (3, 192), (4, 16, 16)))
+    assert isinstance(kda.model.layers[0], ashlar.Opaque), "in prefixes"
+    layer = kda.segments[0]
+    assert (layer.family, layer.key_heads, layer.value_heads, layer.d_k, layer.d_v) == (ashlar.Family.KDA, 4, 4, 16, 16)
+    lightning = segments_of(states(Backend.LINEAR, (4, 32, 32), dtypes=(torch.float32,)))
+    assert (lightning.segments[0].family, lightning.segments[0].conv_kernel) == (ashlar.Family.LIGHTNING, 0)
+    mamba1 = segments_of(states(Backend.MAMBA1, (3, 8192), (8192, 16)))
+    layer = mamba1.segments[0]
+    assert (layer.family, layer.value_heads, layer.d_k, layer.d_v) == (ashlar.Family.MAMBA1, 32, 16, 256)
+    assert not any(map(unsupported, (kda, lightning, mamba1)))
+
+
+@pytest.mark.parametrize(
+    "spec, attention, reason",
+    [
+        (states(Backend.GDN_ATTN, (3, 192), (4, 16, 16)), LATENT, "MLAAttentionSpec whose rows are unknown"),
+        (states(Backend.GDN_ATTN, (3, 200), (4, 16, 16)), FULL, "states of GDN_ATTN"),
+        (states(Backend.MAMBA1, (3, 128), (128, 16), (8, 16), dtypes=3 * (torch.float32,)), FULL, "states of MAMBA1"),
+        (states(Backend.SHORT_CONV, (2, 64)), FULL, "states of SHORT_CONV"),
+    ],
+)
+def test_other_layers_have_no_segments(spec, attention, reason):
+    assert unsupported(segments_of(spec, attention)) == f"not for models with {reason}"
+
+
+def test_a_gated_delta_net_of_equal_heads_is_not_taken_for_kda():
+    spec = states(Backend.GDN_ATTN, (3, 192), (4, 16, 16), dtypes=(torch.bfloat16, torch.float16))
+    assert unsupported(segments_of(spec, linear_num_key_heads=4)) == "not for models with states of GDN_ATTN"
