@@ -138,7 +138,7 @@ TEST(SessionChannel, AgreesOnAVersionOrNamesTheReason) {
   v1::SessionReply older = GoodWelcome();
   older.mutable_welcome()->set_protocol(1);
   EXPECT_EQ(Greeting(older),
-            absl::FailedPreconditionError("the daemon chose protocol version 1; this client supports 2 to 4"));
+            absl::FailedPreconditionError("the daemon chose protocol version 1; this client supports 2 to 5"));
   v1::SessionReply extents = GoodWelcome();
   extents.mutable_welcome()->set_extent_bytes(2 * limits::kExtentBytes);
   EXPECT_EQ(Greeting(extents).code(), absl::StatusCode::kFailedPrecondition);
