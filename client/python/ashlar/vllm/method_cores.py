@@ -35,14 +35,17 @@ def _replaced(owner: Any, name: str, function: Callable[..., Any]) -> Iterator[N
 
 
 @contextlib.contextmanager
-def seen_calls(owner: Any, name: str) -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
-    """Records the result and the positional arguments of each call of a function of a layer or a module."""
+def seen_calls(
+    owner: Any, name: str, copied: Callable[[Any], Any] = lambda result: result
+) -> Iterator[list[tuple[Any, tuple[Any, ...]]]]:
+    """Records the result and the positional arguments of each call of a function of a layer or a module. `copied`
+    copies a result that is overwritten later."""
     calls: list[tuple[Any, tuple[Any, ...]]] = []
     own = getattr(owner, name)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         result = own(*args, **kwargs)
-        calls.append((result, args))
+        calls.append((copied(result), args))
         return result
 
     with _replaced(owner, name, call):
@@ -90,7 +93,8 @@ class _Kda(_MethodCore):
 
     def run_seen(self, count: int, block: int) -> dict[str, torch.Tensor]:
         """Returns rows of k, v, g and beta."""
-        with seen_calls(sys.modules[self.module], "causal_conv1d_fn") as convolved:
+        # The kernel for prompts writes its output to v.
+        with seen_calls(sys.modules[self.module], "causal_conv1d_fn", torch.clone) as convolved:
             self.run(0, count, block)
         g, beta = (each[:count] for each in self._gates())
         _, k, v = (row.T.reshape(count, beta.shape[1], -1) for row, _ in convolved)

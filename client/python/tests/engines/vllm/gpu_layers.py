@@ -55,10 +55,11 @@ def _delta_step(k, v, g, beta):
 
 def _kda(*, q, k, v, g, beta, initial_state, output_final_state, use_qk_l2norm_in_kernel, cu_seqlens, **_):
     assert output_final_state and use_qk_l2norm_in_kernel and len(cu_seqlens) == 2
+    out = v.contiguous()  # as in vLLM's kernels, the output is written to v if v is contiguous
     k, v, g, beta = (each[0].double() for each in (k, v, g, beta))
     k = k / (k.square().sum(-1, keepdim=True) + 1e-6).sqrt()
     state = _record([_delta_step(*rows) for rows in zip(k, v, g, beta)])(initial_state[0])
-    return torch.zeros_like(q), state[None].to(initial_state.dtype)
+    return out.zero_(), state[None].to(initial_state.dtype)
 
 
 def _gates(raw, bias, A_log, lower_bound):
