@@ -28,6 +28,7 @@ import ashlar
 from ashlar.request import StepKind
 from ashlar.tensors import COMPUTED, MATRIX, compose, scaled_half, segment_tuple
 from ashlar.vllm.forward import Core, EngineModel, rotate
+from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.lookups import missing_segments
 from ashlar.vllm.memory import States
 from ashlar.vllm.messages import Alone, Fetch, Fetched, Jump
@@ -135,6 +136,8 @@ class _Ran:
     tuples: dict[str, tuple[torch.Tensor, ...]] = dataclasses.field(default_factory=dict)
     inputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # last inputs of the convolutions
     ends: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
+    # For each layer with a decay table, whether the layout has it: weights may have changed since.
+    same_decays: list[torch.Tensor] = dataclasses.field(default_factory=list)
     keys: dict[str, tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=dict)
 
 
@@ -160,7 +163,7 @@ class Composer:
         self._groups = {name: group for _, name, group in described.keys}
         self._most, self._publishes = most_tokens, publishes
         found = {place.name: engine.decays(place.name) for place in described.linear}
-        self._decays = {name: table for name, table in found.items() if table is not None}
+        self._decays = {name: table.clone() for name, table in found.items() if table is not None}
         self.model = segments_model(described, engine.ropes(described), self._decays, options)
         self._pages = Pages(self.model, options.segment_tokens)
         self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
@@ -285,6 +288,8 @@ class Composer:
             place, states = self._states[core.name]
             block, layer = alone.states[place.group], self._linear(place)
             rows = core.run_seen(count, block)
+            if core.name in self._decays:
+                ran.same_decays.append((self._decays[core.name] == self._engine.decays(core.name)).all())
             if alone.first:
                 ran.ends[core.name] = self._state(states, block, place).to(torch.float32, copy=True)
             elif core.normalized and layer.family in COMPUTED:
@@ -449,6 +454,9 @@ class Composer:
             ran.mark.synchronize()
         if cache is None or not ran.is_current():
             return 0
+        with self._order.copies():
+            if not all(bool(each) for each in ran.same_decays):
+                raise Unsupported("the decay tables have changed with the model's weights; restart the engine")
         # A segment that is not the first follows a segment of one token, which is not published.
         before = [] if alone.first else [1]
         tokens = np.array([*([0] if before else []), *alone.tokens, 0], np.int32)

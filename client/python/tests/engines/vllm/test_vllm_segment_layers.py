@@ -134,7 +134,7 @@ def _until(found, seconds=20):
     raise TimeoutError
 
 
-def composed(kind, daemon, **given):
+def composed(kind, daemon, change=lambda engine: None, **given):
     """Returns the number of published segments, the layer's family, and relative errors of the states after each jump of
     a prompt, compared with the recurrence of the whole prompt in fp64, and of the tails."""
     engine = Engine(kind)
@@ -145,6 +145,7 @@ def composed(kind, daemon, **given):
     options = Options(**sockets, segments=True, **PATIENT | given)
     composer = Composer(engine, engine.described, options, caches.states, 4096, True, Pace(), caches.order)
     _until(lambda: composer._opening.cache)
+    change(engine)
     parts = [_tokens(f"{kind} {number}", length) for number, length in enumerate(LENGTHS)]
     published, inputs = 0, []
     for number, part in enumerate(parts):
@@ -203,6 +204,14 @@ def composed_unrotated(kind, daemon):
 def test_states_of_rotated_keys_are_rotated_to_their_position(shared_daemon):
     *_, errors = in_child(composed_unrotated, "ring", shared_daemon)
     assert max(errors[0]) <= 1e-5 < 1e-2 < min(map(max, errors[1:]))
+
+
+def composed_with_other_decays(kind, daemon):
+    return composed(kind, daemon, lambda engine: engine.layer.A.data.mul_(2), seam_tail=9)
+
+
+def test_segments_of_decays_that_changed_with_the_weights_are_not_published(shared_daemon):
+    assert in_child(composed_with_other_decays, "jamba", shared_daemon) == (0, "MAMBA1", [])
 
 
 # ---- specs
