@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import ashlar
+from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.model import Described
 from ashlar.vllm.options import Options
 
@@ -25,6 +26,7 @@ PAGE_TOKENS = 16
 NORM_EPSILON, GPU_NORM_EPSILON = 1e-5, 1e-6  # added by vLLM's kernels to the squares of q and k
 KEY_TYPES = {ashlar.DType.F32: torch.float32, ashlar.DType.F16: torch.float16, ashlar.DType.BF16: torch.bfloat16}
 SEGMENT_TYPES = {"float16": ashlar.DType.F16, "float32": ashlar.DType.F32}  # types of tuples
+_MAX_DECAYS = 32 << 20  # bytes of all decay tables of a layout
 EPSILON = {"float16": 3e-4, "float32": 1e-6}  # largest error of transitions
 PARAMETER = "ashlar_segments"
 _OURS = "ashlar-segments-"
@@ -74,8 +76,15 @@ def segments_model(
     """Returns the layout of this rank's segments: with rotated keys, and states as the engine's kernels store them.
 
     `ropes`: the rotation of each layer that rotates keys, by name. `decays`: decay tables of linear layers. Each rank's
-    segments have a namespace of their own. A prompt jumps over an interior if all ranks have landed it.
+    segments have a namespace of their own. A prompt jumps over an interior if all ranks have landed it. Unsupported:
+    the tables are too large.
     """
+    size = sum(4 * table.numel() for table in decays.values())
+    if size > _MAX_DECAYS:
+        raise Unsupported(
+            f"segments: the decay tables of a rank take {size} bytes; expected at most {_MAX_DECAYS}; use a larger "
+            "tensor_parallel_size"
+        )
     names = {place.layer: place.name for place in described.linear} | {layer: name for layer, name, _ in described.keys}
     layers: list[ashlar.Attention | ashlar.Linear] = []
     head, whole = options.seam_head, described.model

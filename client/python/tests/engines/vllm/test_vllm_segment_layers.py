@@ -21,10 +21,11 @@ import ashlar.vllm.rows
 from ashlar.tensors import compose, segment_tuple
 from ashlar.vllm.composing import Composer
 from ashlar.vllm.forward import EngineModel
+from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.messages import Alone, Fetch, Jump
 from ashlar.vllm.options import Options
 from ashlar.vllm.pace import Pace
-from ashlar.vllm.segments import unsupported
+from ashlar.vllm.segments import segments_model, unsupported
 
 BLOCK, LINEAR, KEYS = 128, "model.layers.0.mixer", "model.layers.1.attn"
 LENGTHS = [100, 164, 100]  # the second interior ends at the end of a block
@@ -215,6 +216,12 @@ def test_segments_of_decays_that_changed_with_the_weights_are_not_published(shar
 
 
 # ---- specs
+
+
+def test_decay_tables_that_no_layout_can_hold_are_refused():
+    described = segments_of(states(Backend.MAMBA1, (3, 8192), (8192, 16)))
+    with pytest.raises(Unsupported, match="decay tables of a rank take 33554436 bytes; expected at most 33554432"):
+        segments_model(described, {}, {LINEAR: torch.empty((8 << 20) + 1)}, Options())
 
 
 def segments_of(spec, attention=FULL, **text):
