@@ -4,7 +4,8 @@
 vLLM gives a connector its caches, but not the model. The model is found as the owner of a layer that vLLM names
 (`static_forward_context`). Its forward is called as the runner calls it, with a forward context that says where the
 tokens' keys are. Two parts of it are intercepted: the core of a linear layer, an operator or a method (method_cores.py),
-whose tokens are passed to `at_linear`, and the writing of keys and values, which `at_keys` may observe.
+whose tokens are passed to `at_linear`, and the writing of keys and values, which `at_keys` may observe. Rows of MLA are
+read from the cache, because some layers write them by a kernel that also attends.
 
 The metadata of both come from the engine's own builders, on the device of the engine's caches. The forward is neither
 compiled nor part of a CUDA graph.
@@ -35,7 +36,9 @@ from ashlar.vllm.reloads import model_of
 
 AtKeys = Callable[[str, torch.Tensor, torch.Tensor], None]
 MetadataOf = Callable[[str, int, int, int], Any]  # by layer, first and last row, and block
-BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")  # attention back ends whose metadata a run of one prompt can get
+# Attention back ends whose metadata a run of one prompt can get.
+BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
+MLA_BACKENDS = ("CPU_MLA", "FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "CUTLASS_MLA", "TRITON_MLA")
 _TRIED = (1, 37, 1000)  # positions at which rotations are compared with the frequencies
 _TRIED_TOKENS = 4
 _TOLERANCE = 5e-2  # relative; bf16 keys have errors of about 5e-3
@@ -209,6 +212,37 @@ def _turns(row: torch.Tensor, angles: torch.Tensor) -> bool:
     return bool(scale > 0 and (row - scale * wanted).abs().max() <= 8e-3 * scale)  # the table may be in bf16
 
 
+def _is_mla(layer: Any) -> bool:
+    return hasattr(layer, "kv_lora_rank")
+
+
+def _latent_rows(layer: Any, slots: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns the indices in an MLA layer's cache, [blocks, tokens, latent and rotary part], of these slots."""
+    tokens = layer.kv_cache.shape[1]
+    return slots // tokens, slots % tokens
+
+
+@contextlib.contextmanager
+def _seen_latents(
+    layers: Mapping[str, Any], slots: Mapping[str, torch.Tensor], at_keys: AtKeys | None
+) -> Iterator[None]:
+    """Within the block, the latents and rotary parts that MLA layers have written to their slots are passed to
+    `at_keys`."""
+
+    def hook(name: str, at_keys: AtKeys) -> Any:
+        def see(layer: Any, *_: Any) -> None:
+            rows = layer.kv_cache[_latent_rows(layer, slots[name])]
+            at_keys(name, rows[:, : layer.kv_lora_rank], rows[:, layer.kv_lora_rank :])
+
+        return see
+
+    with contextlib.ExitStack() as stack:
+        for name, layer in layers.items():
+            if _is_mla(layer) and at_keys is not None:
+                stack.callback(layer.register_forward_hook(hook(name, at_keys)).remove)
+        yield
+
+
 def rotate(keys: torch.Tensor, rope: ashlar.Rope | None, position: int) -> torch.Tensor:
     """Rotates keys, [rows, dim], by a number of positions."""
     if rope is None:
@@ -300,16 +334,20 @@ class EngineModel:
         layer = self._layers[names[0]]
         backend, parts = layer.get_attn_backend(), 1
         if names[0] in self._attention:
-            if backend.get_name() not in BACKENDS:
+            known = MLA_BACKENDS if _is_mla(layer) else BACKENDS
+            if backend.get_name() not in known:
                 raise Unsupported(
                     f"segments: the attention back end {backend.get_name()} is not supported; set attention_backend to "
-                    f"{' or '.join(BACKENDS[1:])}"
+                    f"{' or '.join(known[1:])}"
                 )
-            parts = self._block // layer.kv_cache.shape[2]
+            parts = self._block // layer.kv_cache.shape[-2]
             spec = spec.copy_with_new_block_size(self._block // parts)
         else:
             spec = dataclasses.replace(spec, num_prefill_checkpoint_blocks=0)  # the run's blocks have no place for them
-        return _Group(names, backend.get_builder_cls()(spec, names, self._config, self.device), parts)
+        builder = backend.get_builder_cls()(spec, names, self._config, self.device)
+        if hasattr(builder, "chunked_prefill_workspace"):  # for tokens of earlier steps, which a run does not have
+            builder.chunked_prefill_workspace = builder.chunked_prefill_workspace.new_empty(0)
+        return _Group(names, builder, parts)
 
     def has_tokens(self, tokens: npt.NDArray[np.int32]) -> bool:
         """Returns whether the vocabulary has all these ids. On a GPU, running other ids aborts the process."""
@@ -338,7 +376,7 @@ class EngineModel:
         ]
         has_states = bool(self._linear)
         for name, layer in self._attention.items():
-            rotary = _rotary(parents[id(layer)])
+            rotary = _rotary(layer) or _rotary(parents[id(layer)])
             if rotary is None and known:
                 raise Unsupported(f"segments: {name}: has no rotary embedding, unlike other layers")
             # Without states, positions are known by embeddings or biases, which a segment's keys do not follow.
@@ -369,7 +407,9 @@ class EngineModel:
             seen.add(core.name)
 
         def at_keys(name: str, key: torch.Tensor, value: torch.Tensor) -> None:
-            keys[name] = key.reshape(-1, self._attention[name].head_size).double().cpu()
+            layer = self._attention[name]
+            rows = value if _is_mla(layer) else key.reshape(-1, layer.head_size)
+            keys[name] = rows.double().cpu()
 
         tokens = np.arange(1, 1 + _TRIED_TOKENS, dtype=np.int32)
         self.run(tokens, pages, at_linear, at_keys, position)
@@ -388,11 +428,14 @@ class EngineModel:
         )
 
     def put_keys(self, name: str, keys: torch.Tensor, values: torch.Tensor, slots: torch.Tensor) -> None:
-        """Writes keys and values, [tokens, heads, dim], by the engine's own writer, which knows the layout. It runs on
-        the engine's stream; the arguments may be in CPU memory."""
-        layer = self._attention[name]
-        rows = (each.to(self.device) for each in (keys, values))
-        layer.impl.do_kv_cache_update(layer, *rows, layer.kv_cache, slots.to(self.device))
+        """Writes keys and values, [tokens, heads, dim], by the engine's own writer, which knows the layout, or latents
+        and rotary parts of MLA. It runs on the engine's stream; the arguments may be in CPU memory."""
+        layer, slots = self._attention[name], slots.to(self.device)
+        rows = [each.to(self.device) for each in (keys, values)]
+        if _is_mla(layer):
+            layer.kv_cache[_latent_rows(layer, slots)] = torch.cat(rows, -1).flatten(1)
+        else:
+            layer.impl.do_kv_cache_update(layer, *rows, layer.kv_cache, slots)
 
     def metadata(self, begin: int, end: int, tables: Mapping[int, Sequence[int]]) -> dict[str, Any]:
         """Returns the engine's metadata of a step with positions [begin, end) of one request, by layer. `tables`: the
@@ -459,6 +502,7 @@ class EngineModel:
             set_forward_context(metadata, self._config, num_tokens=count, slot_mapping=slots, skip_compiled=True),
             intercepted({name: self._layers[name] for name in self._linear}, self._metadata_of, at_linear),
             _Watch(at_linear, at_keys, self._metadata_of),
+            _seen_latents(self._attention, slots, at_keys),
         ):
             context = get_forward_context()
             context.no_compile_layers = dict(context.no_compile_layers)

@@ -21,7 +21,7 @@ from vllm.v1.core.single_type_kv_cache_manager import (
     MambaManager,
     SlidingWindowManager,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, SlidingWindowSpec
+from vllm.v1.kv_cache_interface import FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, SparseCacheRole
 from vllm.v1.kv_cache_spec_registry import KVCacheSpecRegistry
 
 import ashlar
@@ -437,9 +437,24 @@ def mamba1_width(channels: int) -> int:
     return next(width for width in range(min(channels, _MAX_HEAD_DIM), 0, -1) if channels % width == 0)
 
 
+def _latents(spec: Any, text: Any) -> ashlar.Attention | str:
+    """Like `_segment_layer`, for MLA. A token's row is the latent and the rotary part of the key."""
+    rank = getattr(text, "kv_lora_rank", None) or 0
+    if hasattr(text, "index_topk") or spec.cache_role is SparseCacheRole.INDEXER:
+        return "sparse MLA"
+    if spec.kv_quant_mode.name != "NONE" or spec.state_content_bytes is not None:
+        return f"latents in {spec.cache_dtype_str}"
+    one_row = spec.tokens_per_state == 1 and spec.model_version is None  # DeepSeek V4 has other rows
+    if not one_row or spec.dtype not in _TYPES or not 0 < rank < spec.head_size:
+        return "MLAAttentionSpec whose rows are unknown"
+    return ashlar.Attention(1, rank, spec.head_size - rank, _TYPES[spec.dtype], kind=ashlar.LayerKind.MLA)
+
+
 def _segment_layer(spec: Any, manager: type, layer: Any, tp: int, text: Any) -> ashlar.Attention | ashlar.Linear | str:
     """Returns this rank's layer as segments store it, or why they do not support it."""
     if manager is FullAttentionManager:
+        if type(spec) is MLAAttentionSpec:
+            return _latents(spec, text)
         if not isinstance(layer, ashlar.Attention):
             return f"{type(spec).__name__} whose rows are unknown"
         return dataclasses.replace(layer, kv_heads=layer.kv_heads // tp, stored=ashlar.StoredKeys.ZERO_BASED)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's layers that run only on GPUs (KDA, lightning attention, Mamba-1), built and run on CPUs with torch in place of
-their kernels, in fp64. No kernel of a GPU has run here."""
+"""vLLM's layers that run only on GPUs (KDA, lightning attention, Mamba-1), and MLA of their models, built and run on CPUs
+with torch in place of their kernels, in fp64. No kernel of a GPU has run here."""
 
 import sys
 import types
@@ -12,10 +12,18 @@ import vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn as kimi
 import vllm.model_executor.layers.mamba.linear.bailing_linear_attn as ring
 import vllm.model_executor.layers.mamba.linear.minimax_linear_attn as minimax
 import vllm.model_executor.layers.mamba.mamba_mixer as mamba
+import vllm.model_executor.models.bailing_moe_linear as ring_model
 import vllm.model_executor.models.bailing_moe_v3 as ling
+import vllm.models.kimi_k3.nvidia.mla as kimi_mla
 from tiny_engines import settings_of
 from vllm.config import set_current_vllm_config
-from vllm.distributed.parallel_state import init_distributed_environment, initialize_model_parallel
+from vllm.distributed.parallel_state import (
+    init_distributed_environment,
+    initialize_model_parallel,
+    model_parallel_is_initialized,
+)
+from vllm.model_executor.layers.attention.mla_attention import MLACommonBackend
+from vllm.model_executor.layers.rotary_embedding.base import RotaryEmbedding
 
 WIDTH, HEADS, DIM = 64, 4, 16
 KDA = dict(head_dim=DIM, num_heads=HEADS, short_conv_kernel_size=4)
@@ -24,6 +32,7 @@ LIGHTNING = COMMON | dict(
     num_hidden_layers=4, head_dim=64, max_position_embeddings=4096, use_bias=False, use_qkv_bias=False,
     use_qk_norm=True, rope_theta=10000.0, partial_rotary_factor=0.5,
 )  # fmt: skip
+MLA = dict(qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16, q_lora_rank=None, kv_lora_rank=32)
 LING = COMMON | dict(head_dim=DIM, short_conv_kernel_size=4, no_kda_lora=True)
 
 recorded = []  # for each run of a kernel: (state, begin, end) -> the state after these tokens of the run, in fp64
@@ -108,6 +117,12 @@ def _scan(
     return torch.zeros_like(u)
 
 
+def _insert(q, k_nope, k_pe, latents, cache, slots, positions, table):
+    assert positions is None and table is None
+    cache[slots // cache.shape[1], slots % cache.shape[1]] = torch.cat([latents, k_pe.flatten(1)], -1)
+    return torch.cat([k_nope, k_pe.expand(-1, k_nope.shape[1], -1)], -1)
+
+
 def emulate():
     """For the rest of this process."""
     kernels = types.ModuleType("kda")
@@ -117,6 +132,10 @@ def emulate():
     for module in (kimi, ling, mamba):
         module.causal_conv1d_fn = gpu_delta_nets.convolve
     kimi.gather_initial_states = _gather
+    MLACommonBackend.get_supported_head_sizes = classmethod(lambda cls: [])  # the configuration is another model's
+    # vLLM's kernel for CPUs takes the stride of heads for that of tokens.
+    RotaryEmbedding.forward_cpu = RotaryEmbedding.forward_native
+    kimi_mla.fused_mla_key_concat_kv_cache_insert = _insert
     ling.chunk_kda, ling.fused_kda_gate = _kda, _gate
     minimax.lightning_attention, mamba.selective_scan_fn = _lightning, _scan
     ring.layernorm_fn = lambda x, weight, bias, eps, is_rms_norm: torch.nn.functional.rms_norm(
@@ -154,11 +173,35 @@ LAYERS = {
 }  # fmt: skip
 
 
-def build(kind, config, name):
+def _kimi_mla(config, name):
+    return kimi_mla.MultiHeadLatentAttention(
+        _of(COMMON), WIDTH, HEADS, **MLA, cache_config=config.cache_config, prefix=name
+    )
+
+
+def _bailing_mla(kind):
+    def make(config, name):
+        given = COMMON | MLA | dict(rope_theta=10000.0, max_position_embeddings=4096)
+        return kind(_of(given), prefix=name.removesuffix(".attn"), cache_config=config.cache_config)
+
+    return make
+
+
+# MLA of the models of these layers, by name.
+LATENTS = {
+    "kimi": _kimi_mla,
+    "bounded": _kimi_mla,
+    "ling": _bailing_mla(ling.BailingMoeV3MLAAttention),
+    "ring": _bailing_mla(ring_model.BailingMoeV25MLAAttention),
+}
+
+
+def build(kind, config, name, layers=LAYERS):
     """Returns a layer with random weights, and its forward as a function of hidden states and positions."""
     with set_current_vllm_config(config):
-        initialize_model_parallel()
-        layer = LAYERS[kind](config, name).eval()
+        if not model_parallel_is_initialized():
+            initialize_model_parallel()
+        layer = layers[kind](config, name).eval()
     torch.manual_seed(1)
     for path, weight in layer.named_parameters():
         if path == "A":

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of KDA, lightning attention and Mamba-1, which vLLM runs only on GPUs: its own layers, metadata and specs on
-CPUs, with torch in place of the kernels. No part of this has run on a real GPU."""
+"""Segments of KDA, lightning attention and Mamba-1, which vLLM runs only on GPUs, and of MLA in their models: its own
+layers, metadata and specs on CPUs, with torch in place of the kernels. No part of this has run on a real GPU."""
 
+import dataclasses
 import time
 import types
 
@@ -14,6 +15,7 @@ from segmented_engines import PATIENT
 from test_vllm_opaque import FULL, LATENT, states
 from vllm.config import set_current_vllm_config
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Backend
+from vllm.v1.kv_cache_interface import KVQuantMode, SparseCacheRole
 
 import ashlar
 import ashlar.vllm.composing
@@ -29,45 +31,73 @@ from ashlar.vllm.segments import segments_model, unsupported
 
 BLOCK, LINEAR, KEYS = 128, "model.layers.0.mixer", "model.layers.1.attn"
 LENGTHS = [100, 164, 100]  # the second interior ends at the end of a block
-BLOCKS = 24
+BLOCKS, PARTS = 24, 4  # PARTS: blocks of MLA's kernels in one of the engine's
+PLAIN = [16, 17, 18]  # MLA's blocks of a prompt that is run as a whole
 FAMILIES = dict(kimi="KDA", bounded="KDA", ling="KDA", ring="LIGHTNING", minimax="LIGHTNING", jamba="MAMBA1")
 
 
 class Engine(EngineModel):
-    """An engine whose model has one linear layer of vLLM, and random keys."""
+    """An engine whose model has one linear layer of vLLM, and one of MLA, or random keys."""
 
-    def __init__(self, kind):
+    latent = None
+
+    def __init__(self, kind, daemon):
         ashlar.vllm.rows.packs = lambda: False
         gpu_layers.emulate()
         self._config, self._block, self.device = gpu_layers.engine_config(), BLOCK, torch.device("cpu")
         self.layer, forward = gpu_layers.build(kind, self._config, LINEAR)
-        spec = self.layer.get_kv_cache_spec(self._config)
-        self.config = config_of({LINEAR: spec, KEYS: FULL})
-        self.described = describe(self.config, f"layer {kind}", text=types.SimpleNamespace(), packed=False)
+        spec, keys, attend, modules = self.layer.get_kv_cache_spec(self._config), FULL, None, [self.layer]
+        if kind in gpu_layers.LATENTS:
+            owner, attend = gpu_layers.build(kind, self._config, KEYS, gpu_layers.LATENTS)
+            modules.append(owner)
+            self.latent = self._config.compilation_config.static_forward_context[KEYS]
+            keys = dataclasses.replace(self.latent.get_kv_cache_spec(self._config), block_size=BLOCK)
+        self.config = config_of({LINEAR: spec, KEYS: keys})
+        text = types.SimpleNamespace(kv_lora_rank=gpu_layers.MLA["kv_lora_rank"])
+        self.described = describe(self.config, f"layer {kind}", text=text, packed=False)
+        self.driven = Driven(self.config, self.described, daemon)
+        self.layer.bind_kv_cache(self.driven.caches[LINEAR])
         self._layers, self._attention, self._linear = {LINEAR: self.layer}, {}, {LINEAR: 0}
+        if attend:
+            self._layers[KEYS] = self._attention[KEYS] = self.latent
+            self.latent.bind_kv_cache(self.driven.caches[KEYS].view(-1, 1, BLOCK // PARTS, keys.head_size))
         with set_current_vllm_config(self._config):
             self._groups = {0: self._group([LINEAR], spec)}
+            if attend:
+                self._groups[1] = self._group([KEYS], keys)
         table = torch.randn(512, gpu_layers.WIDTH, generator=torch.Generator().manual_seed(2))
 
         def run(input_ids, positions):
             forward(table[input_ids], positions)
-            self._keys(*torch.randn(2, len(input_ids), 2, 32).bfloat16())
+            if attend:
+                attend(table[input_ids], positions)
+            else:
+                self._keys(*torch.randn(2, len(input_ids), 2, 32).bfloat16())
 
-        self._model = torch.nn.ModuleList([self.layer])
+        self.forward_without_latents = lambda input_ids, positions: forward(table[input_ids], positions)
+        self._model = torch.nn.ModuleList(modules)
         self._model.forward = run
 
     def run(self, tokens, pages, at_linear, at_keys=None, shift=0):
         self._keys = (lambda key, value: at_keys(KEYS, key, value)) if at_keys else (lambda key, value: None)
-        super().run(tokens, {}, at_linear, None, shift)
+        pages = (pages or {1: [13, 14, 15]}) if self.latent else {}
+        super().run(tokens, pages, at_linear, at_keys, shift)
 
     def ropes(self, described):
-        return super().ropes(described) | {KEYS: None}
+        return {KEYS: None} | super().ropes(described)
 
     def _tried_keys(self, described, position):
-        return {}
+        return super()._tried_keys(described, position) if self.latent else {}
 
     def put_keys(self, name, keys, values, slots):
-        """Keys of attention are tested elsewhere."""
+        """Other keys are tested elsewhere."""
+        if self.latent:
+            super().put_keys(name, keys, values, slots)
+
+    def latents(self, table, begin, end):
+        """Returns what the cache has of MLA at these positions: latents and rotary parts."""
+        slots, rank = self.slots(table, begin, end), self.latent.kv_lora_rank
+        return self.driven.caches[KEYS].flatten(0, 2)[slots].tensor_split([rank], -1)
 
     def recurrence(self, tokens, position):
         """Returns the recurrence of these tokens at a position of the prompt: (state, begin, end) -> state."""
@@ -87,9 +117,8 @@ def _tokens(name, length):
 def ranges(kind, daemon):
     """Returns relative errors: of a state that the layer computed in ranges of rows, of its tail, and of a state composed
     from a tuple of observed rows, each compared with one run in fp64."""
-    engine = Engine(kind)
-    driven = Driven(engine.config, engine.described, daemon)
-    engine.layer.bind_kv_cache(driven.caches[LINEAR])
+    engine = Engine(kind, daemon)
+    driven = engine.driven
     states, tokens, found = driven.worker._caches.states[0], _tokens(kind, 200), []
     recur = engine.recurrence(tokens, 0)
     zero = torch.zeros(states.state(1).shape)
@@ -136,11 +165,11 @@ def _until(found, seconds=20):
 
 
 def composed(kind, daemon, change=lambda engine: None, **given):
-    """Returns the number of published segments, the layer's family, and relative errors of the states after each jump of
-    a prompt, compared with the recurrence of the whole prompt in fp64, and of the tails."""
-    engine = Engine(kind)
-    driven = Driven(engine.config, engine.described, daemon)
-    engine.layer.bind_kv_cache(driven.caches[LINEAR])
+    """Returns the number of published segments, the layer's family, and relative errors after each jump of a prompt: of
+    the states, compared with the recurrence of the whole prompt in fp64, of the tails, and of MLA's latents and rotary
+    parts, compared with a run of the whole prompt."""
+    engine = Engine(kind, daemon)
+    driven = engine.driven
     caches = driven.worker._caches
     sockets = dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket)
     options = Options(**sockets, segments=True, **PATIENT | given)
@@ -159,6 +188,8 @@ def composed(kind, daemon, change=lambda engine: None, **given):
     tables, errors = ([12, 10, 11], [5, 9, 6]), []
     starts = np.cumsum([0, *LENGTHS])
     whole = [engine.recurrence(part, int(start)) for part, start in zip(parts, starts)]
+    if engine.latent:
+        engine.run(np.concatenate(parts), {1: PLAIN}, lambda core: core.run(0, sum(LENGTHS), BLOCKS - 1))
     chain, done = torch.zeros(states.state(1).shape, dtype=torch.float64), 0
 
     def advance(state, begin, end):
@@ -179,6 +210,8 @@ def composed(kind, daemon, change=lambda engine: None, **given):
             pairs.append((states.tail(block), inputs[segment][end - starts[segment] - 3 : end - starts[segment]]))
         if end % BLOCK == 0:
             pairs.append((states.state(tables[0][end // BLOCK - 1]), chain))
+        if engine.latent:
+            pairs += zip(engine.latents(tables[1], begin, end), engine.latents(PLAIN, begin, end))
         errors.append([_apart(*pair) for pair in pairs])
         chain = states.state(block).double()
     composer.release([9])
@@ -192,8 +225,8 @@ def test_segments_compose_to_the_recurrence_of_the_whole_prompt(kind, shared_dae
     published, family, errors = in_child(composed, kind, shared_daemon)
     print(kind, published, errors)
     assert (published, family) == (3, FAMILIES[kind])
-    convolves = family != "LIGHTNING"
-    assert [len(each) for each in errors] == [1 + convolves, 2 + convolves, 1 + convolves]
+    count = 1 + (family != "LIGHTNING") + 2 * (kind in gpu_layers.LATENTS)
+    assert [len(each) for each in errors] == [count, count + 1, count]
     assert max(map(max, errors)) <= 1e-5
 
 
@@ -213,6 +246,49 @@ def composed_with_other_decays(kind, daemon):
 
 def test_segments_of_decays_that_changed_with_the_weights_are_not_published(shared_daemon):
     assert in_child(composed_with_other_decays, "jamba", shared_daemon) == (0, "MAMBA1", [])
+
+
+def composed_without_rope(kind, daemon):
+    own = Engine.ropes
+    Engine.ropes = lambda engine, described: own(engine, described) | {KEYS: None}
+    return composed(kind, daemon)
+
+
+def test_rotary_parts_of_latents_are_rotated_to_their_position(shared_daemon):
+    *_, errors = in_child(composed_without_rope, "ling", shared_daemon)
+    print(errors)
+    assert max(errors[0]) <= 1e-5 < 1e-2 < min(each[-1] for each in errors[1:])
+    assert max(each[-2] for each in errors) <= 1e-5, "latents have no position"
+
+
+def _refusal(call, *args):
+    with pytest.raises(Unsupported) as refused:
+        call(*args)
+    return str(refused.value)
+
+
+def refusals(kind, daemon):
+    """Returns why these are refused: keys that rotate twice as far, a layer that is not run, another back end."""
+    engine = Engine(kind, daemon)
+    rotary, spec = engine._model[1].rotary_emb, engine.config.kv_cache_groups[1].kv_cache_spec
+    own = rotary.forward
+    rotary.forward = lambda positions, *keys: own(2 * positions, *keys)
+    found = [_refusal(engine.ropes, engine.described)]
+    engine._model.forward = engine.forward_without_latents
+    found.append(_refusal(engine.ropes, engine.described))
+    engine.latent.attn_backend = types.SimpleNamespace(get_name=lambda: "FLASHMLA_SPARSE")
+    found.append(_refusal(engine._group, [KEYS], spec))
+    engine.driven.close()
+    return found
+
+
+def test_latents_that_cannot_be_observed_are_refused(shared_daemon):
+    assert in_child(refusals, "ring", shared_daemon) == [
+        f"segments: {KEYS}: its keys do not match its rotary embedding",
+        f"segments: {KEYS}: the operator of MLAAttention is not supported",
+        "segments: the attention back end FLASHMLA_SPARSE is not supported; set attention_backend to FLASH_ATTN_MLA or "
+        "FLASHMLA or FLASHINFER_MLA or CUTLASS_MLA or TRITON_MLA",
+    ]
 
 
 # ---- specs
@@ -239,6 +315,28 @@ def test_layers_of_these_families_are_described_by_their_specs():
     layer = mamba1.segments[0]
     assert (layer.family, layer.value_heads, layer.d_k, layer.d_v) == (ashlar.Family.MAMBA1, 32, 16, 256)
     assert not any(map(unsupported, (kda, lightning, mamba1)))
+
+
+def test_mla_is_described_by_its_spec_and_the_configuration():
+    layer = segments_of(states(Backend.GDN_ATTN, (3, 192), (4, 16, 16)), LATENT, kv_lora_rank=64).segments[1]
+    assert (layer.kind, layer.kv_heads, layer.key_dim, layer.value_dim) == (ashlar.LayerKind.MLA, 1, 64, 32)
+
+
+@pytest.mark.parametrize(
+    "change, text, reason",
+    [
+        (dict(kv_quant_mode=KVQuantMode.FP8_PER_TENSOR, cache_dtype_str="fp8"), {}, "latents in fp8"),
+        (dict(state_content_bytes=656, cache_dtype_str="fp8_ds_mla"), {}, "latents in fp8_ds_mla"),
+        (dict(cache_role=SparseCacheRole.INDEXER), {}, "sparse MLA"),
+        (dict(), dict(index_topk=2048), "sparse MLA"),
+        (dict(), dict(kv_lora_rank=96), "MLAAttentionSpec whose rows are unknown"),
+        (dict(model_version="deepseek_v4"), {}, "MLAAttentionSpec whose rows are unknown"),
+    ],
+)
+def test_other_latents_have_no_segments(change, text, reason):
+    spec = dataclasses.replace(LATENT, **change)
+    described = segments_of(states(Backend.GDN_ATTN, (3, 192), (4, 16, 16)), spec, **{"kv_lora_rank": 64} | text)
+    assert unsupported(described) == f"not for models with {reason}"
 
 
 @pytest.mark.parametrize(
