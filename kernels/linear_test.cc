@@ -294,7 +294,7 @@ TEST_P(LinearProperties, ZeroErasesWhatCameBefore) {
   EXPECT_EQ(RelativeError(a, collapsed.states()), 0);
 }
 
-// A running state that is not finite, for example memory without contents before a prefix, leaves no trace.
+// A running state that is not finite, for example uninitialized memory, does not change the result.
 TEST_P(LinearProperties, ZeroErasesNumbersThatAreNotFinite) {
   for (const Layer& layer : {Draw(30, {}), Draw({.heads = 4, .key_heads = 2, .d_k = 16, .d_v = 24}, {})}) {
     SCOPED_TRACE(::testing::Message() << layer);

@@ -118,7 +118,9 @@ Status CheckTexts(CacheState& cache, const Text* texts, uint32_t count) {
       return step.kind != StepKind::kCompute && step.segment != Step::kPrefix;
     };
     if (cache.shares_in_place && std::ranges::any_of(began->plan().steps(), in_place)) {
-      return Invalid(field, ".request: its plan reads segments in place, which are not at their positions");
+      return Invalid(
+          field,
+          ".request: its plan reads segments in place, so their keys have other positions; do not commit the text");
     }
     // If the salt were omitted here, the text would be shared with all users.
     const Salt salt = MakeSalt({static_cast<const char*>(texts[i].salt), texts[i].salt_bytes});

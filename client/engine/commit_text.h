@@ -28,8 +28,8 @@ struct CommittedText {
 
   Text text;
   bool exact = true;
-  // Whether the daemon may judge by the lease what the text was computed from. Not if the plan has dropped hits that
-  // were landed under the lease.
+  // Whether the text was computed from everything that was landed under the lease. False if the plan has dropped hits:
+  // the daemon would otherwise take the text for one that contains them.
   bool under_lease = true;
   std::shared_ptr<PromptRun> began;
   std::vector<MediaHash> media;

@@ -84,7 +84,7 @@ bool DaemonAdvance::RunPart(std::span<const ChainPiece> pieces, uint64_t first_t
   asked.state = Stage(advance_.state, held, true);
   asked.inputs = StageInputs(first_token, tokens, held);
   asked.out_stride = values;
-  // Without outputs the engine need not give queries, and the daemon refuses outputs without them.
+  // An engine that wants no outputs may omit the queries; the daemon refuses outputs without queries.
   if (tokens > 0 && advance_.out != nullptr)
     asked.out = reinterpret_cast<float*>(held.Take(tokens * static_cast<uint64_t>(values) * sizeof(float)));
   std::vector<AdvanceStep> steps;

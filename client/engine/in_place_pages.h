@@ -23,7 +23,7 @@ namespace ashlar::engine {
 // Its parts are numbered as in Admission::segments(): the prompt's segments, then the blocks of the prefix.
 class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
  public:
-  // `blocks`: how many of the admission's parts are blocks.
+  // `blocks`: number of the admission's parts that are blocks.
   InPlacePages(Admission admission, uint32_t blocks);
 
   // Raises the number of own pages to `own_pages`.
@@ -34,7 +34,7 @@ class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
   std::vector<int32_t> PrefixTable(uint32_t blocks) const;
 
   enum class State : uint8_t {
-    kFilled = 1,   // whether all parts can be read in place
+    kFilled = 1,   // all parts can be read in place
     kFilling = 2,  // this or another request fills some of the parts
     kFailed = 3,   // a part failed to land, or the session has ended
   };

@@ -73,7 +73,7 @@ Status PlanLanding::Admit(uint32_t own_pages, PageShortage* shortage) {
   cache_.quarantine.EndLandings();  // releases admissions whose landings have quiesced
   const uint64_t least = OwnPagesOfPrefix();
   if (std::max<uint64_t>(own_pages, admitted().own_page_count) < least)
-    return Invalid("own_pages: ", own_pages, "; the prefix's tokens after its shared pages need ", least);
+    return Invalid("own_pages: ", own_pages, "; the prefix's tokens after its shared pages need ", least, " pages");
   const bool first = in_place_ == nullptr;
   Status status;
   if (first) {
@@ -125,8 +125,9 @@ Status PlanLanding::CheckPages() const {
   if (!plan_.uses_any() || !cache_.has_attention()) return {};
   if (cache_.shares_in_place) {
     if (in_place_ == nullptr) return MakeStatus(Code::kFailedPrecondition, "the request has no pages: call Admit");
-    return waiting_.empty() ? Status()
-                            : MakeStatus(Code::kFailedPrecondition, "the prefix has too few own pages: call Admit");
+    return waiting_.empty()
+               ? Status()
+               : MakeStatus(Code::kFailedPrecondition, "the request has too few own pages for its prefix: call Admit");
   }
   return pages_.empty() ? MakeStatus(Code::kFailedPrecondition, "page_table: the request was begun without one")
                         : Status();

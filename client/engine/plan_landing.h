@@ -34,11 +34,11 @@ class PlanLanding {
   void Start(std::vector<LandSegment> wanted);
   // Takes a landing of these parts that the lookup has started.
   void Adopt(Landing landing, std::vector<LandSegment> wanted);
-  // Gets the request's pages, for caches that share in place. A prefix lands afterwards, because the tokens after its
+  // Gets the request's pages, in caches that share in place. A prefix lands afterwards, because the tokens after its
   // shared blocks need own pages.
   Status Admit(uint32_t own_pages, PageShortage* shortage);
   const AdmittedPages& admitted() const;
-  // Whether the match's prefix has no more shared blocks than the request was admitted with, if it was.
+  // Returns false if the match's prefix has more shared blocks than an admitted request has pages for.
   bool FitsPrefix() const { return in_place_ == nullptr || cache_.SharedBlocks(*match_) <= in_place_->blocks(); }
 
   // kRestart: the layer will not arrive.
@@ -61,13 +61,13 @@ class PlanLanding {
   Status ReachLanded(uint32_t layer, bool wait);
   // kUnresolved: the daemon may still write to the pages.
   Verdict TakeVerdict(bool wait);
-  // The own pages that the prefix needs.
+  // Returns the number of own pages that the prefix needs.
   uint64_t OwnPagesOfPrefix() const;
-  // Lands what waits for own pages, if there are enough.
+  // Lands waiting_ if there are enough own pages.
   void LandWaiting();
   // The parts of in_place_ that the plan reads.
   std::vector<uint32_t> SharedParts() const;
-  // The segments that no plan of the request will read: it would have to fill their pages for others, and cannot.
+  // The segments that no plan of the request will read. They get no shared pages, because the request cannot fill them.
   std::vector<uint32_t> UnsharedSegments() const;
   InPlacePages::State FillShared();
   Status ReachShared(bool wait);
@@ -81,7 +81,7 @@ class PlanLanding {
   std::shared_ptr<InPlacePages> in_place_;  // null before Admit; outlives landing_, which may write to its own pages
   std::optional<Landing> landing_;
   std::vector<LandSegment> wanted_;
-  std::vector<LandSegment> waiting_;  // a prefix, and tuples that land with it, until there are own pages
+  std::vector<LandSegment> waiting_;  // a prefix and tuples that wait for own pages
   std::optional<Clock::time_point> asked_since_, taken_since_, shared_since_;  // set by calls that do not wait
   std::optional<std::pair<uint32_t, Clock::time_point>> layer_since_;
 };

@@ -47,7 +47,7 @@ void Quarantine::KeepLanding(std::optional<Landing> landing, std::shared_ptr<con
   landings_.push_back({std::move(held), std::move(landing)});
 }
 
-// Asks for the oldest only: asking for each would take long if the daemon hangs.
+// Asks the daemon only about the oldest landing, because every question takes long if the daemon hangs.
 void Quarantine::EndLandings() {
   MutexLock lock(mutex_);
   const auto quiesced = [](const std::optional<Landing>& landing) { return !landing || landing->quiesced(); };

@@ -27,8 +27,8 @@ class Quarantine {
   // A page: its set of page numbers (LayerGroups::SetOf), and its number.
   using Page = std::pair<uint32_t, int32_t>;
 
-  // A landing in no pages of an engine. EndLandings ends those that are quiesced, with their leases, and then releases
-  // what is `held`.
+  // Keeps a landing that writes to no pages of the engine. EndLandings destroys quiesced landings with their leases,
+  // and then releases `held`.
   void KeepLanding(std::optional<Landing> landing, std::shared_ptr<const void> held);
   void EndLandings();
   // `landing`: none if nothing writes to the pages.
@@ -48,11 +48,11 @@ class Quarantine {
  private:
   struct KeptLanding {
     std::shared_ptr<const void> held;
-    std::optional<Landing> landing;  // destroyed first, and waits
+    std::optional<Landing> landing;  // destroyed before `held`; the destructor waits
   };
   struct UnresolvedComposition {
     Staging::Held memory;
-    Composition composition;  // destroyed first, and waits
+    Composition composition;  // destroyed before `memory`; the destructor waits
   };
 
   void Sort() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // moves the quiesced pages out

@@ -154,7 +154,7 @@ void Reconnector::Serve(const std::shared_ptr<Connection>& connection) {
   };
   const bool done = connection->DoDeferredWork(CallDeadline());
   if (unrestored_ && Passed(next_round_)) {
-    // Stop ends only calls over gRPC, and this also asks over the session socket.
+    // Stop ends only calls over gRPC. RestoreAll also uses the session socket, which this ends.
     const std::stop_callback on_stop(stop_.get_token(), [&connection] { connection->EndSession(); });
     const absl::Status status = RestoreAll(connection, CallDeadline());
     if (absl::IsUnavailable(status) || absl::IsUnauthenticated(status)) return Lose(connection);

@@ -108,7 +108,7 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages, uint32_t prefix_
   const absl::Status status = binding->connection->rpc().Admit(request, reply, deadline);
   if (!status.ok()) return {.outcome = ToOutcome(status)};
   if (!reply.has_admission()) return {.outcome = AdmitOutcome::kNoPages, .shortage = ToShortage(reply.lacks())};
-  // A daemon without support for shared prefixes.
+  // The daemon does not support shared prefixes.
   if (static_cast<size_t>(reply.admission().segments_size()) < admission->segments_.size())
     return {.outcome = AdmitOutcome::kInvalid};
   admission->Take(reply.admission());

@@ -60,9 +60,8 @@ void Write(const PagePool::Shortage& shortage, v1::PageShortage* out) {
   out->set_held(shortage.held);
 }
 
-// Returns the shared pages that each segment and each block of the prefix needs. A segment too short for an interior
-// shares none, nor does an unshared one. The key of a block contains all tokens before it, and the prompt's salt and
-// media.
+// Returns the shared pages that each segment and each block of the prefix needs: none for segments that are unshared or
+// too short for an interior. The key of a block contains all tokens before it, and the prompt's salt and media.
 absl::StatusOr<std::vector<PagePool::Want>> WantsOf(const v1::AdmitRequest& request, const Pages& pages) {
   const Model& model = pages.model();
   std::vector<PagePool::Want> wants;
@@ -73,7 +72,7 @@ absl::StatusOr<std::vector<PagePool::Want>> WantsOf(const v1::AdmitRequest& requ
     }
     for (const uint32_t unshared : request.unshared_segments()) {
       if (unshared >= wants.size())
-        return Invalid("unshared_segments: ", unshared, " is out of range; the prompt has ", wants.size());
+        return Invalid("unshared_segments: ", unshared, " is out of range; the prompt has ", wants.size(), " segments");
       wants[unshared] = {};
     }
     return absl::OkStatus();
@@ -88,11 +87,11 @@ absl::StatusOr<std::vector<PagePool::Want>> WantsOf(const v1::AdmitRequest& requ
   const auto prompt = ReadPrompt("prompt", request.prompt(), model);
   if (!prompt.ok()) return prompt.status();
   const size_t whole = prompt->text.has_value() && model.prefixes->paged ? prompt->text->shared().blocks().size() : 0;
-  if (blocks > whole) return Invalid("prefix_blocks: ", blocks, " is out of range; the prompt has ", whole);
+  if (blocks > whole) return Invalid("prefix_blocks: ", blocks, " is out of range; the prompt has ", whole, " blocks");
   const uint32_t block_tokens = model.prefixes->block_tokens;
   if (block_tokens % pages.page_tokens() != 0) {
-    return Invalid("prefix_blocks: a block has ", block_tokens, " tokens, which are not whole pages of ",
-                   pages.page_tokens());
+    return Invalid("prefix_blocks: a block has ", block_tokens, " tokens; expected a multiple of the ",
+                   pages.page_tokens(), " tokens of a page");
   }
   if (absl::Status status = add_segments(prompt->segments); !status.ok()) return status;
   for (const Key& key : prompt->text->shared().blocks().first(blocks)) {

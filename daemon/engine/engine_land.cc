@@ -149,7 +149,7 @@ absl::Status CheckAllocated(const std::string& field, const Pages& pages, std::s
                      " cannot be written; expected a page of the request, or a shared page that it fills");
     }
     const bool to_fill = writable == storage::PagePool::Writable::kToFill;
-    // A shared page of a prefix holds one page of the block that its key names.
+    // Of the shared pages, a block may be written only to those that were allocated for its key.
     if (to_fill && of_prefix && !pages.pool()->Holds(header.key, i - first / page_tokens, page)) {
       return Invalid(field, ": page_table[", i, "]: page ", page,
                      " is shared; a prefix must land on the request's own pages, or on the shared pages of its blocks");

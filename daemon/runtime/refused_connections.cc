@@ -23,7 +23,7 @@ absl::string_view Name(RefusedConnection reason) {
 }
 
 void RefusedConnections::Add(const char* socket, RefusedConnection reason, absl::string_view peer,
-                             absl::string_view why) {
+                             absl::string_view detail) {
   uint64_t not_logged = 0;
   {
     MutexLock lock(mutex_);
@@ -36,7 +36,11 @@ void RefusedConnections::Add(const char* socket, RefusedConnection reason, absl:
     count.logged = count.all;
   }
   Log(LogLevel::kWarning, "connection refused",
-      {{"socket", socket}, {"reason", Name(reason)}, {"peer", peer}, {"why", why}, {"not_logged_before", not_logged}});
+      {{"socket", socket},
+       {"reason", Name(reason)},
+       {"peer", peer},
+       {"detail", detail},
+       {"not_logged_before", not_logged}});
 }
 
 std::map<std::pair<std::string, RefusedConnection>, uint64_t> RefusedConnections::counts() const {

@@ -29,7 +29,7 @@ class RefusedConnections {
   static constexpr storage::Nanos kQuiet = 10'000'000'000;
 
   // `socket` is the listener, a metric label: "rpc", "session", "events". `peer` describes the other end.
-  void Add(const char* socket, RefusedConnection reason, absl::string_view peer, absl::string_view why);
+  void Add(const char* socket, RefusedConnection reason, absl::string_view peer, absl::string_view detail);
   // By socket and reason, since the start.
   std::map<std::pair<std::string, RefusedConnection>, uint64_t> counts() const;
 

@@ -38,7 +38,7 @@ absl::string_view Name(Refusal refusal) {
   return "unknown";
 }
 
-void Refusals::Add(Refusal refusal, absl::string_view who, absl::string_view why) {
+void Refusals::Add(Refusal refusal, absl::string_view peer, absl::string_view detail) {
   counts_[static_cast<size_t>(refusal)].fetch_add(1);
   if (counted_) counted_(refusal);
   uint64_t unlogged = 0;
@@ -58,7 +58,7 @@ void Refusals::Add(Refusal refusal, absl::string_view who, absl::string_view why
     std::swap(unlogged, unlogged_);
   }
   Log(LogLevel::kWarning, "peer refused",
-      {{"reason", Name(refusal)}, {"peer", who}, {"why", why}, {"not_logged_before", unlogged}});
+      {{"reason", Name(refusal)}, {"peer", peer}, {"detail", detail}, {"not_logged_before", unlogged}});
 }
 
 }  // namespace ashlar::daemon

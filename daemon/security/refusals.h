@@ -40,8 +40,8 @@ class Refusals {
   // `counted` is called for each refusal, on the refusing thread; it may be empty.
   explicit Refusals(std::function<void(Refusal)> counted = {}) : counted_(std::move(counted)) {}
 
-  // `who` is the node name or address of the peer, and may be its own text.
-  void Add(Refusal refusal, absl::string_view who, absl::string_view why);
+  // `peer`: the peer's node name or address; the peer may have chosen the text.
+  void Add(Refusal refusal, absl::string_view peer, absl::string_view detail);
   uint64_t count(Refusal refusal) const { return counts_[static_cast<size_t>(refusal)].load(); }
 
  private:

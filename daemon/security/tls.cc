@@ -192,7 +192,7 @@ struct Tls::Impl {
     if (complaint == status.message()) return;
     complaint = std::string(status.message());
     Log(LogLevel::kWarning, "cannot reload the certificates for peers; the previous ones stay in use",
-        {{"why", complaint}});
+        {{"error", complaint}});
   }
 
   void Run() {

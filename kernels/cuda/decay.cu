@@ -127,10 +127,10 @@ __global__ void __launch_bounds__(kThreads, 2) DecayKernel(const __grid_constant
       for (int n = 0; n < kNumbers; ++n) {
         const int at = by_row ? place.i + n * place.next_i : elementwise ? place.j + n * place.next_j : 0;
         float factor = factors[s * width + at];
-        // A transition of zero erases even numbers that are not finite.
+        // A transition of zero also erases infinities and NaN.
         const bool vanished = factor == -INFINITY;
-        // Σ dt is infinite if a transition of zero was composed into it. The table's number may then itself be zero,
-        // and the product NaN.
+        // Σ dt is infinite if a transition of zero was composed into it. The table's entry may itself be zero, and
+        // the product NaN.
         if (elementwise) factor = isinf(factor) ? 0.0f : expf(table[n] * factor);
         numbers[n] = (vanished ? 0.0f : numbers[n] * factor) + end[n] * end_scale;
       }

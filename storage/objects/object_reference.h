@@ -31,8 +31,8 @@ class ObjectReference {
   const Copy& copy() const { return entry_->copies[level_]; }
   const Tier& tier() const;
 
-  // Calls `call` once the first `bytes` of the copy are there, or once they will not come (Lost): now, if that is
-  // already so. Deletes it without a call if the last reference to the copy ends before.
+  // Calls `call` when the first `bytes` of the copy are loaded or lost (Lost), at once if they already are. Deletes it
+  // without a call if the last reference to the copy ends first.
   void WhenLoaded(uint64_t bytes, std::function<void()> call) const;
   // Returns why the missing rest of the copy does not come (Levels::Lost); kNone: it does.
   MissReason Lost() const;

@@ -231,7 +231,7 @@ TEST(PoolOnAFullMachine, WorksWithTheAvailableMemory) {
   EXPECT_EQ(publish(4, 9), ReserveOutcome::kNoSpace);
 }
 
-// A node whose reads end when the test says so.
+// A node whose reads end when the test ends them.
 class SlowNode final : public RemoteSource {
  public:
   bool Reaches(const kernels::Gpu&) const override { return false; }

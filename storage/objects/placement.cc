@@ -85,7 +85,7 @@ void Placement::Changed(Entry& entry) {
   }
   --entry.holds;
   if (entry.gone != MissReason::kNone) return copies_.Vacate(entry);
-  // The calls of cancelled landings and compositions.
+  // Delete the waiters of cancelled landings and compositions.
   std::erase_if(entry.waiters,
                 [&](const Entry::Waiter& waiter) { return entry.copies[waiter.level].state.users() == 0; });
   copies_.ReleaseBroken(entry);
@@ -264,8 +264,8 @@ void Placement::Failed(Entry& entry, size_t level, const absl::Status& status) {
     }
     // An unreadable source counts as lost, and so does the copy filled from it.
     const MissReason of_node = absl::IsAborted(status) ? MissReason::kSlowerThanRecompute : MissReason::kPeerFailed;
-    const MissReason why = source == levels_.remote() ? of_node : MissReason::kTierError;
-    if (source > level) return objects_.Lost(entry, why, PolicyKind::kNone, levels_.kind(source));
+    const MissReason reason = source == levels_.remote() ? of_node : MissReason::kTierError;
+    if (source > level) return objects_.Lost(entry, reason, PolicyKind::kNone, levels_.kind(source));
   }
   // The copy will not arrive, but a reference waits for it.
   const bool awaited = level < levels_.memory() && entry.copies[level].state.users() > 0;

@@ -275,7 +275,7 @@ TEST_F(InPlace, SegmentsThatAreNotFilledInTimeAreComputed) {
   ASSERT_GOOD(second.Finish());
 }
 
-// Otherwise the second would wait for the first, which has nothing to fill the pages with.
+// If they had shared pages, the second request would wait for the first, which cannot fill them.
 TEST_F(InPlace, MissedSegmentsOfARequestThatDoesNotFillHaveNoPages) {
   InPlaceEngine engine(daemon_);
   const Asked asked(segments_);
@@ -379,7 +379,7 @@ class InPlacePrefix : public InPlace {
   const Tokens text_ = MakeRun(9, 600);
 };
 
-TEST_F(InPlacePrefix, RequestsReadOneCopyOfItsBlocks) {
+TEST_F(InPlacePrefix, RequestsReadOneCopyOfBlocks) {
   InPlaceEngine engine(daemon_, 5000, 16);
   Store(engine);
   const Longer first_asked(text_, 1), second_asked(text_, 2);
@@ -446,7 +446,7 @@ TEST_F(InPlacePrefix, BlocksThatAreNotFilledInTimeAreComputed) {
   ASSERT_GOOD(second.Finish());
 }
 
-TEST_F(InPlacePrefix, AFilledPromptReadsItInPlace) {
+TEST_F(InPlacePrefix, FilledPromptReadsPrefixInPlace) {
   InPlaceEngine engine(daemon_, 5000, 16);
   Store(engine);
   Asked filling({text_, segments_[1]});
@@ -463,7 +463,7 @@ TEST_F(InPlacePrefix, AFilledPromptReadsItInPlace) {
               StartsWith("3 texts[0].request: its plan reads segments"));
 }
 
-TEST_F(InPlacePrefix, SegmentsThatItCoversHaveNoPages) {
+TEST_F(InPlacePrefix, SegmentsInsideThePrefixHaveNoPages) {
   InPlaceEngine engine(daemon_, 5000, 16);
   Store(engine);
   const Asked asked({text_});
@@ -478,7 +478,7 @@ TEST_F(InPlacePrefix, SegmentsThatItCoversHaveNoPages) {
   engine.ExpectText(request, text_);
 }
 
-TEST_F(InPlacePrefix, AConversationsOwnIsNotShared) {
+TEST_F(InPlacePrefix, OwnPrefixOfAConversationIsNotShared) {
   InPlaceEngine engine(daemon_, 5000, 16);
   Store(engine, /*conversation=*/9);
   Longer asked(text_, 1);

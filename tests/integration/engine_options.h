@@ -77,7 +77,7 @@ struct Computed {
 
 // Returns, for example, "checkpoint 0-50 run 50-54 interior 54-137 ".
 std::string StepsOf(const engine::Request& request);
-// Why each segment missed; "none": a hit.
+// Returns each segment's miss reason; "none": a hit.
 std::vector<std::string> ReasonsOf(const engine::Request& request);
 
 }  // namespace ashlar::integration

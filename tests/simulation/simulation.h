@@ -28,7 +28,7 @@
 // once.
 //
 // A seed repeats all calls and completions. Faults of writes to the disk may differ between two runs: one write covers
-// extents of two arenas if the kernel has mapped these next to each other.
+// extents of two arenas if the kernel has mapped the arenas next to each other.
 //
 // A run of many seeds in parts, on a machine that also does other work:
 //   ASHLAR_SIMULATION_SEEDS=20000 ASHLAR_SIMULATION_PROGRESS=seeds.txt ASHLAR_SIMULATION_PART=2000

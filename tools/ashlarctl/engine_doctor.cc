@@ -84,7 +84,7 @@ Finding OfState(const EngineSamples& engine) {
   const std::string found = absl::StrCat(engine.state, " (", engine.reason, ")");
   if (known == reasons.end()) {
     return {Verdict::kBad, "state", absl::StrCat(found, "; expected serving"),
-            "read the engine's log: another release of ashlarctl names this reason"};
+            "use the ashlarctl of the engine's release, which knows this reason"};
   }
   if (known->remedy[0] == '\0') return {Verdict::kFine, "state", found, ""};
   return {Verdict::kBad, "state", absl::StrCat(found, "; expected serving"), known->remedy};
@@ -118,7 +118,7 @@ bool IsKept(const std::string& outcome) {
   return outcome == "kept" || outcome == "already_present" || outcome == "kept_as_span";
 }
 
-// What helps against the most frequent reason for which texts are not stored.
+// Returns the remedy for the most frequent reason why texts are not stored.
 const char* StoreRemedy(const Counts& stores) {
   std::string worst;
   double most = 0;
@@ -129,7 +129,7 @@ const char* StoreRemedy(const Counts& stores) {
   }
   const auto& outcomes = StoreOutcomes();
   const auto known = std::ranges::find(outcomes, worst, &StoreOutcome::outcome);
-  return known == outcomes.end() ? "read the engine's log: another release of ashlarctl names this outcome"
+  return known == outcomes.end() ? "use the ashlarctl of the engine's release, which knows this outcome"
                                  : known->remedy;
 }
 
@@ -179,7 +179,7 @@ const std::vector<EngineReason>& EngineReasons() {
 
 const std::vector<StoreOutcome>& StoreOutcomes() {
   static const auto* const outcomes = new std::vector<StoreOutcome>{
-      {"declined", "enlarge the tenant's budgets: they hold objects that are worth more"},
+      {"declined", "enlarge the tenant's budgets: objects that save more time fill them"},
       {"no_space", "enlarge the tenant's budgets: objects in use fill them"},
       {"busy", "raise saves_in_flight, or find the cause of the load with ashlarctl top"},
       {"bad_source", "report the engine's arguments and log"},

@@ -19,8 +19,8 @@ struct EngineReason {
 };
 const std::vector<EngineReason>& EngineReasons();
 
-// An outcome of vllm:ashlar_stores_total for a text that was not stored: of the commit (proto/outcome.h), or the
-// connector's own.
+// An outcome of vllm:ashlar_stores_total for a text that was not stored: an outcome of the commit (proto/outcome.h), or
+// one of the connector.
 struct StoreOutcome {
   const char* outcome;
   const char* remedy;

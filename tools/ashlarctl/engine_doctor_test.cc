@@ -78,7 +78,7 @@ TEST(EngineDoctor, NamesEachReasonWithItsRemedy) {
                 each.remedy);
   }
   ExpectWorst("vllm:ashlar_state{engine=\"0\",reason=\"new\",state=\"off\"} 1\n", Verdict::kBad, "state", "off (new)",
-              "another release");
+              "of the engine's release");
 }
 
 TEST(EngineDoctor, FindsEachReasonForAnUnusedCache) {
@@ -100,7 +100,7 @@ TEST(EngineDoctor, FindsEachReasonForAnUnusedCache) {
   ExpectWorst(absl::StrCat(serving, hits, Counter("stores", "no_space", 4), Counter("stores", "busy", 1)),
               Verdict::kBad, "stores", "busy 1, no_space 4; expected kept", "budgets: objects in use");
   ExpectWorst(absl::StrCat(serving, hits, Counter("stores", "busy", 1), Counter("stores", "new", 4)), Verdict::kBad,
-              "stores", "busy 1, new 4; expected kept", "another release");
+              "stores", "busy 1, new 4; expected kept", "of the engine's release");
   ExpectWorst(absl::StrCat(serving, hits, Counter("stores", "kept", 1), Counter("stores", "busy", 4)), Verdict::kNote,
               "stores", "busy 4, kept 1", "saves_in_flight");
   ExpectWorst(

@@ -25,7 +25,7 @@ constexpr Naming kNaming[] = {
     {"tenant", "tenant"},
     {"model_id", "model_id"},
     {"weights_digest", "weights"},
-    {"tokenizer_digest", "tokenizer"},  // of a hub's tokenizer: its repository
+    {"tokenizer_digest", "tokenizer"},  // for a tokenizer of a hub, it contains the repository
     {"lora", "lora"},
     {"client", "client"},
     {"uid", "uid"},
@@ -64,8 +64,8 @@ const char* KindOf(std::span<const Naming> table, const std::string& field) {
   return found == table.end() ? nullptr : found->kind;
 }
 
-// The kind of the names in which two models differ (explanation_text.cc), such as model_id for the field
-// identity.model_id. Null if `object` is no such difference.
+// Returns the kind of names in which two models differ (explanation_text.cc), such as model_id for the field
+// identity.model_id. Null: `object` describes no such difference.
 const char* KindOfDifference(const json& object) {
   const auto field = object.find("field");
   if (field == object.end() || !field->is_string()) return nullptr;

@@ -12,9 +12,9 @@ namespace ashlar::ctl {
 
 class Redaction {
  public:
-  // Replaces the names of tenants, models, their weights and tokenizers, engines, users and nodes, in place. Replaces
-  // names of nodes, clusters and tenants also where they are words of other texts, such as paths. A field `yaml` is
-  // treated as a configuration.
+  // Replaces the names of tenants, models, their weights and tokenizers, engines, users and nodes, in place. Names of
+  // nodes, clusters and tenants are also replaced inside other texts, such as paths. A field `yaml` is treated as a
+  // configuration.
   void Apply(nlohmann::json& value);
   // Also replaces addresses and the daemon's etcd user in a configuration. Comments stay. A text that is not YAML is
   // removed completely.

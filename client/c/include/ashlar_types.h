@@ -217,7 +217,7 @@ typedef struct ashlar_plan {
   uint32_t own, exact;
   uint32_t prefix_tier;          /* the slowest tier that a part of the prefix is in (ashlar_tier_name) */
   uint32_t prefix_span_tokens;   /* last tokens of the prefix whose states are rebuilt from a buffered span */
-  uint64_t shared_prefix_tokens; /* first tokens of the prefix that are in shared pages (ashlar_request_admit) */
+  uint64_t shared_prefix_tokens; /* number of the prefix's first tokens in shared pages (ashlar_request_admit) */
 } ashlar_plan;
 
 typedef struct ashlar_step {

@@ -24,13 +24,13 @@
 // Poll returns kOk, and a prompt's tokens until the request ends. Page tables, plans and the structs that point to
 // tensors are copied.
 //
-// Ownership of pages. A request that was begun with pages owns them until Finish returns kOk or kRestart, until
-// PollQuiesced returns kOk, or, if nothing lands, until the plan is known. Until then the daemon may write to the
-// pages, and the engine may write only the tokens that the plan tells it to compute. While missing() is not empty,
+// Ownership of pages. A request that was begun with pages owns them until Finish returns kOk or kRestart, or
+// PollQuiesced returns kOk. If nothing lands, it owns them until the plan is known. Until then the daemon may write to
+// the pages, and the engine may write only the tokens that the plan tells it to compute. While missing() is not empty,
 // nothing lands. If a request ends earlier, or gets kOtherPages, its pages belong to the cache: TakeQuiescedPages
 // returns them once, and calls refuse them until then. To learn whether the pages are yours, call PollQuiesced before
-// you end a request. kOtherPages: give the request other pages, with LookAgain while missing() is not empty, otherwise
-// with Move, or with Admit if the daemon allocates pages.
+// you end a request. kOtherPages: give the request other pages. Call LookAgain while missing() is not empty, otherwise
+// Move, or Admit if the daemon allocates pages.
 //
 // In-place sharing (MEPIC §3.2). With Memory::share_in_place the daemon allocates page numbers, and running requests
 // read one copy of each segment. Begin takes no pages. Request::Admit returns the request's pages: shared ones, and the
@@ -38,10 +38,11 @@
 // lands hits into them in the background. WaitLayer and Finish wait until all segments that the plan uses are filled,
 // also by other requests. Attention reads a shared key in place: it is rotated to its slot (SharedSegment), so rotate
 // the query by the difference. Compute missed segments in the request's own pages, Publish them, and call LookAgain
-// without pages. The pages return to the daemon when the request ends. Whole blocks of an exact prefix are shared in
-// the same way (Plan::shared_prefix_tokens, AdmittedPages::prefix), at their positions: the page table of a prompt
-// without segments is the prefix's shared pages, followed by its own. The rest of the prefix lands after Admit. Texts
-// with shared interiors cannot be committed, because their keys are not rotated to their positions.
+// without pages. The pages return to the daemon when the request ends.
+// Whole blocks of an exact prefix are shared in the same way (Plan::shared_prefix_tokens, AdmittedPages::prefix). Their
+// keys are rotated to their positions, so the page table of a prompt without segments is the shared pages of the
+// prefix, followed by the request's own pages. The rest of the prefix lands after Admit. Texts with shared interiors
+// cannot be committed, because the keys of the interiors are not rotated to their positions.
 //
 // GPUs. kGpu memory holds pages only. States, tails, rows and outputs are in host memory; a pointer to GPU memory is
 // refused by name if it is in the cache's memory, and crashes the process otherwise. Before Publish, Commit and each
@@ -167,7 +168,7 @@ struct LayerAdvance {
   uint32_t copy_count = 0;
 };
 
-// One linear layer of a text that kernels in this process compute by itself (Run), from a zero state.
+// One linear layer of a run. Kernels in this process compute the run separately, from a zero state.
 struct AloneLayer {
   uint32_t layer = 0;
   TokenRows inputs;          // one row per token of the run
@@ -287,7 +288,7 @@ class Request {
                       Job* job) noexcept;
   void Abandon(uint32_t missing) noexcept;
   // For a request from Cache::ServePrefill on a cache without pages: another process has published the run. The next
-  // ServePrefill reports it, and the daemon looks for it. kFailedPrecondition: the request did not come from there.
+  // ServePrefill reports it, and the daemon looks for the segment. kFailedPrecondition: any other request.
   Status MarkPublished(uint32_t missing) noexcept;
   // With Prompt::cold_parallel: the number of segments that other engines compute for this prompt. If it is not 0, call
   // WaitCold and LookAgain even if missing() is empty.
@@ -309,12 +310,12 @@ class Request {
   Status StartLookAgain(const int32_t* page_table, uint64_t page_count) noexcept;
   Status StartLookAgain(const PageTable* page_tables, uint32_t count) noexcept;
 
-  // With Memory::share_in_place. The first call gets the pages of the prompt's segments, the shared pages of its prefix
+  // Requires Memory::share_in_place. The first call gets the shared pages of the prompt's segments and of its prefix
   // (Plan::shared_prefix_tokens), and `own_pages` pages for all other tokens. Further calls raise the number of own
   // pages to `own_pages`; a smaller number changes nothing. Call it before WaitLayer, and again after LookAgain,
   // kRestart and kOtherPages. kNoPages: too few are free; `shortage` (may be null) has the numbers, and nothing has
-  // changed. kFailedPrecondition: requests from before a reconnect still run; end them. kUnavailable: no answer, or it
-  // is busy.
+  // changed. kFailedPrecondition: requests from before a reconnect still run; end them. kUnavailable: the daemon did
+  // not answer or is busy.
   Status Admit(uint32_t own_pages, PageShortage* shortage) noexcept;
   const AdmittedPages& admitted() const noexcept;  // empty before Admit
 
@@ -339,7 +340,7 @@ class Request {
   // Drops segments that another rank has missed. Call it after Finish. Returns kRestart.
   Status DropSegments(const uint32_t* segments, uint32_t count) noexcept;
 
-  // True: the request's former pages belong to the cache, after kOtherPages.
+  // True after kOtherPages: the request's former pages belong to the cache.
   bool pages_kept() const noexcept;
 
   // Ends the landing without waiting.
@@ -347,8 +348,8 @@ class Request {
   // kOk: nothing can write to the pages any longer; the engine owns them, and TakeQuiescedPages does not return them.
   // kFailedPrecondition: TakeQuiescedPages has returned them.
   Status PollQuiesced() noexcept;
-  // Ends the request's lease, when no Tuple is needed any more. Texts that began as its prompt may still be committed;
-  // commits in progress keep the lease until they are done.
+  // Ends the request's lease. Call it when no Tuple is needed any more. Texts that began as its prompt may still be
+  // committed; commits in progress keep the lease until they are done.
   void Release() noexcept;
 
   // Returns the size of the plan for other processes, and writes the plan to `out` if `capacity` suffices. 0: no hit.
@@ -398,8 +399,8 @@ class Cache {
   // that serves a decode engine. Only tokens, conversation, media and salt of `text` are read. kOk: the node has it.
   // kPending: timeout; it may still arrive. kUnavailable: it will not arrive; the message has the reason.
   Status Handoff(const Text& text, const char* node, uint32_t wait_ms) noexcept;
-  // Writes the outcome (HandoffName): "completed", "timed_out", or why the other engine must compute. Destroying the
-  // job waits for it: at most wait_ms, plus a few seconds if the node does not answer.
+  // Writes the outcome (HandoffName): "completed", "timed_out", or the reason why the other engine must compute.
+  // Destroying the job waits for it: at most wait_ms, plus a few seconds if the node does not answer.
   Status StartHandoff(const Text& text, const char* node, uint32_t wait_ms, uint8_t* outcome, Job* job) noexcept;
 
   // Offers this engine's idle time: waits for a segment that another engine of the tenant, on any node, needs. kOk:

@@ -314,8 +314,8 @@ struct Plan {
   uint8_t prefix_tier = 0;     // the slowest tier that a part of the prefix is in (TierName)
   // Last tokens of the prefix whose states the cache rebuilds from a buffered span (OpenOptions::span_tokens).
   uint32_t prefix_span_tokens = 0;
-  // With Memory::share_in_place: the prefix's first tokens that are in shared pages, a multiple of page_tokens. 0 for a
-  // conversation's own prefix.
+  // With Memory::share_in_place: number of the prefix's first tokens that are in shared pages, a multiple of
+  // page_tokens. 0 for a conversation's own prefix.
   uint64_t shared_prefix_tokens = 0;
 };
 
@@ -358,7 +358,7 @@ struct AdmittedPages {
   const int32_t* own_pages = nullptr;  // ordered as Admit added them
   uint64_t own_page_count = 0;
   // The blocks of the prefix that were shared when Admit was first called: token i is at position and slot i. The plan
-  // reads its first Plan::shared_prefix_tokens tokens there. The tokens that follow, up to Plan::prefix_tokens, land on
+  // reads the first Plan::shared_prefix_tokens tokens there. The tokens after them, up to Plan::prefix_tokens, land on
   // the first own pages, in order.
   SharedSegment prefix;
 };

@@ -168,8 +168,7 @@ class PageStore:
 
         `keys`: 32 bytes each. Returns one outcome per key: "published", "already_present", "being_published" (another
         engine stores it), or why the cache does not accept the page. If `fill` raises, its exception is raised, and
-        pages that are not yet published are abandoned. Once the daemon does not answer, it is asked for no further page
-        of the call.
+        pages that are not yet published are abandoned. If the daemon does not answer, the call requests no more pages.
         """
         outcomes: list[str] = []
         wanted = self._checked(keys)
@@ -211,7 +210,7 @@ class PageStore:
 
     def get(self, keys: Sequence[bytes], take: PageCall) -> list[str | None]:
         """Fetches pages. Calls `take` for each page found, to read its bytes. Returns for each key the reason of its
-        miss, or None for a hit. Once the daemon does not answer, it is asked for no further page of the call."""
+        miss, or None for a hit. If the daemon does not answer, the call requests no more pages."""
         return [page.miss for page in self.fetch(keys, take)]
 
     def fetch(self, keys: Sequence[bytes], take: PageCall) -> list[Fetched]:

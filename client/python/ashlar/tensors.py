@@ -19,7 +19,7 @@ SCALAR = (ashlar.Family.RETNET, ashlar.Family.LIGHTNING, ashlar.Family.MAMBA2)  
 COMPUTED = (*MATRIX, ashlar.Family.LIGHTNING, ashlar.Family.MAMBA1)  # families of `segment_tuple`
 
 
-_CHUNK, _CHANNEL_CHUNK = 64, 16  # tokens; the second is for decays by channel
+_CHUNK, _CHANNEL_CHUNK = 64, 16  # tokens per chunk; the second is for decays per channel
 _CHUNKS = 16  # number of chunks whose maps are in memory at once
 
 
@@ -39,7 +39,7 @@ def segment_tuple(
     assert decays is not None
     if layer.family is ashlar.Family.LIGHTNING:
         later = torch.arange(len(k) - 1, -1, -1, device=k.device)
-        k = k * (later[:, None] * decays).exp()[:, :, None]  # what is left of each token
+        k = k * (later[:, None] * decays).exp()[:, :, None]  # decayed to the last token
         state, transition = torch.einsum("thk,thv->hkv", k, v), len(k) * decays
     else:
         state, transition = _scan(k, v, rows["beta"].float(), decays)

@@ -146,7 +146,7 @@ engine::Layer ModelDescription::ReadLayer(nb::handle given, uint32_t index) {
   const uint64_t needed = out.family == Family::kMamba1 ? heads * out.d_k * out.d_v : heads;
   if (floats_.back().size() != needed) {
     throw Refused(layer.NameOf("decay_table"),
-                  std::to_string(floats_.back().size()) + " numbers, and " + std::to_string(needed) + " are needed");
+                  std::to_string(floats_.back().size()) + " numbers; expected " + std::to_string(needed));
   }
   return out;
 }

@@ -373,7 +373,7 @@ void BindPlan(nb::module_& module) {
           "Number of the prefix's last tokens whose states the cache rebuilds from a buffered span.")
       .def_prop_ro(
           "shared_prefix_tokens", [](const PyPlan& self) { return self.plan.shared_prefix_tokens; },
-          "With `share_in_place`: the prefix's first tokens that are in shared pages.")
+          "With `share_in_place`: number of the prefix's first tokens that are in shared pages.")
       .def_prop_ro(
           "cached_tokens", [](const PyPlan& self) { return self.plan.cached_tokens; },
           "Tokens of all steps that are not computed.")

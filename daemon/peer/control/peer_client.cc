@@ -157,7 +157,7 @@ struct PeerClient::Impl {
       const std::string text(status.message());
       if (!stopping && (was_here || text != last_error)) {
         Log(was_here ? LogLevel::kInfo : LogLevel::kWarning, was_here ? "peer disconnected" : "peer handshake failed",
-            {{"peer", options.node}, {"address", options.address}, {"why", text}});
+            {{"peer", options.node}, {"address", options.address}, {"error", text}});
       }
       last_error = was_here ? "" : text;
     }

@@ -21,7 +21,9 @@ def arguments() -> argparse.ArgumentParser:
         help="an engine's server, and its daemon's sockets or its node in the cluster; repeat for each",
     )  # fmt: skip
     parser.add_argument("--model", help="name or folder with the tokenizer; without it only token ids are probed")
-    parser.add_argument("--model-id", help="the connector's model_id; default: the connector's, for --model")
+    parser.add_argument(
+        "--model-id", help="the connector's model_id; default: the name that the connector derives from --model"
+    )
     parser.add_argument("--policy", choices=("cheapest", "round-robin"), default="cheapest")
     parser.add_argument("--segment-separator", default="", help="the connector's segment_separator")
     parser.add_argument(

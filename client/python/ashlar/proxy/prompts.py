@@ -15,9 +15,9 @@ import numpy as np
 
 from ashlar.prompt import Tokens, lengths_between, separator_ends
 
-# Arguments of apply_chat_template that are no variables of a template. By one of them a small request could take a
-# client's template, or any amount of memory (padding).
-_NO_VARIABLES = frozenset(
+# Arguments of apply_chat_template that are not template variables. With them, a small request could bring its own
+# template, or use any amount of memory (padding).
+_RESERVED = frozenset(
     "chat_template tokenize padding truncation max_length return_tensors return_dict return_assistant_tokens_mask "
     "tokenizer_kwargs".split()
 )
@@ -76,7 +76,7 @@ class Prompts:
             special = body.get("add_special_tokens", True) is True
             try:
                 return np.asarray(self._tokenizer.encode(prompt, add_special_tokens=special), np.int32)
-            except Exception as error:  # half of a surrogate pair, for example
+            except Exception as error:  # for example, a lone surrogate cannot be encoded
                 raise Unprobed("prompt") from error
         if isinstance(prompt, list) and prompt and all(type(token) is int and 0 <= token < 2**31 for token in prompt):
             return np.asarray(prompt, np.int32)
@@ -103,7 +103,7 @@ class Prompts:
         options = body.get("chat_template_kwargs")
         options = options if isinstance(options, dict) else {}
         # A client's template can run for hours, and one thread renders all of them.
-        if body.get("chat_template") is not None or not _NO_VARIABLES.isdisjoint(options):
+        if body.get("chat_template") is not None or not _RESERVED.isdisjoint(options):
             raise Unprobed("template")
         try:
             tokens = self._tokenizer.apply_chat_template(

@@ -224,7 +224,7 @@ class Proxy:
                     self._waiting -= 1
 
     async def _wake(self) -> None:
-        """Lets all waiting requests look again. They wait for different backends, so one of them is not enough."""
+        """Wakes all waiting requests. They may need different backends, so waking one is not enough."""
         async with self._free:
             self._free.notify_all()
 
@@ -284,7 +284,7 @@ class _Attempt:
         client, backend, request = self._proxy._client, self._backend, self._request
         assert client is not None
         headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
-        url = backend.url + request.rel_url.raw_path_qs  # a request may also name the proxy's host
+        url = backend.url + request.rel_url.raw_path_qs  # the request line may contain the proxy's host
         limit = aiohttp.ClientTimeout(
             total=None, sock_connect=self._limits.connect_seconds, sock_read=self._limits.first_byte_seconds
         )

@@ -97,8 +97,8 @@ class Draft:
         )
 
     def weights(self, engine: Engine, given: str) -> checkpoint.Weights | None:
-        """Returns the name of the draft model's weights, as `Engine.weights`. A given name is completed by the draft
-        model's path and revision."""
+        """Returns the name of the draft model's weights, like `Engine.weights`. The draft model's path and revision are
+        appended to a given name."""
         place = self.speculative_draft_model_path
         if not place or place == engine.model_path:  # a part of the model's own checkpoint
             return checkpoint.Weights(place, "the model's own")
@@ -108,7 +108,7 @@ class Draft:
 
 
 def _published(bag: str, names: list[str]) -> dict[str, str]:
-    """Returns the fields of one part of SGLang's configuration that have a value."""
+    """Returns those fields of one part of SGLang's configuration that have a value."""
     try:
         from sglang.srt import runtime_context
 

@@ -84,7 +84,7 @@ class _Pool:
     host: Any
     page_bytes: int
     page_dtype: torch.dtype
-    types: str  # of all elements: pages of states are bytes
+    types: str  # types of the elements; page_dtype is bytes for states
     drafted: bool  # whether a draft model has computed a part of each page
     page_size: int
     store: PageStore | None = None
@@ -107,7 +107,7 @@ class AshlarStorage(HiCacheStorage):
         self._model = self._engine.model_id(name)
         self._weights = self._engine.weights(name, self._settings.weights_digest)
         self._drafts = Draft.here()
-        self._draft: checkpoint.Weights | None = None  # None: no pool needs it, or it has no name
+        self._draft: checkpoint.Weights | None = None  # None: no pool has drafts, or the weights have no name
         if self._weights is None:
             logger.warning(
                 "Ashlar: the cache is off for %s: cannot identify the weights (load_format: %s); load them from a local "
@@ -126,7 +126,7 @@ class AshlarStorage(HiCacheStorage):
         self._own_counts = Counts({
             "tp_rank": storage_config.tp_rank, "pp_rank": storage_config.pp_rank, "dp_rank": storage_config.dp_rank
         })  # fmt: skip
-        # Not held while the daemon is asked: SGLang's scheduler reads the counts in each of its steps.
+        # Guards counts. Not held during calls to the daemon: SGLang's scheduler reads the counts in each step.
         self._counting = threading.Lock()
         self._counts: dict[str, list[Any]] = {
             f"{what}_{unit}": [] for what in ("prefetch", "backup") for unit in ("pgs", "bandwidth")

@@ -113,9 +113,14 @@ def check(model: Any, described: Model, shape: Shape) -> None:
         attention = described.layers[place.index]
         assert isinstance(attention, Attention)
         if type(plain.layers[place.layer]) not in _EXTENDED:
-            raise _refuse(place.layer, f"its cache is a {type(plain.layers[place.layer]).__name__}")
+            kind = type(plain.layers[place.layer]).__name__
+            expected = " or ".join(sorted(each.__name__ for each in _EXTENDED))
+            raise _refuse(place.layer, f"its cache is a {kind}; expected {expected}")
         if attention.key_dim != attention.value_dim:
-            raise _refuse(place.layer, f"keys of {attention.key_dim} and values of {attention.value_dim} dimensions")
+            raise _refuse(
+                place.layer,
+                f"keys of {attention.key_dim} and values of {attention.value_dim} dimensions; expected equal ones",
+            )
     tokens = torch.randint(0, config.vocab_size, (1, 24), generator=torch.Generator().manual_seed(21))
     with torch.autocast("cpu", enabled=False):
         whole = _last(model, plain, tokens)

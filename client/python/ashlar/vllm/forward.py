@@ -469,7 +469,7 @@ class EngineModel:
     def _clear_ends(self, pages: Mapping[int, Sequence[int]]) -> None:
         """Fills the last block of each group with zeros, as the engine does with the new blocks of requests.
 
-        Kernels multiply the rows after the last token by zero. A state that was in the block may be NaN as such a row.
+        Kernels multiply the rows after the last token by zero. A former state in the block may be NaN if read as rows.
         """
         for number, table in pages.items():
             group = self._groups[number]

@@ -154,7 +154,7 @@ class Jumps:
 
     def starts_over(self, request: Any, pool: Any) -> bool:
         """Returns whether the request was preempted after a jump was decided. Its blocks now have the names of an exact
-        prompt again, so what the engine's own cache has must be queried again."""
+        prompt again, so the engine's own cache must be queried again."""
         prompt = self._prompts.get(request.request_id)
         if prompt is None or prompt.exact is None:
             return False

@@ -97,7 +97,7 @@ class MediaNames:
             try:
                 digest = future.result()
             except Exception as error:
-                raise Unnamed(f"mm_features: cannot hash a {feature.modality}: {error}") from error
+                raise Unnamed(f"mm_features: cannot hash the {feature.modality}: {error}") from error
             with self._lock:
                 known = self._known.setdefault(feature.identifier, digest)
                 self._known.move_to_end(feature.identifier)

@@ -489,7 +489,7 @@ def _segment_layer(spec: Any, manager: type, layer: Any, tp: int, text: Any) -> 
 
 
 def _is_kda(spec: Any, text: Any) -> bool:
-    """Returns whether states that vLLM types as those of a gated delta net are KDA's, which has one size of heads."""
+    """Returns whether states of vLLM's type GDN_ATTN are KDA's, whose keys and values have heads of one size."""
     heads, d_v, d_k = spec.shapes[1] if len(spec.shapes[1]) == 3 else (0, 0, 0)
     own_size = d_v == d_k and _tail(spec, 1)["conv_channels"] == 3 * heads * d_k
     return own_size and getattr(text, "linear_num_key_heads", None) is None

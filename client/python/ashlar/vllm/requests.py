@@ -97,7 +97,7 @@ class Names:
         self.generation = uuid.uuid4().hex
 
     def begin(self, request: Any, media: list[Future[bytes]]) -> None:
-        """Starts to compute the digests of the request's media after the ones in `media`, and adds them to it."""
+        """Starts to compute the digests of the request's media that `media` lacks, and appends them to it."""
         with contextlib.suppress(Unnamed):  # `find` logs the reason
             self._media.begin(request, media)
 

@@ -148,7 +148,7 @@ class Scheduler:
             known.scheduled = False
         jumps = self._loads and known is not None
         if jumps and self._jumps.starts_over(request, self._pool):
-            return None, False  # the computed tokens are those of composed blocks
+            return None, False  # `computed` counts composed blocks
         if jumps:
             self._jumps.start(request, computed, self._pool)  # both lookups run at the same time
         found, between = self._match_prefix(request, computed)
@@ -445,7 +445,7 @@ class Scheduler:
                 self._erase(followed)
 
     def _offer_end(self, followed: Followed, ids: Sequence[list[int]]) -> None:
-        # Tokens before its first step may be those that another connector (MultiConnector) has not loaded yet.
+        # Before the request's first step, another connector (MultiConnector) may still be loading its tokens.
         if self._saves and self._opening.cache is not None and followed.scheduled:
             if (save := self._offers.offer_end(followed, ids)) is not None:
                 self._new_saves.append(save)
