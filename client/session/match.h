@@ -89,7 +89,7 @@ class Match {
   const std::vector<uint64_t>& checkpoint_positions() const { return checkpoint_positions_; }
   const std::vector<SegmentResult>& segments() const { return segments_; }
   const PrefixResult& prefix() const { return prefix_; }
-  // Depths that could have been chosen for the prefix, ascending; of very many the deepest.
+  // Depths that could have been chosen for the prefix, ascending. If there are very many, only the deepest.
   const std::vector<uint64_t>& resumable() const { return resumable_; }
 
   // Tuples of a hit segment, one entry per layer of the layout (empty views for attention layers). Mapping costs

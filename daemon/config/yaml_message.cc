@@ -187,8 +187,8 @@ class Deaf final : public YAML::EventHandler {
   void OnMapEnd() override {}
 };
 
-// YAML::LoadAll does not return if a document starts with a token that belongs to none, such as a comma: the parser
-// reports empty documents without end.
+// YAML::LoadAll does not return if a document starts with an invalid token, such as a comma: the parser reports empty
+// documents forever.
 bool IsOneDocument(const std::string& yaml) {
   std::istringstream in(yaml);
   YAML::Parser parser(in);

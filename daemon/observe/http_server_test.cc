@@ -150,7 +150,7 @@ TEST_F(HttpServerTest, ANewConnectionReplacesTheOldestAtTheLimit) {
 }
 
 TEST_F(HttpServerTest, ConnectionLimitIsPerUser) {
-  if (geteuid() != 0) GTEST_SKIP() << "only root can be somebody else";
+  if (geteuid() != 0) GTEST_SKIP() << "only root can change its user";
   Start();
   std::optional<HttpPeer> other;
   AsUser(54321, [&] { other.emplace(path()); });

@@ -14,7 +14,7 @@ struct Request {
   DType start_dtype = DType::kF32;
   const int32_t* start_exponents = nullptr;
   TokenBuffer buffer;
-  int32_t slots = 0;  // slots that the state takes in
+  int32_t slots = 0;  // number of slots to add to the state
   int64_t first = 0;  // first of the inputs' tokens
   int32_t tokens = 0;
   bool append = false;  // the tokens fill the following slots
@@ -54,7 +54,7 @@ struct SlotTile {
   }
 };
 
-// The state takes in `slots` slots.
+// Adds `slots` slots to the state.
 template <int kBlocks>
 __device__ void TakeIn(const Chain& chain, const Place& place, const TokenBuffer& buffer, int32_t slots, int gate_width,
                        Column<kBlocks>& column) {
@@ -163,7 +163,7 @@ class Decoding {
     if (request.rounded.heads != nullptr) staged.rounded = StageTarget(request.rounded);
   }
 
-  // The state takes in `slots` slots and is written to `target`.
+  // Adds `slots` slots to the state, and writes it to `target`.
   void Add(const BufferedRequest& request, int32_t slots, const StateView& target) {
     Stage(request, request.state, slots, true).target = StageTarget(target);
   }

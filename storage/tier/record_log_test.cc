@@ -134,7 +134,7 @@ TEST_F(RepairTest, RecoversBatchesAfterDamage) {
       .put('!');
   int warnings = 0;
   const auto records = Open(&warnings);
-  EXPECT_EQ(records.size(), 298u) << "all but the damaged one, and the one that was deleted behind it";
+  EXPECT_EQ(records.size(), 298u) << "all but the damaged one, and the one deleted after it";
   EXPECT_FALSE(records.contains("record 299"));
   EXPECT_EQ(records.at("record 298").size(), 1u + 298 * 7);
   EXPECT_GE(warnings, 1) << "said in the log";

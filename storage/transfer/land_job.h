@@ -47,7 +47,7 @@ class LandJob {
 
   // Callable on any thread, one call at a time. Runs whole steps below `end_step` until they have read `bytes` or none
   // is left. `landed` is called on the working threads, one at a time, when layers() has increased and more follow.
-  // Corrupt sources are skipped from then on. Stops between tasks when cancelled, and between steps when
+  // A corrupt source is skipped afterwards. Stops between tasks when cancelled, and between steps when
   // `should_yield`, called on those threads, is true.
   void Run(uint64_t bytes, size_t end_step, const std::function<void()>& landed,
            const std::function<bool()>& should_yield);

@@ -301,7 +301,7 @@ TEST_F(ErasurePrefixesTest, PromptsAndConversationsAreErasedToo) {
   EXPECT_EQ(Ask(Join(shared, {1})).prefix.depth, 0u);
   EXPECT_EQ(Ask(Join(own, {1}), kAnn, Conversation(1)).prefix.depth, 0u);
   Serve(shared);
-  EXPECT_EQ(Ask(Join(shared, {1})).prefix.depth, 600u) << "and are learned anew";
+  EXPECT_EQ(Ask(Join(shared, {1})).prefix.depth, 600u) << "it is stored again";
 }
 
 TEST_F(ErasurePrefixesTest, APrefixThatIsBeingCommittedEndsToo) {

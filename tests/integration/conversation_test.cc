@@ -73,7 +73,7 @@ TEST_F(Conversing, CorruptStatesAreNotResumedFrom) {
   ASSERT_GE(FlipInArenas(daemon_.pid(), Bytes(state.data(), 16)), 1);
   EXPECT_EQ(Say(40).set->resumed, 0u);
   const uint64_t left = Left();
-  EXPECT_EQ(Say(40).set->resumed, left) << "committed anew";
+  EXPECT_EQ(Say(40).set->resumed, left) << "committed again";
 }
 
 TEST_F(Conversing, CorruptKeysAreNotResumedFrom) {
@@ -84,7 +84,7 @@ TEST_F(Conversing, CorruptKeysAreNotResumedFrom) {
   ASSERT_GE(FlipInArenas(daemon_.pid(), Bytes(reinterpret_cast<const float*>(key), 16)), 1);
   EXPECT_EQ(Say(40).set->resumed, 0u);
   const uint64_t left = Left();
-  EXPECT_EQ(Say(40).set->resumed, left) << "committed anew";
+  EXPECT_EQ(Say(40).set->resumed, left) << "committed again";
 }
 
 TEST_F(Conversing, ADaemonThatDiesDuringAPrefixLandingOnlyCostsTime) {

@@ -62,7 +62,8 @@ TEST_F(Corruption, IsDetectedByTupleOnlyLanding) {
   for (uint32_t i = 0; i < prompt_.size(); ++i) all.push_back({.segment = i, .tuples_only = true});
   EXPECT_THAT(engine_.model().Land(match, {}, all).Wait(kPatience),
               ElementsAre(MissReason::kNone, MissReason::kChecksumFailed, MissReason::kNone, MissReason::kNone));
-  EXPECT_EQ(engine_.Land(match, prompt_).Wait(kPatience)[2], MissReason::kChecksumFailed) << "who wants them finds out";
+  EXPECT_EQ(engine_.Land(match, prompt_).Wait(kPatience)[2], MissReason::kChecksumFailed)
+      << "the landing that reads them fails";
 }
 
 TEST_F(Corruption, CorruptCheckpointIsDetected) {

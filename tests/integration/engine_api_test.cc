@@ -165,7 +165,7 @@ TEST_F(EngineApi, UnfilledSegmentsPassToOtherRequests) {
     Request second;
     ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &second));
     second.missing(&count);
-    EXPECT_EQ(count, 0u) << "somebody else computes them";
+    EXPECT_EQ(count, 0u) << "another engine computes them";
     EXPECT_THAT(ReasonsOf(second), Each("being_published"));
     ASSERT_GOOD(second.Finish());
   }

@@ -170,7 +170,7 @@ TEST_F(EngineLifetime, ARequestMayEndWithoutMemory) {
   ASSERT_GOOD(cache.Begin(&asked.prompt, 1, &filling));
   uint32_t count;
   filling.missing(&count);
-  ASSERT_EQ(count, 3u) << "there are reservations to give up";
+  ASSERT_EQ(count, 3u) << "reservations to abandon";
   no_memory_for = 1;
   filling = {};
   no_memory_for = SIZE_MAX;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The test engine on exact prefixes: the keys and values of a token, and the states behind it, are made from all tokens
+// The test engine on exact prefixes: the keys and values of a token, and the states after it, are made from all tokens
 // up to it, so that what is resumed from can only be right.
 #pragma once
 

@@ -158,7 +158,7 @@ TEST_F(TenantLimits, ATenantsUnreadRepliesLeaveDescriptorsToOthers) {
   EXPECT_EQ(daemon_->Metric("ashlar_descriptor_send_failures_total{tenant=\"victim\"}"), 0);
   int answered = 0;
   for (int asked = 0; asked < kAsked; ++asked) answered += sessions[0]->Receive().has_arena() ? 1 : 0;
-  EXPECT_EQ(answered, kAsked) << "who reads at last has its answers";
+  EXPECT_EQ(answered, kAsked) << "a client that reads late gets its answers";
   EXPECT_TRUE(Eventually([&] { return daemon_->Metric("ashlar_sessions") == kSessions; })) << "no session has ended";
 }
 

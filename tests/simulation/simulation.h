@@ -4,14 +4,14 @@
 //
 // Events, in drawn orders of calls and completions:
 // - Engines look up segments and prompts, reserve, publish, abandon, commit texts (exact and composed, with
-//   conversations and spans), land segments and prefixes, compose, attach, give up, release, and die with all of that
-//   open. They declare pages, admit requests to them, fill segments for each other, from the cache or themselves, take
-//   more pages, and end requests whose landings continue. Operators pin, evict and drain.
-// - Look-ups, releases, ends of sessions and ticks run in slices, with any other call between two of them.
+//   conversations and spans), land segments and prefixes, compose, attach, abandon requests, release, and die with all
+//   of that open. They declare pages, admit requests to them, fill segments for each other, from the cache or
+//   themselves, take more pages, and end requests whose landings continue. Operators pin, evict and drain.
+// - Lookups, releases, ends of sessions and ticks run in slices, with any other call between two of them.
 // - Work begins in turn between tenants, on one thread or many, and ends in any order; executors refuse work because
-//   their queues are full. Work that may make way for others does so at drawn moments.
-// - Time passes before anybody notices overdue items: leases that were never used, reservations, pins, and objects
-//   that have a time to live.
+//   their queues are full. Work that can be preempted is preempted at drawn moments.
+// - Time passes before the cache ends overdue items: leases that were never used, reservations, pins, and objects that
+//   have a time to live.
 // - The disk fails as storage/testing/simulated_disk.h says: reads, writes, syncs and records fail, bits flip in the
 //   bytes read, it is full or runs full inside a write, it hangs, and power fails at any point, after which only synced
 //   bytes are certain.

@@ -3,8 +3,8 @@
 // usage: overhead_cc RPC-SOCKET SESSION-SOCKET PAGES wall|thread. Commands on standard input, a line of nanoseconds for
 // each, by the wall's clock or by what the thread has computed:
 //   publish SEED PAGES      publishes a text of that many pages
-//   land SEED PAGES COUNT   lands it so many times: begin, finish, end
-//   look SEED PAGES COUNT   looks it up so many times, and lands nothing
+//   land SEED PAGES COUNT   lands it COUNT times: begin, finish, end
+//   look SEED PAGES COUNT   looks it up COUNT times, and lands nothing
 #include "ashlar/engine.h"
 
 #include <time.h>

@@ -128,7 +128,7 @@ TEST(Policies, AshlarResumesConversationsExactlyAndDocumentsAtTheSecondQuestion)
     policy->Request(text + From(document * 1000000, 12), text.size() + 12);
     resumed = policy->Request(text + From(document * 1000000 + 500, 12), text.size() + 12);
   }
-  EXPECT_GE(resumed, 690u) << "of 700, before anybody saw where its prompts part";
+  EXPECT_GE(resumed, 690u) << "of 700, before the policy knows where prompts diverge";
 }
 
 TEST(Policies, NoPolicyExceedsItsCapacity) {

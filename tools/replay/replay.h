@@ -17,7 +17,7 @@ namespace ashlar::replay {
 struct RunSpec {
   std::string policy;
   uint64_t capacity_bytes = 0;
-  uint64_t capture = 1;  // states are captured at multiples of so many tokens
+  uint64_t capture = 1;  // tokens; states are captured at its multiples
 };
 
 // Returns the q-quantile of values, of which there is at least one: the value at rank q · (n − 1), rounded down.

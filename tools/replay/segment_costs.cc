@@ -8,8 +8,8 @@
 namespace ashlar::replay {
 namespace {
 
-// The fraction of a gated delta rule's transitions that is stored, because the others vanish over so many tokens: heads
-// as initialised, ε = 3e-4 (docs/benchmarks/transitions.md).
+// The fraction of a gated delta rule's transitions that is stored. The others vanish over `tokens` tokens: heads as
+// initialised, ε = 3e-4 (docs/benchmarks/transitions.md).
 double StoredShare(uint64_t tokens) {
   static constexpr std::pair<double, double> kMeasured[] = {{64, 0.75},    {128, 0.625},  {256, 0.367}, {512, 0.25},
                                                             {1024, 0.156}, {2048, 0.031}, {4096, 0}};

@@ -20,7 +20,7 @@ namespace {
 
 constexpr uint32_t kShortest = 32;     // tokens: shorter pieces are not worth a segment
 constexpr uint64_t kExtent = 1 << 18;  // bytes: what the daemon allocates
-constexpr uint64_t kPrefixPart = 4;    // for prefixes: one part of the capacity in so many
+constexpr uint64_t kPrefixPart = 4;    // prefixes get 1 / kPrefixPart of the capacity
 
 struct Setting {
   uint64_t capacity_bytes;  // 0: no limit

@@ -12,7 +12,7 @@ namespace ashlar::replay {
 // `page`, at most `checkpoints`.
 enum class Spacing : uint8_t {
   kBalanced,     // equal gaps: best under a uniform model
-  kBlock,        // every 2^k pages, with the least k for which they are few enough
+  kBlock,        // every 2^k pages, with the smallest k that needs at most `checkpoints`
   kRoot,         // dense towards the end: the i-th at √(i / (n + 1)) of the length
   kLogarithmic,  // dense towards the start: each twice as deep as the one before
 };

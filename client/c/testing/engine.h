@@ -133,7 +133,7 @@ static inline ashlar_computed_run compute(engine* self, ashlar_request* request,
   return done;
 }
 
-/* "Computes" a text of so many tokens in the first pages: its keys and values are `number`, and so is the state at its
+/* "Computes" a text of `count` tokens in the first pages: its keys and values are `number`, and so is the state at its
    end. `checkpoint` is filled in, too. */
 static inline ashlar_text computed_text(engine* self, const int32_t* tokens, uint64_t count, float number,
                                         ashlar_checkpoint* checkpoint, uint8_t* outcome) {

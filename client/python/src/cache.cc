@@ -228,7 +228,7 @@ nb::object Begin(PyCache& self, nb::handle type, nb::handle tokens, nb::handle s
   Checked(self.cache.WithoutGil([&](engine::Cache& cache) {
     return wait ? cache.Begin(&prompt, 1, begun) : cache.StartBegin(&prompt, 1, begun);
   }));
-  if (wait && !page_table.is_none()) PlanOf({request, object});  // while the daemon lands
+  if (wait && !page_table.is_none()) PlanOf({request, object});  // overlaps with the landing
   return object;
 }
 

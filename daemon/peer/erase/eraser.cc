@@ -91,7 +91,7 @@ void Eraser::Read() {
       [this, found] {
         recorded_ = std::move(*found);
         read_ = true;
-        if (changed_) Changed();  // not before: erasures unknown to the directory are dropped from the record
+        if (changed_) Changed();  // only now: it drops recorded erasures that the directory does not know
       });
 }
 

@@ -82,7 +82,7 @@ TEST_F(EraserTest, ErasesEachOnceAlsoAfterARestart) {
   const auto second = Make(a_, folder_);
   a_.directory.erased = 0;
   Finish(a_, *second);
-  EXPECT_EQ(Objects(a_), 1u) << "published behind it";
+  EXPECT_EQ(Objects(a_), 1u) << "published after it";
   Ask(2);
   Finish(a_, *second);
   EXPECT_EQ(Objects(a_), 0u);

@@ -27,7 +27,7 @@ storage::PoolKind PoolOf(bool own) {
   return own ? storage::PoolKind::kPrivate : storage::PoolKind::kPublic;
 }
 
-// Returns the depth of the deepest checkpoint that needs so many whole blocks.
+// Returns the depth of the deepest checkpoint that needs `blocks` whole blocks.
 uint64_t Reach(const storage::PrefixText& text, size_t blocks) {
   const storage::PrefixModel& model = text.model();
   const uint64_t last = text.tokens().size() - 1;

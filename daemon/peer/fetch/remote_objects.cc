@@ -27,7 +27,7 @@ Spans AfterHeader(const OpenedObject& object, uint64_t first, const std::vector<
   return spans;
 }
 
-// Writes the header, once; from then on engines may read it.
+// Writes the header, once. Afterwards engines may read it.
 Spans WriteHeader(const OpenedObject& object, uint64_t first, const std::vector<std::byte*>& targets,
                   const kernels::Gpu* gpu) {
   if (first == 0) {

@@ -65,7 +65,7 @@ class RemotePrefill final : public PrefillElsewhere {
   void EndLate(Searches<Answer>& searches);
   // Key: incarnation of the member, namespace. Value: when the node may be asked again.
   using NotBefore = std::map<std::pair<uint64_t, NamespaceId>, storage::Nanos>;
-  // Calls ask(member, place) for each node that shares the directory and has not said lately that it has nothing.
+  // Calls ask(member, place) for each node that shares the directory, except nodes that `none` excludes for now.
   template <typename Ask>
   void AskAll(const NotBefore& none, const NamespaceId& ns, Ask ask);
   void Remember(NotBefore& none, const NotBefore::key_type& place);

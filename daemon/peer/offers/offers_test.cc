@@ -404,7 +404,7 @@ TEST_F(OffersTest, AFrozenNodeLeavesSpaceForOtherOffers) {
   std::map<TakeOutcome, int> counts;
   for (std::future<TakeOutcome>& outcome : outcomes) ++counts[outcome.get()];
   EXPECT_EQ(counts[TakeOutcome::kAccepted], 2);
-  EXPECT_EQ(counts[TakeOutcome::kBusy], 2) << "as much as it leaves free";
+  EXPECT_EQ(counts[TakeOutcome::kBusy], 2) << "one node may use half of the bytes";
 }
 
 TEST_F(OffersTest, AnIncomingObjectCountsOnce) {

@@ -37,7 +37,7 @@ def test_nothing_of_earlier_weights_is_found_after_a_reset(shared_daemon, engine
         assert saved(child) == before and answer[0][1] != expected("qwen3", [text])[0][1]
         child.call("erase")
         same(child.generate([text]), [each[:2] for each in answer])
-        assert saved(child) == before + 592, "what was stored behind it is found"
+        assert saved(child) == before + 592, "objects stored after it are found"
     other = engine("qwen3")
     other.call("erase")
     same(other.generate([text]), expected("qwen3", [text]))  # and no other engine does
