@@ -62,6 +62,7 @@ struct Metrics::Impl {
       shared_segments.push_back(&segment_family.Add(labels));
       admitted.push_back(&admitted_family.Add(labels));
       reclaimed.push_back(&reclaimed_family.Add(labels));
+      last_reclaimed.push_back(0);
       for (const char* outcome : {"in_time", "late"}) prefetched_family.Add({{"tenant", tenant}, {"outcome", outcome}});
       prompts.push_back(&prompt_family.Add(labels));
       prompt_tokens.push_back(&prompt_token_family.Add(labels));
@@ -190,13 +191,15 @@ struct Metrics::Impl {
   Family<Gauge>& segment_family = GaugeFamily("ashlar_shared_segments", "Segments in pages allocated by the daemon");
   Family<Gauge>& admitted_family =
       GaugeFamily("ashlar_admitted_requests", "Requests that hold pages allocated by the daemon");
-  Family<Gauge>& reclaimed_family =
-      GaugeFamily("ashlar_reclaimed_segments", "Segments whose pages were reclaimed, in current page pools");
+  Family<Counter>& reclaimed_family =
+      CounterFamily("ashlar_reclaimed_segments_total", "Segments whose pages were reclaimed");
   struct PageGauges {
     Gauge *free, *idle, *shared, *own;
   };
   std::vector<PageGauges> pages;  // per tenant
-  std::vector<Gauge*> shared_segments, admitted, reclaimed;
+  std::vector<Gauge*> shared_segments, admitted;
+  std::vector<Counter*> reclaimed;
+  std::vector<uint64_t> last_reclaimed;  // count of the current page pools
   Family<Counter>& copied_family = CounterFamily("ashlar_tier_copied_bytes_total", "Bytes copied between tiers");
   Family<Counter>& prefetched_family =
       CounterFamily("ashlar_prefetched_objects_total", "Objects promoted from lower tiers ahead of need, by outcome");
@@ -413,7 +416,12 @@ void Metrics::Set(const Levels& levels) {
     gauges.own->Set(static_cast<double>(pages.own));
     impl_->shared_segments.at(i)->Set(static_cast<double>(pages.segments));
     impl_->admitted.at(i)->Set(static_cast<double>(pages.admissions));
-    impl_->reclaimed.at(i)->Set(static_cast<double>(pages.reclaimed_segments));
+    uint64_t& last = impl_->last_reclaimed.at(i);
+    // A page pool that has ended no longer counts.
+    if (pages.reclaimed_segments > last) {
+      impl_->reclaimed.at(i)->Increment(static_cast<double>(pages.reclaimed_segments - last));
+    }
+    last = pages.reclaimed_segments;
   }
   for (size_t i = 0; i < levels.prefixes.size(); ++i) {
     impl_->prefixes.at(i).checkpoints->Set(static_cast<double>(levels.prefixes[i].checkpoints));

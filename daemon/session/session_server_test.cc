@@ -105,7 +105,7 @@ TEST_F(SessionServerTest, AnotherVersionIsRefused) {
   RawSession older(node_);
   const absl::Status old = StatusOf(older.Ask(request));
   EXPECT_EQ(old.code(), absl::StatusCode::kFailedPrecondition);
-  EXPECT_EQ(old.message(), "hello.protocol_max: no common version; the daemon speaks 2 to 4; the client speaks 1 to 1");
+  EXPECT_EQ(old.message(), "hello.protocol_max: no common version; the daemon speaks 2 to 5; the client speaks 1 to 1");
   EXPECT_TRUE(older.Closed());
 
   request.mutable_hello()->set_protocol_min(2);

@@ -14,7 +14,6 @@ import vllm.model_executor.layers.mamba.linear.minimax_linear_attn as minimax
 import vllm.model_executor.layers.mamba.mamba_mixer as mamba
 import vllm.model_executor.models.bailing_moe_linear as ring_model
 import vllm.model_executor.models.bailing_moe_v3 as ling
-import vllm.models.kimi_k3.nvidia.mla as kimi_mla
 from tiny_engines import settings_of
 from vllm.config import set_current_vllm_config
 from vllm.distributed.parallel_state import (
@@ -135,6 +134,9 @@ def emulate():
     MLACommonBackend.get_supported_head_sizes = classmethod(lambda cls: [])  # the configuration is another model's
     # vLLM's kernel for CPUs takes the stride of heads for that of tokens.
     RotaryEmbedding.forward_cpu = RotaryEmbedding.forward_native
+    # In the child only: vLLM loads llvmlite with this module, and then no engine could start in this process.
+    import vllm.models.kimi_k3.nvidia.mla as kimi_mla
+
     kimi_mla.fused_mla_key_concat_kv_cache_insert = _insert
     ling.chunk_kda, ling.fused_kda_gate = _kda, _gate
     minimax.lightning_attention, mamba.selective_scan_fn = _lightning, _scan
@@ -174,9 +176,9 @@ LAYERS = {
 
 
 def _kimi_mla(config, name):
-    return kimi_mla.MultiHeadLatentAttention(
-        _of(COMMON), WIDTH, HEADS, **MLA, cache_config=config.cache_config, prefix=name
-    )
+    from vllm.models.kimi_k3.nvidia.mla import MultiHeadLatentAttention
+
+    return MultiHeadLatentAttention(_of(COMMON), WIDTH, HEADS, **MLA, cache_config=config.cache_config, prefix=name)
 
 
 def _bailing_mla(kind):
