@@ -380,6 +380,10 @@ class EngineModel:
             if rotary is None and known:
                 raise Unsupported(f"segments: {name}: has no rotary embedding, unlike other layers")
             # Without states, positions are known by embeddings or biases, which a segment's keys do not follow.
+            if id(layer) not in parents:
+                raise Unsupported(
+                    f"segments: {name}: layers of a draft model are not supported; remove speculative_config"
+                )
             biased = getattr(getattr(layer, "impl", None), "alibi_slopes", None) is not None
             if rotary is None and (biased or not has_states):
                 raise Unsupported("segments: the model has no rotary embedding")

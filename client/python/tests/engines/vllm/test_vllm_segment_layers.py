@@ -268,7 +268,8 @@ def _refusal(call, *args):
 
 
 def refusals(kind, daemon):
-    """Returns why these are refused: keys that rotate twice as far, a layer that is not run, another back end."""
+    """Returns why these are refused: keys that rotate twice as far, a layer that is not run, a layer of another model,
+    another back end."""
     engine = Engine(kind, daemon)
     rotary, spec = engine._model[1].rotary_emb, engine.config.kv_cache_groups[1].kv_cache_spec
     own = rotary.forward
@@ -278,6 +279,8 @@ def refusals(kind, daemon):
     found.append(_refusal(engine.ropes, engine.described))
     engine.latent.attn_backend = types.SimpleNamespace(get_name=lambda: "FLASHMLA_SPARSE")
     found.append(_refusal(engine._group, [KEYS], spec))
+    engine._model = torch.nn.ModuleList([engine.layer])
+    found.append(_refusal(engine.ropes, engine.described))
     engine.driven.close()
     return found
 
@@ -310,6 +313,7 @@ def test_layers_of_these_families_are_described_by_their_specs():
     layer = kda.segments[0]
     assert (layer.family, layer.key_heads, layer.value_heads, layer.d_k, layer.d_v) == (ashlar.Family.KDA, 4, 4, 16, 16)
     lightning = segments_of(states(Backend.LINEAR, (4, 32, 32), dtypes=(torch.float32,)))
+        f"segments: {KEYS}: layers of a draft model are not supported; remove speculative_config",
     assert (lightning.segments[0].family, lightning.segments[0].conv_kernel) == (ashlar.Family.LIGHTNING, 0)
     mamba1 = segments_of(states(Backend.MAMBA1, (3, 8192), (8192, 16)))
     layer = mamba1.segments[0]
