@@ -26,7 +26,7 @@ PAGE_TOKENS = 16
 NORM_EPSILON, GPU_NORM_EPSILON = 1e-5, 1e-6  # added by vLLM's kernels to the squares of q and k
 KEY_TYPES = {ashlar.DType.F32: torch.float32, ashlar.DType.F16: torch.float16, ashlar.DType.BF16: torch.bfloat16}
 SEGMENT_TYPES = {"float16": ashlar.DType.F16, "float32": ashlar.DType.F32}  # types of tuples
-_MAX_DECAYS = 32 << 20  # bytes of all decay tables of a layout
+_MAX_TABLES = 32 << 20  # bytes of all decay tables and frequencies of a layout
 EPSILON = {"float16": 3e-4, "float32": 1e-6}  # largest error of transitions
 PARAMETER = "ashlar_segments"
 _OURS = "ashlar-segments-"
@@ -80,10 +80,11 @@ def segments_model(
     the tables are too large.
     """
     size = sum(4 * table.numel() for table in decays.values())
-    if size > _MAX_DECAYS:
+    size += sum(8 * len(rope.frequencies) for rope in ropes.values() if rope is not None)
+    if size > _MAX_TABLES:
         raise Unsupported(
-            f"segments: the decay tables of a rank take {size} bytes; expected at most {_MAX_DECAYS}; use a larger "
-            "tensor_parallel_size"
+            f"segments: decay tables and frequencies of a rank take {size} bytes; expected at most {_MAX_TABLES}; use a "
+            "larger tensor_parallel_size"
         )
     names = {place.layer: place.name for place in described.linear} | {layer: name for layer, name, _ in described.keys}
     layers: list[ashlar.Attention | ashlar.Linear] = []

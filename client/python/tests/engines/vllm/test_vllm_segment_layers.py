@@ -299,8 +299,9 @@ def test_latents_that_cannot_be_observed_are_refused(shared_daemon):
 
 def test_decay_tables_that_no_layout_can_hold_are_refused():
     described = segments_of(states(Backend.MAMBA1, (3, 8192), (8192, 16)))
-    with pytest.raises(Unsupported, match="decay tables of a rank take 33554436 bytes; expected at most 33554432"):
-        segments_model(described, {}, {LINEAR: torch.empty((8 << 20) + 1)}, Options())
+    decays, rope = {LINEAR: torch.empty(8 << 20)}, ashlar.Rope([1.0])
+    with pytest.raises(Unsupported, match="of a rank take 33554440 bytes; expected at most 33554432"):
+        segments_model(described, {KEYS: rope}, decays, Options())
 
 
 def segments_of(spec, attention=FULL, **text):
