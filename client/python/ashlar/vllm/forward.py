@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -39,6 +40,7 @@ MetadataOf = Callable[[str, int, int, int], Any]  # by layer, first and last row
 # Attention back ends whose metadata a run of one prompt can get.
 BACKENDS = ("CPU_ATTN", "FLASH_ATTN", "TRITON_ATTN")
 MLA_BACKENDS = ("CPU_MLA", "FLASH_ATTN_MLA", "FLASHMLA", "FLASHINFER_MLA", "CUTLASS_MLA", "TRITON_MLA")
+_TABLE_TOKENS = 128  # the tokens of a table of blocks are a multiple of it, as in vLLM
 _TRIED = (1, 37, 1000)  # positions at which rotations are compared with the frequencies
 _TRIED_TOKENS = 4
 _TOLERANCE = 5e-2  # relative; bf16 keys have errors of about 5e-3
@@ -376,14 +378,14 @@ class EngineModel:
         ]
         has_states = bool(self._linear)
         for name, layer in self._attention.items():
-            rotary = _rotary(layer) or _rotary(parents[id(layer)])
-            if rotary is None and known:
-                raise Unsupported(f"segments: {name}: has no rotary embedding, unlike other layers")
-            # Without states, positions are known by embeddings or biases, which a segment's keys do not follow.
             if id(layer) not in parents:
                 raise Unsupported(
                     f"segments: {name}: layers of a draft model are not supported; remove speculative_config"
                 )
+            rotary = _rotary(layer) or _rotary(parents[id(layer)])
+            if rotary is None and known:
+                raise Unsupported(f"segments: {name}: has no rotary embedding, unlike other layers")
+            # Without states, positions are known by embeddings or biases, which a segment's keys do not follow.
             biased = getattr(getattr(layer, "impl", None), "alibi_slopes", None) is not None
             if rotary is None and (biased or not has_states):
                 raise Unsupported("segments: the model has no rotary embedding")
@@ -449,6 +451,8 @@ class EngineModel:
         for number, table in tables.items():
             group = self._groups[number]
             parts = np.asarray(table, np.int32)[:, None] * group.parts + np.arange(group.parts, dtype=np.int32)
+            multiple = _TABLE_TOKENS // math.gcd(_TABLE_TOKENS, self._block // group.parts)
+            parts = np.pad(parts.ravel(), (0, -parts.size % multiple))
             common = CommonAttentionMetadata(
                 query_start_loc=start.to(self.device),
                 query_start_loc_cpu=start,
@@ -458,7 +462,7 @@ class EngineModel:
                 num_actual_tokens=end - begin,
                 max_query_len=end - begin,
                 max_seq_len=end,
-                block_table_tensor=torch.from_numpy(parts.reshape(1, -1)).to(self.device),
+                block_table_tensor=torch.from_numpy(parts[None]).to(self.device),
                 slot_mapping=self.slots(table, begin, end).to(self.device),
                 is_prefilling=torch.tensor([True]),
             )

@@ -22,7 +22,7 @@ import ashlar.vllm.composing
 import ashlar.vllm.rows
 from ashlar.tensors import compose, segment_tuple
 from ashlar.vllm.composing import Composer
-from ashlar.vllm.forward import EngineModel
+from ashlar.vllm.forward import EngineModel, _Group
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.messages import Alone, Fetch, Jump
 from ashlar.vllm.options import Options
@@ -277,18 +277,28 @@ def refusals(kind, daemon):
     found = [_refusal(engine.ropes, engine.described)]
     engine._model.forward = engine.forward_without_latents
     found.append(_refusal(engine.ropes, engine.described))
-    engine.latent.attn_backend = types.SimpleNamespace(get_name=lambda: "FLASHMLA_SPARSE")
-    found.append(_refusal(engine._group, [KEYS], spec))
     engine._model = torch.nn.ModuleList([engine.layer])
     found.append(_refusal(engine.ropes, engine.described))
+    engine.latent.attn_backend = types.SimpleNamespace(get_name=lambda: "FLASHMLA_SPARSE")
+    found.append(_refusal(engine._group, [KEYS], spec))
     engine.driven.close()
     return found
+
+
+def test_tables_of_blocks_have_a_length_that_all_kernels_accept():
+    engine = EngineModel.__new__(EngineModel)
+    builder = types.SimpleNamespace(build=lambda _, common: common)
+    engine._block, engine.device, engine._groups = 64, torch.device("cpu"), {1: _Group([KEYS], builder, parts=2)}
+    common = engine.metadata(0, 130, {1: [5, 6, 7]})[KEYS]
+    assert common.block_table_tensor.tolist() == [[10, 11, 12, 13, 14, 15, 0, 0]]
+    assert common.slot_mapping[-2:].tolist() == [7 * 64, 7 * 64 + 1]
 
 
 def test_latents_that_cannot_be_observed_are_refused(shared_daemon):
     assert in_child(refusals, "ring", shared_daemon) == [
         f"segments: {KEYS}: its keys do not match its rotary embedding",
         f"segments: {KEYS}: the operator of MLAAttention is not supported",
+        f"segments: {KEYS}: layers of a draft model are not supported; remove speculative_config",
         "segments: the attention back end FLASHMLA_SPARSE is not supported; set attention_backend to FLASH_ATTN_MLA or "
         "FLASHMLA or FLASHINFER_MLA or CUTLASS_MLA or TRITON_MLA",
     ]
@@ -314,7 +324,6 @@ def test_layers_of_these_families_are_described_by_their_specs():
     layer = kda.segments[0]
     assert (layer.family, layer.key_heads, layer.value_heads, layer.d_k, layer.d_v) == (ashlar.Family.KDA, 4, 4, 16, 16)
     lightning = segments_of(states(Backend.LINEAR, (4, 32, 32), dtypes=(torch.float32,)))
-        f"segments: {KEYS}: layers of a draft model are not supported; remove speculative_config",
     assert (lightning.segments[0].family, lightning.segments[0].conv_kernel) == (ashlar.Family.LIGHTNING, 0)
     mamba1 = segments_of(states(Backend.MAMBA1, (3, 8192), (8192, 16)))
     layer = mamba1.segments[0]
