@@ -196,8 +196,10 @@ def _rope(rotary: Any) -> ashlar.Rope:
     kind, table = type(rotary).__name__, getattr(rotary, "cos_sin_cache", None)
     if getattr(rotary, "rotary_dim", 0) % 2 or not hasattr(rotary, "_compute_inv_freq") or table is None:
         raise Unsupported(f"segments: rotary embedding {kind} is not supported")
-    # By class, the argument is the base or a factor. A scale of the table, as YaRN has, is part of the stored keys.
-    for argument in (rotary.base, getattr(rotary, "scaling_factor", rotary.base)):
+    # By class, the argument is a factor or the base. The factor is tried first: with the base in its place, YaRN's low
+    # frequencies are almost 0, which at these positions looks right if the context is long. A scale of the table, as
+    # YaRN has, is part of the stored keys.
+    for argument in (getattr(rotary, "scaling_factor", None) or rotary.base, rotary.base):
         frequencies = rotary._compute_inv_freq(argument).double().cpu()
         if all(_turns(table[position], frequencies * position) for position in _TRIED if position < len(table)):
             style = ashlar.RopeStyle.HALF_SPLIT if rotary.is_neox_style else ashlar.RopeStyle.INTERLEAVED

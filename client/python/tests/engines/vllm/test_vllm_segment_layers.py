@@ -3,6 +3,7 @@
 layers, metadata and specs on CPUs, with torch in place of the kernels. No part of this has run on a real GPU."""
 
 import dataclasses
+import functools
 import time
 import types
 
@@ -14,6 +15,7 @@ from driven_specs import Driven, config_of, describe, in_child
 from segmented_engines import PATIENT
 from test_vllm_opaque import FULL, LATENT, states
 from vllm.config import set_current_vllm_config
+from vllm.model_executor.layers.rotary_embedding.deepseek_scaling_rope import DeepseekScalingRotaryEmbedding
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Backend
 from vllm.v1.kv_cache_interface import KVQuantMode, SparseCacheRole
 
@@ -22,7 +24,7 @@ import ashlar.vllm.composing
 import ashlar.vllm.rows
 from ashlar.tensors import compose, segment_tuple
 from ashlar.vllm.composing import Composer
-from ashlar.vllm.forward import EngineModel, _Group
+from ashlar.vllm.forward import EngineModel, _Group, _rope
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.messages import Alone, Fetch, Jump
 from ashlar.vllm.options import Options
@@ -283,6 +285,19 @@ def refusals(kind, daemon):
     found.append(_refusal(engine._group, [KEYS], spec))
     engine.driven.close()
     return found
+
+
+@pytest.mark.parametrize("context", [4096, 1 << 20])
+def test_frequencies_of_yarn_are_found_for_any_context(context):
+    rotary = types.SimpleNamespace(
+        rotary_dim=64, base=1e7, scaling_factor=4.0, beta_fast=32, beta_slow=1, max_position_embeddings=context,
+        is_neox_style=False,
+    )  # fmt: skip
+    rotary._compute_inv_freq = functools.partial(DeepseekScalingRotaryEmbedding._compute_inv_freq, rotary)
+    frequencies = rotary._compute_inv_freq(4.0).double()
+    angles = torch.arange(1001)[:, None] * frequencies
+    rotary.cos_sin_cache = 1.3 * torch.cat([angles.cos(), angles.sin()], -1)
+    assert _rope(rotary) == ashlar.Rope(frequencies.tolist(), ashlar.RopeStyle.INTERLEAVED)
 
 
 def test_tables_of_blocks_have_a_length_that_all_kernels_accept():
