@@ -50,6 +50,8 @@ PARTS = {
         num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping seq_lens_cpu_upper_bound is_prefilling""",
     "vllm.v1.attention.backend:AttentionBackend": "get_name get_builder_cls",
     "vllm.v1.attention.backend:AttentionMetadataBuilder": "__init__ build",
+    "vllm.model_executor.layers.attention.mla_attention:MLAAttention": "kv_lora_rank kv_cache",
+    "vllm.model_executor.layers.attention.mla_attention:MLACommonMetadataBuilder": "chunked_prefill_workspace",
     "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn:KimiGatedDeltaNetAttention": """_forward A_log dt_bias
         gate_lower_bound""",
     "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:QwenGatedDeltaNetAttention": """chunk_gated_delta_rule
@@ -62,6 +64,8 @@ PARTS = {
     "vllm.model_executor.layers.mamba.mamba_mixer2:MambaMixer2": """conv_ssm_forward split_hidden_states_B_C_fn A dt_bias
         head_dim ssm_state_size tped_conv_size tped_dt_size tped_intermediate_size""",
     "vllm.model_executor.models.bailing_moe_v3:BailingMoeV3KimiDeltaAttention": "_forward",
+    "vllm.model_executor.layers.mla:MultiHeadLatentAttentionWrapper": "rotary_emb",
+    "vllm.models.kimi_k3.nvidia.mla:MultiHeadLatentAttention": "kv_lora_rank kv_cache rotary_emb",
     "vllm.v1.attention.backends.mamba2_attn:Mamba2AttentionMetadata": """num_prefills num_prefill_tokens num_decodes
         num_decode_tokens num_reqs has_initial_states_p query_start_loc_p state_indices_tensor_p state_indices_tensor_d
         query_start_loc_d num_accepted_tokens seq_lens cu_chunk_seqlen_p last_chunk_indices_p prep_initial_states
@@ -87,6 +91,9 @@ PARTS = {
     "vllm.v1.kv_cache_interface:ChunkedLocalAttentionSpec": "attention_chunk_size unpadded_page_size_bytes",
     "vllm.v1.kv_cache_interface:KVCacheSpec": "block_size page_size_bytes prefix_cacheable",
     "vllm.v1.kv_cache_interface:KVQuantMode": "NONE FP8_PER_TENSOR",
+    "vllm.v1.kv_cache_interface:MLAAttentionSpec": """cache_dtype_str cache_role copy_with_new_block_size dtype head_size
+        kv_quant_mode model_version state_content_bytes tokens_per_state""",
+    "vllm.v1.kv_cache_interface:SparseCacheRole": "INDEXER",
     "vllm.v1.kv_cache_spec_registry:KVCacheSpecRegistry": "get_manager_class",
     "vllm.v1.request:Request": """request_id all_token_ids num_tokens num_prompt_tokens num_computed_tokens cache_salt
         block_hashes update_block_hashes kv_transfer_params lora_request mm_features pooling_params prompt_embeds
