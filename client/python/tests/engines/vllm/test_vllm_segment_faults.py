@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments through the connector: what fails, is late or is abandoned while a prompt waits for it."""
 
+import contextlib
 import time
 from types import SimpleNamespace
 
@@ -160,10 +161,12 @@ def test_pages_of_a_publish_that_the_cache_keeps_are_not_given_back(verdict, fre
 
     pages = Pages(SimpleNamespace(layers=[]), 48)
     cache = SimpleNamespace(start_begin=lambda *given, **options: Request())
-    composer = SimpleNamespace(_opening=SimpleNamespace(cache=cache), _options=Options(), _pages=pages)
+    order = SimpleNamespace(copies=contextlib.nullcontext)
+    composer = SimpleNamespace(_opening=SimpleNamespace(cache=cache), _options=Options(), _order=order, _pages=pages)
     alone = SimpleNamespace(tokens=np.arange(20), first=False, salt="")
+    ran = SimpleNamespace(alone=alone, mark=None, same_decays=[], is_current=lambda: True)
     try:
-        assert Composer._publish(composer, SimpleNamespace(alone=alone, mark=None, is_current=lambda: True)) == 0
+        assert Composer._publish(composer, ran) == 0
         assert (pages.count, pages.free) == (3, free)
     finally:
         pages.close()
