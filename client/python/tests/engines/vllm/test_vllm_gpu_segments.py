@@ -406,6 +406,7 @@ def run_inside_a_graphs_step(specs, _):
 
     engine = EngineModel.__new__(EngineModel)
     engine._config, engine._model, engine.device = config, model, torch.device(lagging_device.NAME, 0)
+    engine._layers, engine._linear, engine._attention = {}, {}, {}
     step = dict(num_tokens=4, cudagraph_runtime_mode=CUDAGraphMode.FULL)
     with lagging_device.stream(lagging_device.ENGINE), set_forward_context({}, config, **step):
         engine.run(np.arange(4, dtype=np.int32), {}, lambda core: None)
