@@ -116,6 +116,8 @@ def cache_for(
     if weights_digest is not None:
         text("weights_digest", weights_digest)
     weights = Weights(model)  # taken before the weights are hashed, so that later changes are detected
+    if shared_tokens > 0:
+        shared_attention.check_implementation(model)
     described, shape = describe(model, weights_digest, head, tail, page_tokens)
     if shared_tokens > 0:
         shared_cache.check(model, described, shape)

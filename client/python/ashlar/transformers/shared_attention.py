@@ -76,13 +76,19 @@ class SharedRows:
         return list(turned.split(1))
 
 
+def check_implementation(model: Any) -> str:
+    """Returns the name of the model's attention function. ValueError: shared rows cannot extend it."""
+    own = str(model.config.get_text_config(decoder=True)._attn_implementation)
+    if not own.startswith(_PREFIX) and own not in _SERVED:
+        raise ValueError(f"model.config._attn_implementation: {own}; shared_tokens needs one of {', '.join(_SERVED)}")
+    return own
+
+
 def implementation(model: Any) -> str:
     """Registers an attention function that extends the model's own by shared rows, and returns its name."""
-    own = str(model.config.get_text_config(decoder=True)._attn_implementation)
+    own = check_implementation(model)
     if own.startswith(_PREFIX):
         return own
-    if own not in _SERVED:
-        raise ValueError(f"model.config._attn_implementation: {own}; shared_tokens needs one of {', '.join(_SERVED)}")
     name = _PREFIX + own
     AttentionInterface.register(name, functools.partial(_forward, own))
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[own])
