@@ -4,8 +4,8 @@
     python3 examples/python/vllm_cold_parallel.py --json parallel.json
 
 No prompt has been seen before. Ways: `none`, a server without a cache; `parallel`, a server with `cold_parallel`, which a
-second server with `serve_prefill` helps. Each server has one thread. The times are those of an HTTP request for one token. Needs the packages `ashlar` and `vllm`,
-and no network. docs/benchmarks/vllm.md has results.
+second server with `serve_prefill` helps. Each server has one thread. The times are those of an HTTP request for one
+token. Needs the packages `ashlar` and `vllm`, and no network. docs/benchmarks/vllm.md has results.
 """
 
 from __future__ import annotations
@@ -15,19 +15,15 @@ import contextlib
 import json
 import os
 import pathlib
-import signal
-import socket
-import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 
-import tokenizers
-
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
 import vllm_ttft as engines
+from vllm_proxy import Programs
 
 import ashlar.daemon
 
@@ -36,35 +32,22 @@ BLOCKS = 256
 WAIT_SECONDS = 600
 
 
-def with_tokenizer(folder: str) -> None:
-    """A server needs a tokenizer; the prompts are token ids."""
-    at = pathlib.Path(folder)
-    words = {f"w{i}": i for i in range(engines.VOCABULARY)}
-    tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="w0")).save(str(at / "tokenizer.json"))
-    kind = dict(tokenizer_class="PreTrainedTokenizerFast", eos_token="w1", unk_token="w0")
-    (at / "tokenizer_config.json").write_text(json.dumps(kind))
-
-
 class Server:
     """An OpenAI-compatible server in a process of its own."""
 
-    def __init__(self, model: str, length: int, folder: pathlib.Path, transfer: dict | None) -> None:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            self._port = probe.getsockname()[1]
+    def __init__(self, programs: Programs, name: str, model: str, length: int, transfer: dict | None) -> None:
+        self._port = engines.free_port()
         settings = dict(
             model=model, load_format="dummy", dtype="bfloat16", max_model_len=length, max_num_seqs=4,
             max_num_batched_tokens=2048, num_gpu_blocks_override=BLOCKS, gpu_memory_utilization=0.2,
             served_model_name="model", host="127.0.0.1", port=self._port,
         )  # fmt: skip
-        line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager"]
-        line += [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+        line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--enforce-eager", "--skip-tokenizer-init"]
+        line += [word for key, value in settings.items() for word in (f"--{key.replace('_', '-')}", str(value))]
         if transfer is not None:
             line += ["--kv-transfer-config", json.dumps(transfer)]
-        self._log = folder / f"{self._port}.log"
-        environment = os.environ | {"OMP_NUM_THREADS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind"}
-        with open(self._log, "w") as log:
-            self._process = subprocess.Popen(line, env=environment, stdout=log, stderr=log, start_new_session=True)
+        threads = dict(OMP_NUM_THREADS="1", VLLM_CPU_OMP_THREADS_BIND="nobind")
+        self._process, self._log = programs.start(name, *line, **threads)
 
     def wait(self) -> None:
         deadline = time.monotonic() + WAIT_SECONDS
@@ -89,12 +72,6 @@ class Server:
         with urllib.request.urlopen(request, timeout=WAIT_SECONDS) as answer:
             answer.read()
         return time.perf_counter() - began
-
-    def close(self) -> None:
-        for number, seconds in ((signal.SIGTERM, 30), (signal.SIGKILL, 30)):
-            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
-                os.killpg(self._process.pid, number)
-                self._process.wait(seconds)
 
 
 def measure(options: argparse.Namespace, servers: dict[str, Server]) -> list[dict]:
@@ -128,18 +105,16 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=1.0, help="seconds after each prompt")
     options = parser.parse_args()
     model = engines.model_folder("qwen3_5", options.size)
-    with_tokenizer(model)
     length = max(map(int, options.counts.split(","))) * options.tokens + QUESTION + 64
-    ways = {"parallel": {"cold_parallel": True}, "helper": {"serve_prefill": True}}
+    ways = {"none": None, "parallel": {"cold_parallel": True}, "helper": {"serve_prefill": True}}
     with contextlib.ExitStack() as stack:
         folder = pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ashlar-parallel-")))
         daemon = stack.enter_context(ashlar.daemon.start(dram="4GiB", folder=str(folder / "daemon")))
-        servers = {"none": Server(model, length, folder, None)}
-        stack.callback(servers["none"].close)
+        programs = stack.enter_context(contextlib.closing(Programs(folder)))
+        servers = {}
         for way, own in ways.items():
-            transfer = engines.ashlar_transfer(daemon, segments=True, **own)
-            servers[way] = Server(model, length, folder, transfer)
-            stack.callback(servers[way].close)
+            transfer = None if own is None else engines.ashlar_transfer(daemon, segments=True, **own)
+            servers[way] = Server(programs, way, model, length, transfer)
         for server in servers.values():
             server.wait()
         servers.pop("helper")
