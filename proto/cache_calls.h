@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The calls of ashlar.v1.Cache (ashlar/v1/cache.proto), one row per call: names, shapes, metrics and the client's calls
-// come from this table. A new call also needs its handlers (engine_service.h and cache_service.cc in daemon/).
+// The calls of ashlar.v1.Cache (ashlar/v1/cache.proto), one row per call: names, shapes, metrics and the bodies of the
+// client's calls come from this table. A new call also needs its declaration in client/session/rpc.h, and its handlers
+// (engine_service.h and cache_service.cc in daemon/).
 #pragma once
 
 #include <array>

@@ -98,6 +98,7 @@ absl::StatusOr<std::unique_ptr<Rpc>> Rpc::Open(const std::string& socket, std::f
   return std::unique_ptr<Rpc>(new Rpc(std::move(impl)));
 }
 
+// Every unary call of proto/cache_calls.h; the compiler reports calls that rpc.h does not declare.
 #define ASHLAR_UNARY(name, request, reply, callers)                                                    \
   absl::Status Rpc::name(const v1::request& asked, v1::reply& answer, Deadline deadline, bool* sent) { \
     return impl_->Call(&v1::Cache::Stub::name, asked, answer, deadline, sent);                         \

@@ -32,14 +32,30 @@ class Rpc {
                                                    Deadline deadline, const std::stop_token& stop = {});
   ~Rpc();
 
-  // The unary calls of proto/cache_calls.h, which return when they are answered. `sent`: whether the daemon may have
-  // seen the request.
-#define ASHLAR_UNARY(name, request, reply, callers) \
-  absl::Status name(const v1::request&, v1::reply&, Deadline deadline, bool* sent = nullptr);
-#define ASHLAR_STREAM(...)
-  ASHLAR_CACHE_CALLS(ASHLAR_UNARY, ASHLAR_STREAM)
-#undef ASHLAR_UNARY
-#undef ASHLAR_STREAM
+  // The unary calls. Each returns when it is answered, or at its deadline. `sent`: whether the daemon may have seen the
+  // request.
+  absl::Status OpenModel(const v1::OpenModelRequest&, v1::OpenModelReply&, Deadline, bool* sent = nullptr);
+  absl::Status CloseModel(const v1::CloseModelRequest&, v1::CloseModelReply&, Deadline, bool* sent = nullptr);
+  absl::Status DeclarePages(const v1::DeclarePagesRequest&, v1::DeclarePagesReply&, Deadline, bool* sent = nullptr);
+  absl::Status Match(const v1::MatchRequest&, v1::MatchReply&, Deadline, bool* sent = nullptr);
+  absl::Status Reserve(const v1::ReserveRequest&, v1::ReserveReply&, Deadline, bool* sent = nullptr);
+  absl::Status Publish(const v1::PublishRequest&, v1::PublishReply&, Deadline, bool* sent = nullptr);
+  absl::Status Abandon(const v1::AbandonRequest&, v1::AbandonReply&, Deadline, bool* sent = nullptr);
+  absl::Status Commit(const v1::CommitRequest&, v1::CommitReply&, Deadline, bool* sent = nullptr);
+  absl::Status Advance(const v1::AdvanceRequest&, v1::CompositionReply&, Deadline, bool* sent = nullptr);
+  absl::Status Quiesce(const v1::QuiesceRequest&, v1::QuiesceReply&, Deadline, bool* sent = nullptr);
+  absl::Status Release(const v1::ReleaseRequest&, v1::ReleaseReply&, Deadline, bool* sent = nullptr);
+  absl::Status AttachLease(const v1::AttachLeaseRequest&, v1::AttachLeaseReply&, Deadline, bool* sent = nullptr);
+  absl::Status Admit(const v1::AdmitRequest&, v1::AdmitReply&, Deadline, bool* sent = nullptr);
+  absl::Status ExtendAdmission(const v1::ExtendAdmissionRequest&, v1::AdmitReply&, Deadline, bool* sent = nullptr);
+  absl::Status MarkFilled(const v1::MarkFilledRequest&, v1::MarkFilledReply&, Deadline, bool* sent = nullptr);
+  absl::Status AttachAdmission(const v1::AttachAdmissionRequest&, v1::AdmitReply&, Deadline, bool* sent = nullptr);
+  absl::Status PlanPrefill(const v1::PlanPrefillRequest&, v1::PlanPrefillReply&, Deadline, bool* sent = nullptr);
+  absl::Status AwaitPrefill(const v1::AwaitPrefillRequest&, v1::AwaitPrefillReply&, Deadline, bool* sent = nullptr);
+  absl::Status EndPrefill(const v1::EndPrefillRequest&, v1::EndPrefillReply&, Deadline, bool* sent = nullptr);
+  absl::Status ServePrefill(const v1::ServePrefillRequest&, v1::ServePrefillReply&, Deadline, bool* sent = nullptr);
+  absl::Status HandOff(const v1::HandOffRequest&, v1::HandOffReply&, Deadline, bool* sent = nullptr);
+  absl::Status Probe(const v1::ProbeRequest&, v1::ProbeReply&, Deadline, bool* sent = nullptr);
 
   // Reports the status of a call that was made elsewhere (LandCall): the call may have found that the connection has
   // ended.
