@@ -38,6 +38,8 @@ class PlanLanding {
   // shared blocks need own pages.
   Status Admit(uint32_t own_pages, PageShortage* shortage);
   const AdmittedPages& admitted() const;
+  // Keeps the pages that the daemon has allocated for the request, also after its end. Null: none.
+  std::shared_ptr<const void> allocated() const { return in_place_; }
   // Returns false if the match's prefix has more shared blocks than an admitted request has pages for.
   bool FitsPrefix() const { return in_place_ == nullptr || cache_.SharedBlocks(*match_) <= in_place_->blocks(); }
 

@@ -45,9 +45,12 @@ struct Publishing {
   std::vector<std::vector<LinearTensors>> linear;
   std::vector<GroupedPages> pages;
   std::vector<std::vector<PageTable>> tables;
+  // If the request ends earlier, the daemon gives its pages to another one only after they have been read.
+  std::shared_ptr<const void> allocated;
 
   // Afterwards no other call publishes or abandons them.
   void Take(PromptRun& prompt_run, std::span<const uint32_t> missing) {
+    allocated = prompt_run.landing().allocated();
     taken.reserve(missing.size());
     for (const uint32_t run : missing) taken.push_back(prompt_run.missing().TakeOut(run));
   }

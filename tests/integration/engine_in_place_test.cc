@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstring>
+#include <future>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -14,6 +15,8 @@
 #include <vector>
 
 #include "ashlar/engine.h"
+#include "client/engine/background.h"
+#include "client/engine/handles.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/engine_options.h"
 
@@ -273,6 +276,35 @@ TEST_F(InPlace, SegmentsThatAreNotFilledInTimeAreComputed) {
   ASSERT_GOOD(second.Admit(12, nullptr));  // the new plan needs more
   EXPECT_EQ(second.admitted().own_page_count, 12u);
   ASSERT_GOOD(second.Finish());
+}
+
+// Otherwise the daemon would publish what the next request writes there.
+TEST_F(InPlace, AStartedPublishKeepsThePagesOfAnEndedRequest) {
+  InPlaceEngine engine(daemon_);
+  Asked filling({segments_[1]}), asked({segments_[2]});
+  std::optional<Request> request = BeginIdle(engine, filling);
+  // All threads that publish are busy.
+  std::promise<void> gate;
+  const std::shared_future<void> open = gate.get_future().share();
+  for (size_t i = 0; i < engine::Background::kMostThreads; ++i) {
+    ASSERT_NE(engine::Access::Of(engine.cache)->background.Start([open] { open.wait(); }), nullptr);
+  }
+  const std::vector<float> state(kHeads * kDim * kDim, 1.0F);
+  const engine::LinearTensors tensors = {.layer = kLinear, .state = state.data()};
+  const engine::AdmittedPages& pages = request->admitted();
+  engine::Job job;
+  uint8_t outcome = 0;
+  ASSERT_GOOD(request->StartPublish(
+      0, {.linear = &tensors, .linear_count = 1, .page_table = pages.own_pages, .page_count = pages.own_page_count},
+      &outcome, &job));
+  request.reset();
+  Request next = Begin(engine, asked);
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // pages are released in the background
+  EXPECT_EQ(next.Admit(kPages, nullptr).code, Code::kNoPages);
+  gate.set_value();
+  ASSERT_GOOD(job.Wait());
+  EXPECT_STREQ(engine::PublishName(outcome), "published");
+  EXPECT_TRUE(Eventually([&] { return next.Admit(kPages, nullptr).ok(); }));
 }
 
 // If they had shared pages, the second request would wait for the first, which cannot fill them.
