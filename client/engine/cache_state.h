@@ -74,8 +74,9 @@ struct CacheState : std::enable_shared_from_this<CacheState> {
     served.push_back(result);
   }
   std::atomic<uint64_t> daemon_advances = 0;  // layers that the daemon has advanced
-  // Separate threads for calls that may wait long, so that they do not delay one another.
-  Background background, lookups, handoffs, cold_waits, serving, fills;
+  // Separate threads for calls that may wait long, so that they do not delay one another. The threads of lookups end
+  // before those that a lookup uses.
+  Background fills, background, lookups, handoffs, cold_waits, serving;
 
  private:
   explicit CacheState(std::shared_ptr<Client> its_client) : client(std::move(its_client)), staging(*client) {}

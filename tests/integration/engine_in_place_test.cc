@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <future>
@@ -12,10 +13,12 @@
 #include <set>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "ashlar/engine.h"
 #include "client/engine/background.h"
+#include "client/engine/cache_state.h"
 #include "client/engine/handles.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/engine_options.h"
@@ -305,6 +308,24 @@ TEST_F(InPlace, AStartedPublishKeepsThePagesOfAnEndedRequest) {
   ASSERT_GOOD(job.Wait());
   EXPECT_STREQ(engine::PublishName(outcome), "published");
   EXPECT_TRUE(Eventually([&] { return next.Admit(kPages, nullptr).ok(); }));
+}
+
+// A request that ends during StartLookAgain leaves a lookup, which may be the cache's last user.
+TEST_F(InPlace, ALookupMayFillPagesWhileItsCacheEnds) {
+  std::optional<InPlaceEngine> engine(std::in_place, daemon_);
+  engine::CacheState& state = *engine::Access::Of(engine->cache);
+  std::promise<void> gate;
+  std::atomic<bool> started = false;
+  const auto lookup = [&, open = gate.get_future().share()] {
+    open.wait();
+    started = state.fills.Start([] {}) != nullptr;
+  };
+  ASSERT_NE(state.lookups.Start(lookup), nullptr);
+  std::future<void> ended = std::async(std::launch::async, [&engine] { engine.reset(); });
+  EXPECT_EQ(ended.wait_for(std::chrono::milliseconds(200)), std::future_status::timeout) << "it waits for the lookup";
+  gate.set_value();
+  ended.get();
+  EXPECT_TRUE(started);
 }
 
 // If they had shared pages, the second request would wait for the first, which cannot fill them.
