@@ -147,6 +147,8 @@ void InPlacePages::Land(CacheState& cache, const ashlar::Match& match, std::span
     for (PartsLanding& landing : *landings) self->Landed(landing, timeout);
   };
   if (cache.fills.Start(wait) != nullptr) return;
+  // Destroying a landing waits for the daemon, which may hang.
+  for (PartsLanding& landed : *landings) cache.quarantine.KeepLanding(std::move(landed.landing), shared_from_this());
   for (const uint32_t part : parts) filling_[part].failed = MissReason::kBusy;
 }
 

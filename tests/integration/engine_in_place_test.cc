@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cstring>
 #include <future>
+#include <memory>
 #include <numeric>
 #include <optional>
 #include <set>
@@ -20,6 +21,7 @@
 #include "client/engine/background.h"
 #include "client/engine/cache_state.h"
 #include "client/engine/handles.h"
+#include "client/engine/in_place_pages.h"
 #include "tests/integration/daemon_process.h"
 #include "tests/integration/engine_options.h"
 
@@ -326,6 +328,37 @@ TEST_F(InPlace, ALookupMayFillPagesWhileItsCacheEnds) {
   gate.set_value();
   ended.get();
   EXPECT_TRUE(started);
+}
+
+TEST_F(InPlace, AFillWithoutAThreadDoesNotWaitForTheDaemon) {
+  InPlaceEngine engine(daemon_);
+  PublishAll(engine, Asked(segments_));
+  InPlaceEngine other(daemon_);
+  engine::CacheState& state = *engine::Access::Of(other.cache);
+  const Asked asked(segments_);
+  const ashlar::Prompt prompt = {.tokens = asked.tokens, .segment_lengths = asked.lengths};
+  const Match match = state.model.Lookup(prompt);
+  std::shared_ptr<engine::InPlacePages> pages;
+  ASSERT_GOOD(engine::AdmitInPlace(state, prompt, kOwnPages, 0, {}, nullptr, &pages));
+  std::promise<void> gate;
+  std::atomic<size_t> busy = 0;
+  const auto block = [&busy, open = gate.get_future().share()] {
+    ++busy;
+    open.wait();
+  };
+  for (size_t i = 0; i < engine::Background::kMostThreads; ++i) ASSERT_NE(state.fills.Start(block), nullptr);
+  ASSERT_TRUE(Eventually([&] { return busy == engine::Background::kMostThreads; }));
+  while (state.fills.Start([] {}) != nullptr) {
+  }
+  daemon_.Freeze();
+  std::future<void> filling = std::async(std::launch::async, [&] {
+    pages->Fill(state, match, std::vector<uint32_t>{0, 1, 2}, std::chrono::milliseconds(0));
+  });
+  EXPECT_EQ(filling.wait_for(std::chrono::seconds(5)), std::future_status::ready);
+  daemon_.Thaw();
+  filling.get();
+  EXPECT_EQ(pages->WhyNotFilled(0), MissReason::kBusy);
+  gate.set_value();
 }
 
 // If they had shared pages, the second request would wait for the first, which cannot fill them.
