@@ -10,6 +10,9 @@
 namespace ashlar::engine {
 namespace {
 
+// Limit of the time for which a landing that has ended asks the daemon. Calls of its request wait meanwhile.
+constexpr std::chrono::milliseconds kReport{20};
+
 Status AdmitStatus(AdmitOutcome outcome, const ashlar::PageShortage& shortage, PageShortage* out) {
   switch (outcome) {
     case AdmitOutcome::kAdmitted:
@@ -33,17 +36,17 @@ Status AdmitStatus(AdmitOutcome outcome, const ashlar::PageShortage& shortage, P
 
 }  // namespace
 
-Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, uint32_t blocks,
-                    std::span<const uint32_t> unshared, PageShortage* shortage, std::shared_ptr<InPlacePages>* out) {
-  Admitted admitted = cache.model.Admit(prompt, own_pages, blocks, unshared);
+Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, const Sharing& sharing,
+                    PageShortage* shortage, std::shared_ptr<InPlacePages>* out) {
+  Admitted admitted = cache.model.Admit(prompt, own_pages, sharing.blocks, sharing.unshared, sharing.fills_later);
   if (!admitted.admission.has_value()) return AdmitStatus(admitted.outcome, admitted.shortage, shortage);
-  *out = std::make_shared<InPlacePages>(*std::move(admitted.admission), blocks);
+  *out = std::make_shared<InPlacePages>(*std::move(admitted.admission), sharing.blocks, sharing.fills_later);
   return {};
 }
 
-InPlacePages::InPlacePages(Admission admission, uint32_t blocks) : admission_(std::move(admission)) {
+InPlacePages::InPlacePages(Admission admission, uint32_t blocks, bool fills_later) : admission_(std::move(admission)) {
   const std::vector<Admission::Segment>& segments = admission_.segments();
-  filling_.resize(segments.size());
+  filling_.assign(segments.size(), Filling{.wanted = !fills_later});
   for (uint32_t i = 0; i < segments.size(); ++i) {
     const Admission::Segment& segment = segments[i];
     uint32_t first = i < segments.size() - blocks ? 0 : i;
@@ -95,6 +98,33 @@ MissReason InPlacePages::WhyNotFilled(uint32_t part) const {
   return filling_[first].failed == MissReason::kNone ? MissReason::kTimedOut : filling_[first].failed;
 }
 
+void InPlacePages::SetWanted(uint32_t part, bool wanted) {
+  reported_ &= filling_[part].wanted == wanted;
+  filling_[part].wanted = wanted;
+}
+
+bool InPlacePages::Refresh(std::chrono::milliseconds timeout) {
+  if (reported_) return admission_.Refresh(timeout);
+  std::vector<uint32_t> to_fill;
+  for (uint32_t i = 0; i < filling_.size(); ++i) {
+    const Filling& filling = filling_[i];
+    const bool fills = filling.under_way || (filling.wanted && filling.failed == MissReason::kNone);
+    if (first_[i] == i && fills) to_fill.push_back(i);
+  }
+  reported_ = admission_.Refresh(timeout, to_fill);
+  return reported_;
+}
+
+void InPlacePages::FillOnly(std::span<const uint32_t> parts, std::chrono::milliseconds timeout) {
+  MutexLock lock(mutex_);
+  std::vector<bool> wanted(filling_.size());
+  for (const uint32_t part : parts) wanted[first_[part]] = true;
+  for (uint32_t i = 0; i < filling_.size(); ++i) {
+    if (first_[i] == i) SetWanted(i, wanted[i]);
+  }
+  if (!reported_) Refresh(timeout);
+}
+
 InPlacePages::State InPlacePages::Fill(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> parts,
                                        std::chrono::milliseconds timeout) {
   MutexLock lock(mutex_);
@@ -104,19 +134,18 @@ InPlacePages::State InPlacePages::Fill(CacheState& cache, const ashlar::Match& m
   const auto filled_elsewhere = [&](uint32_t part) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     return content(part) == PageContent::kBeingFilled;
   };
+  for (const uint32_t part : parts) SetWanted(first_[part], true);
   // The other request may have filled them, or ended; the daemon has then passed the filling to this request.
-  if (std::ranges::any_of(parts, filled_elsewhere) && !admission_.Refresh(timeout) && !admission_.valid()) {
-    return State::kFailed;
-  }
+  if (std::ranges::any_of(parts, filled_elsewhere) && !Refresh(timeout) && !admission_.valid()) return State::kFailed;
   std::vector<uint32_t> to_land;
   bool all_filled = true, failed = false;
   for (const uint32_t part : parts) {
     const uint32_t first = first_[part];
-    all_filled &= content(part) == PageContent::kFilled;
-    if (content(part) != PageContent::kToFill) continue;
+    if (content(part) == PageContent::kFilled) continue;
+    all_filled = false;
     failed |= filling_[first].failed != MissReason::kNone;
-    if (filling_[first].failed != MissReason::kNone || std::exchange(filling_[first].under_way, true)) continue;
-    to_land.push_back(first);
+    if (content(part) != PageContent::kToFill || filling_[first].failed != MissReason::kNone) continue;
+    if (!std::exchange(filling_[first].under_way, true)) to_land.push_back(first);
   }
   if (!to_land.empty()) Land(cache, match, to_land);
   if (failed) return State::kFailed;
@@ -143,8 +172,11 @@ void InPlacePages::Land(CacheState& cache, const ashlar::Match& match, std::span
     landings->push_back(
         {.parts = {together.begin(), together.end()}, .landing = cache.model.Land(match, table, {&target, 1})});
   }
-  const auto wait = [self = shared_from_this(), landings, timeout = cache.land] {
+  const auto wait = [self = shared_from_this(), landings, timeout = cache.land,
+                     landed = std::vector<uint32_t>(parts.begin(), parts.end())] {
     for (PartsLanding& landing : *landings) self->Landed(landing, timeout);
+    landings->clear();  // waits until they are quiesced
+    RunOr([&] { self->Quiesced(landed); }, [] {});
   };
   if (cache.fills.Start(wait) != nullptr) return;
   // Destroying a landing waits for the daemon, which may hang.
@@ -159,11 +191,18 @@ void InPlacePages::Landed(PartsLanding& landed, std::chrono::milliseconds timeou
   bool marked = false;
   Admission* const admission = &admission_;
   if (reason == MissReason::kNone) RunOr([&] { marked = admission->MarkFilled(landed.parts); }, [] {});
-  for (const uint32_t part : landed.parts) {
-    filling_[part].under_way = false;
-    if (!marked) filling_[part].failed = reason == MissReason::kNone ? MissReason::kDaemonUnavailable : reason;
-  }
+  if (reason == MissReason::kNone) reason = MissReason::kDaemonUnavailable;
+  for (const uint32_t part : landed.parts) filling_[part].failed = marked ? MissReason::kNone : reason;
   changed_.NotifyAll();
+}
+
+void InPlacePages::Quiesced(std::span<const uint32_t> parts) {
+  MutexLock lock(mutex_);
+  for (const uint32_t part : parts) {
+    filling_[part].under_way = false;
+    reported_ &= filling_[part].failed == MissReason::kNone;
+  }
+  if (!reported_) Refresh(kReport);
 }
 
 void InPlacePages::WaitForChange(std::chrono::milliseconds timeout) {

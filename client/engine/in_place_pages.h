@@ -23,8 +23,8 @@ namespace ashlar::engine {
 // Its parts are numbered as in Admission::segments(): the prompt's segments, then the blocks of the prefix.
 class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
  public:
-  // `blocks`: number of the admission's parts that are blocks.
-  InPlacePages(Admission admission, uint32_t blocks);
+  // `blocks`: number of the admission's parts that are blocks. `fills_later`: as in Model::Admit.
+  InPlacePages(Admission admission, uint32_t blocks, bool fills_later);
 
   // Raises the number of own pages to `own_pages`.
   Status Extend(uint32_t own_pages, PageShortage* shortage);
@@ -42,6 +42,9 @@ class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
   // this request fills. If other requests fill some, asks the daemon about them, for at most `timeout`.
   State Fill(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> parts,
              std::chrono::milliseconds timeout);
+  // The request no longer reads parts other than `parts`. Lets other requests fill those; asks the daemon for at most
+  // `timeout`.
+  void FillOnly(std::span<const uint32_t> parts, std::chrono::milliseconds timeout);
   // kNone: the part can be read in place. Otherwise the reason: its landing's, or kTimedOut.
   MissReason WhyNotFilled(uint32_t part) const;
   // Waits until a landing of this request ends, or for `timeout`.
@@ -50,7 +53,8 @@ class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
  private:
   // The landing of a part by this request.
   struct Filling {
-    bool under_way = false;
+    bool wanted = true;      // false: this request does not fill the part, unless a landing is under way
+    bool under_way = false;  // it may write to the part's pages
     MissReason failed = MissReason::kNone;
   };
   // One landing, of one segment or of consecutive blocks.
@@ -62,11 +66,17 @@ class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
   void Land(CacheState& cache, const ashlar::Match& match, std::span<const uint32_t> parts)
       ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Landed(PartsLanding& landed, std::chrono::milliseconds timeout);
+  // The landings of `parts` can write no more. Lets other requests fill those that failed.
+  void Quiesced(std::span<const uint32_t> parts);
+  void SetWanted(uint32_t part, bool wanted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Asks the daemon for the state of the parts. Reports which parts this request fills, if that has changed.
+  bool Refresh(std::chrono::milliseconds timeout) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
 
   mutable Mutex mutex_;
   CondVar changed_;
   Admission admission_ ABSL_GUARDED_BY(mutex_);
   std::vector<Filling> filling_ ABSL_GUARDED_BY(mutex_);  // one entry per part
+  bool reported_ ABSL_GUARDED_BY(mutex_) = true;          // the daemon knows which parts this request fills
   // The index of the first part with the same pages, because a segment may occur twice in a prompt.
   std::vector<uint32_t> first_;
 
@@ -77,9 +87,15 @@ class InPlacePages : public std::enable_shared_from_this<InPlacePages> {
   AdmittedPages pages_;
 };
 
-// Admits a request for `prompt` that shares its segments except `unshared`, and the first `blocks` blocks of its
-// prefix. kOk: `out` has its pages.
-Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, uint32_t blocks,
-                    std::span<const uint32_t> unshared, PageShortage* shortage, std::shared_ptr<InPlacePages>* out);
+// The parts of a prompt that a request shares.
+struct Sharing {
+  uint32_t blocks = 0;             // number of the prefix's first blocks
+  std::vector<uint32_t> unshared;  // segments that are not shared
+  bool fills_later = false;        // the request fills no part before it calls InPlacePages::Fill
+};
+
+// Admits a request for `prompt`. kOk: `out` has its pages.
+Status AdmitInPlace(CacheState& cache, const ashlar::Prompt& prompt, uint32_t own_pages, const Sharing& sharing,
+                    PageShortage* shortage, std::shared_ptr<InPlacePages>* out);
 
 }  // namespace ashlar::engine

@@ -82,8 +82,10 @@ Status PlanLanding::Admit(uint32_t own_pages, PageShortage* shortage) {
     asked.conversation = {};
     // While the prompt is filled, the plan does not use the prefix yet.
     const bool may_use_prefix = plan_.uses_prefix() || (plan_.filling() && match_.get() != nullptr);
-    const uint32_t blocks = may_use_prefix ? cache_.SharedBlocks(*match_) : 0;
-    status = AdmitInPlace(cache_, asked, own_pages, blocks, UnsharedSegments(), shortage, &in_place_);
+    const Sharing sharing{.blocks = may_use_prefix ? cache_.SharedBlocks(*match_) : 0,
+                          .unshared = UnsharedSegments(),
+                          .fills_later = plan_.filling()};
+    status = AdmitInPlace(cache_, asked, own_pages, sharing, shortage, &in_place_);
   } else {
     status = in_place_->Extend(own_pages, shortage);
   }
@@ -215,6 +217,7 @@ Status PlanLanding::Finish(bool wait) {
       plan_.UseNothing();
       plan_.Abandon();
       plan_.Finish();
+      if (in_place_ != nullptr) in_place_->FillOnly({}, kAskAboutPages);
       const char* const other = cache_.shares_in_place ? "Admit" : "Move";
       return pages ? MakeStatus(Code::kOtherPages,
                                 absl::StrCat("the daemon may still write to the request's pages: call ", other))
@@ -233,6 +236,7 @@ Status PlanLanding::Finish(bool wait) {
     plan_.UseNothing();
     plan_.Abandon();
   }
+  if (in_place_ != nullptr && plan_.abandoned()) in_place_->FillOnly(SharedParts(), kAskAboutPages);
   return plan_.Finish();
 }
 

@@ -174,9 +174,10 @@ class Model {
   // In-place sharing, on pages declared with `allocate` (shared_pages.h). Admits a request with the pages that its
   // segments and the first `prefix_blocks` blocks of its prefix share with other requests, and `own_pages` own pages,
   // or returns the shortage at once. `unshared_segments`: indices of segments that the request does not read; they have
-  // no pages, and the request does not have to fill them.
+  // no pages, and the request does not have to fill them. `fills_later`: it fills no segments until Refresh names
+  // them; other requests may fill them. Earlier daemons ignore it.
   Admitted Admit(const Prompt& prompt, uint32_t own_pages, uint32_t prefix_blocks = 0,
-                 std::span<const uint32_t> unshared_segments = {});
+                 std::span<const uint32_t> unshared_segments = {}, bool fills_later = false);
 
   // Starts landing everything that one request needs, and does not wait. Each landing has its own progress and verdict.
   // `group_pages`: see PublishParts.

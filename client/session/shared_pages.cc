@@ -78,7 +78,7 @@ std::optional<Admission> Model::NewAdmission(const ModelBinding& binding, std::s
 }
 
 Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages, uint32_t prefix_blocks,
-                      std::span<const uint32_t> unshared_segments) {
+                      std::span<const uint32_t> unshared_segments, bool fills_later) {
   const Deadline deadline = reconnector_->CallDeadline();
   const absl::StatusOr<ModelBinding> binding = Bind();
   if (!binding.ok() || binding->pages_missing) return {};
@@ -103,6 +103,7 @@ Admitted Model::Admit(const Prompt& prompt, uint32_t own_pages, uint32_t prefix_
   request.set_own_pages(own_pages);
   request.set_prefix_blocks(prefix_blocks);
   request.mutable_unshared_segments()->Add(unshared_segments.begin(), unshared_segments.end());
+  request.set_fills_later(fills_later);
   request.set_deadline_ns(binding->connection->channel().InDaemonsClock(deadline));
   v1::AdmitReply reply;
   const absl::Status status = binding->connection->rpc().Admit(request, reply, deadline);
@@ -148,10 +149,11 @@ bool Admission::MarkFilled(std::span<const uint32_t> segments) {
   return true;
 }
 
-bool Admission::Refresh(std::chrono::milliseconds timeout) {
+bool Admission::Refresh(std::chrono::milliseconds timeout, std::optional<std::span<const uint32_t>> to_fill) {
   if (!usable()) return false;
   v1::AdmitReply reply;
-  const auto request = Ask<v1::AttachAdmissionRequest>();
+  auto request = Ask<v1::AttachAdmissionRequest>();
+  if (to_fill.has_value()) request.mutable_to_fill()->mutable_segments()->Add(to_fill->begin(), to_fill->end());
   const Deadline deadline = std::min(internal::After(timeout), reconnector_->CallDeadline());
   if (!connection_->rpc().AttachAdmission(request, reply, deadline).ok()) return false;
   Take(reply.admission());

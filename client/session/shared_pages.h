@@ -85,7 +85,10 @@ class Admission {
   // daemon was not told, or the segment was not this request's to fill.
   bool MarkFilled(std::span<const uint32_t> segments);
   // Asks for the state of segments that other requests fill, for at most `timeout`. False: the daemon did not answer.
-  bool Refresh(std::chrono::milliseconds timeout = std::chrono::hours(1));
+  // `to_fill`: replaces the indices of the segments that this request can fill; those of them that no other request
+  // fills become kToFill. It must not write to other shared pages any longer.
+  bool Refresh(std::chrono::milliseconds timeout = std::chrono::hours(1),
+               std::optional<std::span<const uint32_t>> to_fill = std::nullopt);
 
   // False once the session that holds the lease has ended. The request may finish on its pages, which no other request
   // gets before it ends (kOldRequests), but it can neither get nor share more pages.

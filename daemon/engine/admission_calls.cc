@@ -100,6 +100,17 @@ absl::StatusOr<std::vector<PagePool::Want>> WantsOf(const v1::AdmitRequest& requ
   return wants;
 }
 
+absl::Status SetFills(const PagePools::Request& held, const v1::SegmentsToFill& to_fill) {
+  const std::span<const uint32_t> segments(to_fill.segments().data(), to_fill.segments_size());
+  const size_t count = held.pool->Segments(held.admission).size();
+  for (size_t i = 0; i < segments.size(); ++i) {
+    if (segments[i] >= count)
+      return Invalid("to_fill.segments[", i, "]: out of range; the request has ", count, " segments");
+  }
+  held.pool->SetFills(held.admission, segments);
+  return absl::OkStatus();
+}
+
 }  // namespace
 
 void AdmissionCalls::EndRequestsWith(const std::shared_ptr<Session>& session) {
@@ -132,7 +143,7 @@ void AdmissionCalls::Admit(const v1::AdmitRequest& request, v1::AdmitReply* repl
     if (cache_.offers().draining()) return absl::UnavailableError("the daemon is draining");
     EndRequestsWith(session);
     const auto answer = pools_.Admit(session->about().id, session->about().tenant, lease, pages->pool(), wants,
-                                     request.own_pages(), /*own_now=*/0);
+                                     request.own_pages(), /*own_now=*/0, !request.fills_later());
     if (!answer.ok()) return answer.status();
     if (answer->admission == 0) Write(answer->shortage, reply->mutable_lacks());
     return absl::OkStatus();
@@ -201,15 +212,20 @@ void AdmissionCalls::AttachAdmission(const v1::AttachAdmissionRequest& request, 
   if (!session.ok()) return done(session.status());
   const auto lease = ReadLease("lease", request.lease());
   if (!lease.ok()) return done(lease.status());
-  sessions_.OnLoop(*session, CallClass::kRequest, done,
-                   [this, session = *session, lease = *lease, reply, done](storage::Slice& slice) {
-                     EndRequestsWith(session);
-                     const auto held = pools_.Attach(session->about().id, session->about().tenant, lease);
-                     if (!held.ok()) return done(held.status()), true;
-                     if (!TakeAndWrite(**held, 0, slice, reply->mutable_admission())) return false;
-                     done(absl::OkStatus());
-                     return true;
-                   });
+  sessions_.OnLoop(
+      *session, CallClass::kRequest, done,
+      [this, session = *session, lease = *lease, begun = false, &request, reply, done](storage::Slice& slice) mutable {
+        EndRequestsWith(session);
+        const auto held = pools_.Attach(session->about().id, session->about().tenant, lease);
+        if (!held.ok()) return done(held.status()), true;
+        if (request.has_to_fill() && !std::exchange(begun, true)) {
+          const absl::Status set = SetFills(**held, request.to_fill());
+          if (!set.ok()) return done(set), true;
+        }
+        if (!TakeAndWrite(**held, 0, slice, reply->mutable_admission())) return false;
+        done(absl::OkStatus());
+        return true;
+      });
 }
 
 }  // namespace ashlar::daemon

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -90,9 +91,10 @@ struct SharingEngine {
     if (absl::Status status = engine.Call(request, &reply); !status.ok()) return status;
     return reply;
   }
-  absl::StatusOr<v1::AdmitReply> Attach(char lease) {
+  absl::StatusOr<v1::AdmitReply> Attach(char lease, std::optional<std::vector<uint32_t>> to_fill = std::nullopt) {
     auto request = engine.Make<v1::AttachAdmissionRequest>();
     request.set_lease(std::string(16, lease));
+    if (to_fill.has_value()) request.mutable_to_fill()->mutable_segments()->Add(to_fill->begin(), to_fill->end());
     v1::AdmitReply reply;
     if (absl::Status status = engine.Call(request, &reply); !status.ok()) return status;
     return reply;
@@ -265,6 +267,26 @@ TEST(EnginePages, UnsharedSegmentsHaveNoPages) {
   request.add_unshared_segments(3);
   EXPECT_THAT(Message(engine.Admit(request).status()),
               StartsWith("unshared_segments: 3 is out of range; the prompt has 3"));
+}
+
+TEST(EnginePages, RequestsThatCannotFillLeaveItToOthers) {
+  TestNode node;
+  SharingEngine engine(node);
+  const PageContent filled = PageContent::kFilled, to_fill = PageContent::kToFill, waits = PageContent::kBeingFilled;
+  const std::vector<uint32_t> none, first = {0}, two = {0, 1}, unknown = {0, 3};
+  v1::AdmitRequest later = engine.Request('a', 5);
+  later.set_fills_later(true);
+  EXPECT_THAT(Contents(engine.Admit(later)), ElementsAre(waits, waits, waits));
+  EXPECT_THAT(Message(engine.MarkFilled('a', {1})), HasSubstr("is being filled by another request"));
+  EXPECT_THAT(Contents(engine.Admit('b', 5)), ElementsAre(to_fill, to_fill, to_fill));
+  EXPECT_THAT(Contents(engine.Attach('b', first)), ElementsAre(to_fill, waits, waits));
+  EXPECT_THAT(Contents(engine.Attach('a')), ElementsAre(waits, waits, waits));
+  EXPECT_THAT(Contents(engine.Attach('a', two)), ElementsAre(waits, to_fill, waits));
+  EXPECT_TRUE(engine.MarkFilled('a', {1}).ok());
+  EXPECT_THAT(Contents(engine.Attach('b', none)), ElementsAre(waits, filled, waits));
+  EXPECT_THAT(Contents(engine.Attach('a')), ElementsAre(to_fill, filled, waits));
+  EXPECT_THAT(Message(engine.Attach('a', unknown).status()),
+              StartsWith("to_fill.segments[1]: out of range; the request has 3 segments"));
 }
 
 TEST(EnginePages, ARequestThatDoesNotFitReportsTheShortage) {

@@ -59,6 +59,7 @@ const absl::flat_hash_map<const FieldDescriptor*, uint64_t>& RepeatedFields() {
       {Field<v1::LookupAndLandRequest>(v1::LookupAndLandRequest::kGroupPagesFieldNumber), limits::kMaxLayers},
       {Field<v1::AdvanceRequest>(v1::AdvanceRequest::kStepsFieldNumber), limits::kMaxStepsPerComposition},
       {Field<v1::AdmitRequest>(v1::AdmitRequest::kUnsharedSegmentsFieldNumber), limits::kMaxSegments},
+      {Field<v1::SegmentsToFill>(v1::SegmentsToFill::kSegmentsFieldNumber), limits::kMaxObjectsPerLanding},
       {Field<v1::MarkFilledRequest>(v1::MarkFilledRequest::kSegmentsFieldNumber), limits::kMaxObjectsPerLanding},
       {Field<v1::ReleaseRequest>(v1::ReleaseRequest::kLeasesFieldNumber), limits::kMaxReleasesPerCall},
   };

@@ -33,7 +33,7 @@ PagePool::Shortage PagePool::Lacking(std::span<const Want> segments, uint64_t ow
   return lacking;
 }
 
-PagePool::Answer PagePool::Admit(std::span<const Want> segments, uint64_t own_pages, uint64_t own_now) {
+PagePool::Answer PagePool::Admit(std::span<const Want> segments, uint64_t own_pages, uint64_t own_now, bool fills) {
   const Shortage lacking = Lacking(segments, own_pages);
   if (lacking.needed > lacking.free + lacking.reclaimable) return {.shortage = lacking};
   const AdmissionId id = next_++;
@@ -42,12 +42,13 @@ PagePool::Answer PagePool::Admit(std::span<const Want> segments, uint64_t own_pa
   // Resident segments are referenced before pages are reclaimed.
   for (const Want& want : segments) {
     const bool resident = want.pages > 0 && segments_.contains(want.key);
-    admission.segments.push_back(resident ? &Reference(want, id) : nullptr);
+    admission.segments.push_back(resident ? &Reference(want, id, fills) : nullptr);
   }
   const uint64_t now = std::min(own_pages, own_now);
   Reclaim(lacking.needed - (own_pages - now));
   for (size_t i = 0; i < segments.size(); ++i) {
-    if (segments[i].pages > 0 && admission.segments[i] == nullptr) admission.segments[i] = &Reference(segments[i], id);
+    if (segments[i].pages > 0 && admission.segments[i] == nullptr)
+      admission.segments[i] = &Reference(segments[i], id, fills);
   }
   admission.own.reserve(own_pages);
   TakeOwn(now, admission.own);
@@ -87,10 +88,10 @@ void PagePool::GiveBack(std::span<const PageId> pages) {
   }
 }
 
-PagePool::Resident& PagePool::Reference(const Want& want, AdmissionId admission) {
+PagePool::Resident& PagePool::Reference(const Want& want, AdmissionId admission, bool fills) {
   std::unique_ptr<Resident>& segment = segments_[want.key];
   if (segment == nullptr) {
-    segment = std::make_unique<Resident>(Resident{.key = want.key, .filler = admission});
+    segment = std::make_unique<Resident>(Resident{.key = want.key});
     for (uint32_t i = 0; i < want.pages; ++i) {
       segment->pages.push_back(Take());
       pages_[segment->pages.back()].segment = segment.get();
@@ -103,11 +104,14 @@ PagePool::Resident& PagePool::Reference(const Want& want, AdmissionId admission)
   }
   assert(segment->pages.size() == want.pages);
   segment->references.insert(admission);
+  if (fills && !segment->filled) segment->fillers.insert(admission);
+  PassDuty(*segment);
   return *segment;
 }
 
 void PagePool::Unreference(Resident& segment, AdmissionId admission) {
   segment.references.erase(admission);
+  segment.fillers.erase(admission);
   if (segment.filled) return RestIfUnused(segment);
   if (segment.references.empty()) {
     shared_pages_ -= segment.pages.size();
@@ -118,7 +122,23 @@ void PagePool::Unreference(Resident& segment, AdmissionId admission) {
 }
 
 void PagePool::PassDuty(Resident& segment) {
-  if (segment.filler == 0 && segment.pins == 0) segment.filler = *segment.references.begin();
+  if (segment.filler == 0 && segment.pins == 0 && !segment.fillers.empty()) segment.filler = *segment.fillers.begin();
+}
+
+void PagePool::SetFills(AdmissionId admission, std::span<const uint32_t> segments) {
+  const std::vector<Resident*>& all = admissions_.at(admission).segments;
+  absl::flat_hash_set<const Resident*> fills;
+  for (const uint32_t index : segments) fills.insert(all[index]);
+  for (Resident* const segment : all) {
+    if (segment == nullptr || segment->filled) continue;
+    if (fills.contains(segment)) {
+      segment->fillers.insert(admission);
+    } else {
+      segment->fillers.erase(admission);
+      if (segment->filler == admission) segment->filler = 0;
+    }
+    PassDuty(*segment);
+  }
 }
 
 void PagePool::RestIfUnused(Resident& segment) {
@@ -193,6 +213,7 @@ bool PagePool::Filled(AdmissionId admission, size_t segment) {
   Resident& resident = *segments[segment];
   if (!resident.filled && resident.filler != admission) return false;
   resident.filled = true;
+  resident.fillers.clear();
   return true;
 }
 

@@ -53,15 +53,16 @@ class PagePool {
     Shortage shortage;          // set if refused
   };
   // Grants all of `segments` (repetitions allowed) and `own_pages` own pages, or nothing. Allocates at most `own_now`
-  // own pages immediately; the rest by Extend, which succeeds if no other request comes between.
-  Answer Admit(std::span<const Want> segments, uint64_t own_pages, uint64_t own_now = UINT64_MAX);
+  // own pages immediately; the rest by Extend, which succeeds if no other request comes between. `fills`: whether the
+  // request can fill its segments now; otherwise it calls SetFills.
+  Answer Admit(std::span<const Want> segments, uint64_t own_pages, uint64_t own_now = UINT64_MAX, bool fills = true);
   // Number of table entries: admissions and the segments they list.
   uint64_t references() const { return references_; }
   // Heap bytes of the table for that many pages.
   static uint64_t MemoryBytes(uint32_t pages) { return uint64_t{pages} * (sizeof(Page) + sizeof(PageId)); }
 
-  // The first request that references a new segment fills it; later requests hold the same pages meanwhile. If the
-  // first one ends without filling it, the oldest of the others must fill it, once nothing writes to the pages any
+  // The first request that can fill a new segment fills it; other requests hold the same pages meanwhile. If the first
+  // one ends without filling it, the oldest of the others that can must fill it, once nothing writes to the pages any
   // longer: the landing of an ended request may still write bytes that its checksums will reject.
   struct Segment {
     PageContent content = PageContent::kFilled;
@@ -76,6 +77,9 @@ class PagePool {
   // has no effect. Returns false without a change if pages are missing; `shortage` says how many. Allocates at most
   // `most` at once if all are available; call again for the rest.
   bool Extend(AdmissionId admission, uint64_t own_pages, Shortage& shortage, uint64_t most = UINT64_MAX);
+
+  // Replaces the segments that the request can fill, by index. It must not write to the pages of others any longer.
+  void SetFills(AdmissionId admission, std::span<const uint32_t> segments);
 
   // The request has filled its segment `segment`. Returns false without a change if the request was not its filler.
   // Repeating it for a filled segment has no effect.
@@ -122,7 +126,8 @@ class PagePool {
     std::vector<PageId> pages;
     bool filled = false;
     std::set<AdmissionId> references;
-    AdmissionId filler = 0;               // while not filled; 0: an ended request still writes
+    std::set<AdmissionId> fillers;        // while not filled: the references that can fill it
+    AdmissionId filler = 0;               // while not filled; 0: none can, or an ended request still writes
     uint64_t pins = 0;                    // number of pins of its pages
     bool erased = false;                  // its key is no longer found
     std::list<Resident*>::iterator idle;  // place in idle_ while there are no references or pins
@@ -142,7 +147,7 @@ class PagePool {
   PageId Take();
   void TakeOwn(uint64_t pages, std::vector<PageId>& own);
   void GiveBack(std::span<const PageId> pages);
-  Resident& Reference(const Want& want, AdmissionId admission);
+  Resident& Reference(const Want& want, AdmissionId admission, bool fills);
   void Unreference(Resident& segment, AdmissionId admission);
   void PassDuty(Resident& segment);
   void RestIfUnused(Resident& segment);

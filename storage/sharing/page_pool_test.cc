@@ -94,6 +94,54 @@ TEST(PagePool, ConcurrentRequestInheritsFill) {
   EXPECT_FALSE(pool.Filled(third, 1));
 }
 
+TEST(PagePool, OnlyRequestsThatCanFillHaveTo) {
+  PagePool pool(20);
+  const std::vector wants = {Text(1, 4), Text(2, 3), Text(1, 4)};
+  const auto later = pool.Admit(wants, 0, UINT64_MAX, /*fills=*/false).admission;
+  EXPECT_EQ(pool.Segments(later)[0].content, Content::kBeingFilled);
+  EXPECT_FALSE(pool.Filled(later, 0));
+  EXPECT_EQ(pool.MayWrite(Pages(pool, later, 0)[0]), PagePool::Writable::kNo);
+  const auto second = pool.Admit(wants, 0).admission, third = pool.Admit(wants, 0).admission;
+  EXPECT_EQ(pool.Segments(second)[0].content, Content::kToFill);
+  EXPECT_EQ(pool.Segments(second)[1].content, Content::kToFill);
+
+  const uint32_t first_text[] = {0}, second_text[] = {1};
+  pool.SetFills(later, first_text);
+  EXPECT_EQ(pool.Segments(later)[0].content, Content::kBeingFilled) << "another request fills it";
+  pool.SetFills(second, second_text);
+  EXPECT_EQ(pool.Segments(later)[2].content, Content::kToFill);
+  EXPECT_EQ(pool.Segments(later)[1].content, Content::kBeingFilled);
+  EXPECT_EQ(pool.Segments(second)[0].content, Content::kBeingFilled);
+  EXPECT_EQ(pool.Segments(second)[1].content, Content::kToFill);
+  EXPECT_TRUE(pool.Filled(later, 2));
+  pool.SetFills(later, {});
+  EXPECT_EQ(pool.Segments(second)[0].content, Content::kFilled);
+  pool.End(second);
+  EXPECT_EQ(pool.Segments(later)[1].content, Content::kBeingFilled) << "it is older, but cannot fill it";
+  EXPECT_EQ(pool.Segments(third)[1].content, Content::kToFill);
+  pool.End(third);
+  EXPECT_EQ(pool.MayWrite(Pages(pool, later, 1)[0]), PagePool::Writable::kNo);
+  const auto last = pool.Admit(wants, 0).admission;
+  EXPECT_EQ(pool.Segments(last)[1].content, Content::kToFill);
+  pool.End(later);
+  pool.End(last);
+  EXPECT_EQ(pool.levels(), (PagePool::Levels{.pages = 20, .free = 16, .idle = 4, .segments = 1}));
+}
+
+TEST(PagePool, ARequestThatStopsFillingPassesTheDutyOnceNoWritesRemain) {
+  PagePool pool(6);
+  const auto first = pool.Admit(std::vector{Text(1, 3)}, 0).admission;
+  const auto second = pool.Admit(std::vector{Text(1, 3)}, 0).admission;
+  const std::vector<PageId> shared = Pages(pool, first, 0);
+  pool.Pin(shared);
+  pool.SetFills(first, {});
+  EXPECT_EQ(pool.Segments(first)[0].content, Content::kBeingFilled);
+  EXPECT_EQ(pool.Segments(second)[0].content, Content::kBeingFilled);
+  EXPECT_EQ(pool.MayWrite(shared[0]), PagePool::Writable::kNo);
+  pool.Unpin(shared);
+  EXPECT_EQ(pool.Segments(second)[0].content, Content::kToFill);
+}
+
 TEST(PagePool, UnfilledSegmentsAreNotKept) {
   PagePool pool(10);
   pool.End(pool.Admit(std::vector{Text(1, 4)}, 1).admission);

@@ -45,7 +45,7 @@ uint64_t PagePools::References(TenantId tenant) const {
 absl::StatusOr<PagePool::Answer> PagePools::Admit(SessionId session, TenantId tenant, const LeaseId& lease,
                                                   const std::shared_ptr<PagePool>& pool,
                                                   std::span<const PagePool::Want> segments, uint64_t own_pages,
-                                                  uint64_t own_now) {
+                                                  uint64_t own_now, bool fills) {
   if (pool->closed())
     return absl::FailedPreconditionError("pages_id: superseded by a later declaration of the region's pages");
   if (leases_.contains(lease)) return absl::AlreadyExistsError("lease: already held");
@@ -55,7 +55,7 @@ absl::StatusOr<PagePool::Answer> PagePools::Admit(SessionId session, TenantId te
                                                      " shared segments; at most ", limits::kMaxPageReferences,
                                                      " may be held; release requests first"));
   }
-  const PagePool::Answer answer = pool->Admit(segments, own_pages, own_now);
+  const PagePool::Answer answer = pool->Admit(segments, own_pages, own_now, fills);
   if (answer.admission == 0) return answer;
   leases_[lease] = {tenant, {pool, answer.admission}, {session}};
   sessions_[session].insert(lease);

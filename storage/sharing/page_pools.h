@@ -42,7 +42,7 @@ class PagePools {
   absl::StatusOr<PagePool::Answer> Admit(SessionId session, TenantId tenant, const LeaseId& lease,
                                          const std::shared_ptr<PagePool>& pool,
                                          std::span<const PagePool::Want> segments, uint64_t own_pages,
-                                         uint64_t own_now = UINT64_MAX);
+                                         uint64_t own_now = UINT64_MAX, bool fills = true);
 
   // Null unless the session holds the lease. Valid until it ends.
   const Request* Find(SessionId session, const LeaseId& lease) const;

@@ -189,8 +189,17 @@ class InPlace : public testing::Test {
     EXPECT_EQ(request.plan().cached_tokens, 50u + 83 + 33);
     for (size_t i = 0; i < segments_.size(); ++i) engine.ExpectShared(request, i, segments_[i]);
   }
+  // A request that has to fill its segments and the first `blocks` blocks of its prefix, and does not.
+  static Admitted AdmitIdle(const InPlaceEngine& engine, const Asked& asked, uint32_t blocks = 0) {
+    const ashlar::Prompt prompt = {.tokens = asked.tokens, .segment_lengths = asked.lengths};
+    std::vector<uint32_t> unshared(blocks > 0 ? asked.lengths.size() : 0);
+    std::iota(unshared.begin(), unshared.end(), 0);
+    Admitted idle = engine::Access::Of(engine.cache)->model.Admit(prompt, 0, blocks, unshared);
+    EXPECT_EQ(idle.outcome, AdmitOutcome::kAdmitted);
+    return idle;
+  }
   // A request that computes one missed segment, and fills no shared pages meanwhile.
-  Request BeginIdle(InPlaceEngine& engine, Asked& filling) {
+  Request BeginComputing(InPlaceEngine& engine, Asked& filling) {
     filling.prompt.fill = true;
     Request request = Begin(engine, filling);
     uint32_t missing = 0;
@@ -254,9 +263,8 @@ TEST_F(InPlace, TheNextRequestFillsSegmentsOfAnEndedOne) {
   InPlaceEngine engine(daemon_);
   PublishAll(engine, Asked(segments_));
   InPlaceEngine other(daemon_);
-  Asked filling({segments_[0], segments_[1], segments_[2], MakeRun(4, 20)});
-  std::optional<Request> idle = BeginIdle(other, filling);
   const Asked asked(segments_);
+  std::optional<Admitted> idle = AdmitIdle(other, asked);
   Request second = Begin(other, asked);
   ASSERT_GOOD(second.Admit(kOwnPages, nullptr));
   EXPECT_EQ(second.PollLayer(kAttention).code, Code::kPending);
@@ -270,9 +278,8 @@ TEST_F(InPlace, SegmentsThatAreNotFilledInTimeAreComputed) {
   InPlaceEngine engine(daemon_);
   PublishAll(engine, Asked(segments_));
   InPlaceEngine other(daemon_, /*land_ms=*/100);
-  Asked filling({segments_[0], segments_[1], segments_[2], MakeRun(4, 20)});
-  const Request idle = BeginIdle(other, filling);
   const Asked asked(segments_);
+  std::optional<Admitted> idle = AdmitIdle(other, asked);
   Request second = Begin(other, asked);
   ASSERT_GOOD(second.Admit(kOwnPages, nullptr));
   EXPECT_EQ(second.WaitLayer(kAttention).code, Code::kRestart);
@@ -281,13 +288,43 @@ TEST_F(InPlace, SegmentsThatAreNotFilledInTimeAreComputed) {
   ASSERT_GOOD(second.Admit(12, nullptr));  // the new plan needs more
   EXPECT_EQ(second.admitted().own_page_count, 12u);
   ASSERT_GOOD(second.Finish());
+  // Once the idle request has ended, the next one fills them, because the second no longer reads them.
+  idle.reset();
+  EXPECT_TRUE(Eventually([&] {
+    Request third = Begin(other, asked);
+    return third.Admit(kOwnPages, nullptr).ok() && third.WaitLayer(kAttention).ok();
+  }));
+}
+
+TEST_F(InPlace, SegmentsOfARequestThatComputesOthersAreFilledAtOnce) {
+  InPlaceEngine engine(daemon_);
+  PublishAll(engine, Asked(segments_));
+  InPlaceEngine other(daemon_);
+  const Tokens missed = MakeRun(4, 60);
+  Asked filling({segments_[0], segments_[1], segments_[2], missed});
+  Request computing = BeginComputing(other, filling);
+  const Asked asked(segments_);
+  Request second = Begin(other, asked);
+  ASSERT_GOOD(second.Admit(kOwnPages, nullptr));
+  ASSERT_GOOD(second.WaitLayer(kAttention));
+  ASSERT_GOOD(second.Finish());
+  for (size_t i = 0; i < segments_.size(); ++i) {
+    other.ExpectShared(second, i, segments_[i]);
+    EXPECT_EQ(second.admitted().segments[i].pages[1], computing.admitted().segments[i].pages[1]);
+  }
+  other.PublishMissing(computing);
+  ASSERT_GOOD(computing.LookAgain());
+  ASSERT_GOOD(computing.WaitLayer(kAttention));
+  ASSERT_GOOD(computing.Finish());
+  for (size_t i = 0; i < segments_.size(); ++i) other.ExpectShared(computing, i, segments_[i]);
+  other.ExpectShared(computing, 3, missed);
 }
 
 // Otherwise the daemon would publish what the next request writes there.
 TEST_F(InPlace, AStartedPublishKeepsThePagesOfAnEndedRequest) {
   InPlaceEngine engine(daemon_);
   Asked filling({segments_[1]}), asked({segments_[2]});
-  std::optional<Request> request = BeginIdle(engine, filling);
+  std::optional<Request> request = BeginComputing(engine, filling);
   // All threads that publish are busy.
   std::promise<void> gate;
   const std::shared_future<void> open = gate.get_future().share();
@@ -339,7 +376,7 @@ TEST_F(InPlace, AFillWithoutAThreadDoesNotWaitForTheDaemon) {
   const ashlar::Prompt prompt = {.tokens = asked.tokens, .segment_lengths = asked.lengths};
   const Match match = state.model.Lookup(prompt);
   std::shared_ptr<engine::InPlacePages> pages;
-  ASSERT_GOOD(engine::AdmitInPlace(state, prompt, kOwnPages, 0, {}, nullptr, &pages));
+  ASSERT_GOOD(engine::AdmitInPlace(state, prompt, kOwnPages, {}, nullptr, &pages));
   std::promise<void> gate;
   std::atomic<size_t> busy = 0;
   const auto block = [&busy, open = gate.get_future().share()] {
@@ -501,10 +538,8 @@ TEST_F(InPlacePrefix, TheNextRequestFillsBlocksOfAnEndedOne) {
   InPlaceEngine engine(daemon_, 5000, 16);
   Store(engine);
   InPlaceEngine other(daemon_, 5000, 16);
-  Asked filling({text_, segments_[1]});
-  std::optional<Request> idle = BeginIdle(other, filling);
-  EXPECT_EQ(idle->admitted().prefix.page_count, kBlockPages);
   const Longer asked(text_, 1);
+  std::optional<Admitted> idle = AdmitIdle(other, asked, 2);
   Request second = Begin(other, asked);
   ASSERT_GOOD(second.Admit(kOwn, nullptr));
   EXPECT_EQ(second.PollLayer(kAttention).code, Code::kPending);
@@ -518,10 +553,8 @@ TEST_F(InPlacePrefix, BlocksThatAreNotFilledInTimeAreComputed) {
   InPlaceEngine engine(daemon_, 5000, 16);
   Store(engine);
   InPlaceEngine other(daemon_, /*land_ms=*/100, 16);
-  Asked filling({text_, segments_[1]});
-  const Request idle = BeginIdle(other, filling);
-  EXPECT_EQ(idle.admitted().prefix.page_count, kBlockPages);
   const Longer asked(text_, 1);
+  const Admitted idle = AdmitIdle(other, asked, 2);
   Request second = Begin(other, asked);
   ASSERT_GOOD(second.Admit(kOwn, nullptr));
   EXPECT_EQ(second.WaitLayer(kAttention).code, Code::kRestart);
@@ -536,7 +569,7 @@ TEST_F(InPlacePrefix, FilledPromptReadsPrefixInPlace) {
   InPlaceEngine engine(daemon_, 5000, 16);
   Store(engine);
   Asked filling({text_, segments_[1]});
-  Request request = BeginIdle(engine, filling);
+  Request request = BeginComputing(engine, filling);
   engine.PublishMissing(request);
   ASSERT_GOOD(request.LookAgain());
   EXPECT_EQ(request.plan().shared_prefix_tokens, kBlockTokens);

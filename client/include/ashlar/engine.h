@@ -34,11 +34,11 @@
 //
 // In-place sharing (MEPIC §3.2). With Memory::share_in_place the daemon allocates page numbers, and running requests
 // read one copy of each segment. Begin takes no pages. Request::Admit returns the request's pages: shared ones, and the
-// requested number of own pages for tokens that it computes. The first request with a segment fills its pages: Admit
-// lands hits into them in the background. WaitLayer and Finish wait until all segments that the plan uses are filled,
-// also by other requests. Attention reads a shared key in place: it is rotated to its slot (SharedSegment), so rotate
-// the query by the difference. Compute missed segments in the request's own pages, Publish them, and call LookAgain
-// without pages. The pages return to the daemon when the request ends.
+// requested number of own pages for tokens that it computes. The first request that can fill a segment's pages fills
+// them: Admit lands hits into them in the background, or, if missing() was not empty, LookAgain does. WaitLayer and
+// Finish wait until all segments that the plan uses are filled, also by other requests. Attention reads a shared key in
+// place: it is rotated to its slot (SharedSegment), so rotate the query by the difference. Compute missed segments in
+// the request's own pages, Publish them, and call LookAgain without pages. The pages return when the request ends.
 // Whole blocks of an exact prefix are shared in the same way (Plan::shared_prefix_tokens, AdmittedPages::prefix). Their
 // keys are rotated to their positions, so the page table of a prompt without segments is the shared pages of the
 // prefix, followed by the request's own pages. The rest of the prefix lands after Admit. Texts with shared interiors
