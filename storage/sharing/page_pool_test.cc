@@ -294,6 +294,7 @@ class Model {
   struct Request {
     std::vector<uint64_t> texts;
     uint64_t own = 0;
+    bool fills = true;
   };
   struct Standing {
     bool filled = false;
@@ -309,7 +310,7 @@ class Model {
   }
   PagePool::AdmissionId TierCopier(uint64_t text) const {
     for (const auto& [id, request] : requests_) {
-      if (Uses(id, text)) return id;
+      if (request.fills && Uses(id, text)) return id;
     }
     return 0;
   }
@@ -338,9 +339,9 @@ class Model {
   }
 
   // There must be enough.
-  void Admit(PagePool::AdmissionId id, std::vector<uint64_t> texts, uint64_t own) {
+  void Admit(PagePool::AdmissionId id, std::vector<uint64_t> texts, uint64_t own, bool fills) {
     uint64_t needed = Lacking(texts, own).needed;
-    requests_[id] = {std::move(texts), 0};
+    requests_[id] = {std::move(texts), 0, fills};
     Reclaim(needed);
     for (const uint64_t text : requests_[id].texts) {
       if (PagesOf(text) > 0) standing_.try_emplace(text);
@@ -436,12 +437,13 @@ TEST(PagePool, RandomRequestsAgainstANaiveModel) {
         for (const uint64_t text : texts) wants.push_back(Text(text, Model::PagesOf(text)));
         const uint64_t own = below(8);
         const PagePool::Shortage lacking = model.Lacking(texts, own);
-        const PagePool::Answer answer = pool.Admit(wants, own);
+        const bool fills = below(4) > 0;
+        const PagePool::Answer answer = pool.Admit(wants, own, UINT64_MAX, fills);
         const bool fits = lacking.needed <= lacking.free + lacking.reclaimable;
         ASSERT_EQ(answer.admission != 0, fits);
         ++(fits ? admitted : refused);
         if (fits) {
-          model.Admit(answer.admission, texts, own);
+          model.Admit(answer.admission, texts, own, fills);
         } else {
           ASSERT_EQ(answer.shortage.needed, lacking.needed);
           ASSERT_EQ(answer.shortage.free, lacking.free);
