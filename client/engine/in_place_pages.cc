@@ -187,11 +187,12 @@ void InPlacePages::Land(CacheState& cache, const ashlar::Match& match, std::span
 void InPlacePages::Landed(PartsLanding& landed, std::chrono::milliseconds timeout) {
   MissReason reason = MissReason::kBusy;
   RunOr([&] { reason = landed.landing.Wait(timeout).front(); }, [] {});
-  MutexLock lock(mutex_);
   bool marked = false;
-  Admission* const admission = &admission_;
-  if (reason == MissReason::kNone) RunOr([&] { marked = admission->MarkFilled(landed.parts); }, [] {});
+  const Admission* const admission = &admission_;  // without the lock: polls must not wait for the daemon
+  if (reason == MissReason::kNone) RunOr([&] { marked = admission->ReportFilled(landed.parts); }, [] {});
   if (reason == MissReason::kNone) reason = MissReason::kDaemonUnavailable;
+  MutexLock lock(mutex_);
+  if (marked) admission_.SetFilled(landed.parts);
   for (const uint32_t part : landed.parts) filling_[part].failed = marked ? MissReason::kNone : reason;
   changed_.NotifyAll();
 }

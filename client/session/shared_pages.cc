@@ -140,13 +140,21 @@ AdmitOutcome Admission::Extend(uint32_t own_pages, PageShortage* shortage) {
 }
 
 bool Admission::MarkFilled(std::span<const uint32_t> segments) {
+  if (!ReportFilled(segments)) return false;
+  SetFilled(segments);
+  return true;
+}
+
+bool Admission::ReportFilled(std::span<const uint32_t> segments) const {
   if (!valid()) return false;
   auto request = Ask<v1::MarkFilledRequest>();
   request.mutable_segments()->Add(segments.begin(), segments.end());
   v1::MarkFilledReply reply;
-  if (!connection_->rpc().MarkFilled(request, reply, reconnector_->CallDeadline()).ok()) return false;
+  return connection_->rpc().MarkFilled(request, reply, reconnector_->CallDeadline()).ok();
+}
+
+void Admission::SetFilled(std::span<const uint32_t> segments) {
   for (const uint32_t segment : segments) segments_.at(segment).content = PageContent::kFilled;
-  return true;
 }
 
 bool Admission::Refresh(std::chrono::milliseconds timeout, std::optional<std::span<const uint32_t>> to_fill) {

@@ -84,6 +84,10 @@ class Admission {
   // Reports that kToFill segments now have their keys and values; requests may read them only afterwards. False: the
   // daemon was not told, or the segment was not this request's to fill.
   bool MarkFilled(std::span<const uint32_t> segments);
+  // The two parts of MarkFilled. ReportFilled asks the daemon; other threads may call other methods meanwhile, except
+  // Release.
+  bool ReportFilled(std::span<const uint32_t> segments) const;
+  void SetFilled(std::span<const uint32_t> segments);
   // Asks for the state of segments that other requests fill, for at most `timeout`. False: the daemon did not answer.
   // `to_fill`: replaces the indices of the segments that this request can fill; those of them that no other request
   // fills become kToFill. It must not write to other shared pages any longer.

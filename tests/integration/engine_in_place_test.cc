@@ -198,6 +198,16 @@ class InPlace : public testing::Test {
     EXPECT_EQ(idle.outcome, AdmitOutcome::kAdmitted);
     return idle;
   }
+  // Occupies the threads that fill pages until the gate opens.
+  static void BlockFills(engine::CacheState& cache, const std::shared_future<void>& gate) {
+    const auto busy = std::make_shared<std::atomic<size_t>>(0);
+    const auto block = [busy, gate] {
+      ++*busy;
+      gate.wait();
+    };
+    for (size_t i = 0; i < engine::Background::kMostThreads; ++i) ASSERT_NE(cache.fills.Start(block), nullptr);
+    ASSERT_TRUE(Eventually([&] { return *busy == engine::Background::kMostThreads; }));
+  }
   // A request that computes one missed segment, and fills no shared pages meanwhile.
   Request BeginComputing(InPlaceEngine& engine, Asked& filling) {
     filling.prompt.fill = true;
@@ -367,6 +377,27 @@ TEST_F(InPlace, ALookupMayFillPagesWhileItsCacheEnds) {
   EXPECT_TRUE(started);
 }
 
+TEST_F(InPlace, APollDoesNotWaitUntilALandingIsReported) {
+  InPlaceEngine engine(daemon_);
+  PublishAll(engine, Asked(segments_));
+  InPlaceEngine other(daemon_);
+  std::promise<void> gate;
+  ASSERT_NO_FATAL_FAILURE(BlockFills(*engine::Access::Of(other.cache), gate.get_future().share()));
+  const Asked asked(segments_);
+  Request request = Begin(other, asked);
+  ASSERT_GOOD(request.Admit(kOwnPages, nullptr));
+  ASSERT_TRUE(Eventually([&] { return request.PollLayer(kLinear).ok(); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // the segments land
+  daemon_.Freeze();
+  gate.set_value();
+  std::this_thread::sleep_for(std::chrono::milliseconds(500));  // the first of them is being reported
+  const auto polled = std::chrono::steady_clock::now();
+  EXPECT_EQ(request.PollLayer(kAttention).code, Code::kPending);
+  EXPECT_LT(std::chrono::steady_clock::now() - polled, std::chrono::seconds(2));
+  daemon_.Thaw();
+  EXPECT_TRUE(Eventually([&] { return request.PollFinish().code == Code::kOk; }));
+}
+
 TEST_F(InPlace, AFillWithoutAThreadDoesNotWaitForTheDaemon) {
   InPlaceEngine engine(daemon_);
   PublishAll(engine, Asked(segments_));
@@ -378,13 +409,7 @@ TEST_F(InPlace, AFillWithoutAThreadDoesNotWaitForTheDaemon) {
   std::shared_ptr<engine::InPlacePages> pages;
   ASSERT_GOOD(engine::AdmitInPlace(state, prompt, kOwnPages, {}, nullptr, &pages));
   std::promise<void> gate;
-  std::atomic<size_t> busy = 0;
-  const auto block = [&busy, open = gate.get_future().share()] {
-    ++busy;
-    open.wait();
-  };
-  for (size_t i = 0; i < engine::Background::kMostThreads; ++i) ASSERT_NE(state.fills.Start(block), nullptr);
-  ASSERT_TRUE(Eventually([&] { return busy == engine::Background::kMostThreads; }));
+  ASSERT_NO_FATAL_FAILURE(BlockFills(state, gate.get_future().share()));
   while (state.fills.Start([] {}) != nullptr) {
   }
   daemon_.Freeze();
