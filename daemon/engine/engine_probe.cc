@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // Probe: estimates for routers.
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -26,43 +28,66 @@ std::string Hex(const NamespaceId& ns) {
   return absl::BytesToHexString({reinterpret_cast<const char*>(ns.bytes.data()), ns.bytes.size()});
 }
 
+// Returns whether two layouts are of one model with the same weights. Their dtypes may differ, because engines also
+// name the form of their caches there.
+bool SameModel(const Identity& a, const Identity& b) {
+  const auto fields = [](const Identity& identity) {
+    return std::tie(identity.model_id, identity.weights_digest, identity.quantization, identity.tokenizer_digest,
+                    identity.lora);
+  };
+  return fields(a) == fields(b);
+}
+
+absl::Status RefuseSeveral(const std::vector<std::shared_ptr<const Model>>& found) {
+  std::vector<std::string> names;
+  for (const std::shared_ptr<const Model>& model : found) {
+    if (names.size() < kListedNamespaces) names.push_back(Hex(model->ns));
+  }
+  return Invalid("ns: ", found.size(), " open models match; expected one of ", absl::StrJoin(names, ", "));
+}
+
 }  // namespace
 
 // A model that no session has open any more is not found, even if it is remembered for operators. Without `ns`,
-// adapters are left out, because their base model has the same model_id.
+// adapters are left out, because their base model has the same model_id. Layouts are told apart by what engines declare
+// (PrefixUse), not by their seams: a convolution needs a head in every layout, and segments may have none.
 absl::StatusOr<EngineService::Opened> EngineService::FindOpened(storage::TenantId tenant, const ProbedModel& name,
                                                                 bool segmented) const {
+  using Models = std::vector<std::shared_ptr<const Model>>;
   const size_t bytes = name.ns.size();
   if (bytes > NamespaceId{}.bytes.size() || (bytes > 0 && bytes < kMinNamespaceBytes)) {
     return Invalid("ns: wrong length; expected ", kMinNamespaceBytes, " to ", NamespaceId{}.bytes.size(), " bytes");
   }
-  std::vector<Opened> found;
   const std::vector<SessionTable::Listed> sessions = table_.List();
-  for (const std::shared_ptr<const Model>& model : models_.List(tenant, name.ns)) {
-    if (!name.model_id.empty() && model->identity.model_id != name.model_id) continue;
-    if (bytes == 0 && !model->identity.lora.empty()) continue;
+  const auto sessions_of = [&](const Model& model) {
     const auto open = std::ranges::count_if(sessions, [&](const SessionTable::Listed& listed) {
-      return !listed.draining && listed.session->about().tenant == tenant && listed.session->HasOpened(model->ns);
+      return !listed.draining && listed.session->about().tenant == tenant && listed.session->HasOpened(model.ns);
     });
-    if (open > 0) found.push_back({.model = model, .sessions = static_cast<uint32_t>(open)});
-  }
-  if (found.size() > 1) {
-    const auto fits = [segmented](const Opened& opened) {
-      const bool has_seams = opened.model->layout.head > 0 || opened.model->layout.tail > 0;
-      return segmented == has_seams;
-    };
-    if (std::ranges::any_of(found, fits)) std::erase_if(found, [&](const Opened& opened) { return !fits(opened); });
-  }
-  if (found.size() == 1) return found.front();
+    return static_cast<uint32_t>(open);
+  };
+  const auto is_named = [&](const Model& model) {
+    const bool id = name.model_id.empty() || model.identity.model_id == name.model_id;
+    return id && (bytes > 0 || model.identity.lora.empty());
+  };
+  Models found = models_.List(tenant, name.ns);
+  std::erase_if(found, [&](const auto& model) { return !is_named(*model) || sessions_of(*model) == 0; });
+  const auto has_prefixes = [](const auto& model) { return model->prefixes != nullptr; };
+  if (std::ranges::any_of(found, has_prefixes)) std::erase_if(found, std::not_fn(has_prefixes));
   if (found.empty()) {
     return absl::NotFoundError(absl::StrCat(name.model_id.empty() ? "ns" : "model_id",
                                             ": no engine of this tenant has opened such a model on this node"));
   }
-  std::vector<std::string> names;
-  for (const Opened& opened : found) {
-    if (names.size() < kListedNamespaces) names.push_back(Hex(opened.model->ns));
-  }
-  return Invalid("ns: ", found.size(), " open models match; expected one of ", absl::StrJoin(names, ", "));
+  if (found.size() > 1) return RefuseSeveral(found);
+  const std::shared_ptr<const Model>& model = found.front();
+  Opened opened{.model = model, .of_segments = model, .sessions = sessions_of(*model)};
+  if (!segmented || model->prefixes == nullptr) return opened;
+  Models separate = models_.List(tenant);
+  std::erase_if(separate, [&](const auto& other) {
+    return has_prefixes(other) || !SameModel(other->identity, model->identity) || sessions_of(*other) == 0;
+  });
+  if (separate.size() > 1) return RefuseSeveral(separate);
+  if (!separate.empty()) opened.of_segments = separate.front();
+  return opened;
 }
 
 void EngineService::ProbeHere(storage::TenantId tenant, const ProbedModel& name,
@@ -70,11 +95,12 @@ void EngineService::ProbeHere(storage::TenantId tenant, const ProbedModel& name,
                               std::function<void(absl::StatusOr<Here>)> done) {
   const absl::StatusOr<Opened> opened = FindOpened(tenant, name, prompt->segment_lengths_size() > 0);
   if (!opened.ok()) return done(opened.status());
-  const std::shared_ptr<const Model>& model = opened->model;
-  if (const uint64_t lookups = CountLookups(*prompt, *model); lookups > limits::kMaxLookupsPerMatch) {
+  const Model& model = *opened->model;
+  const Model& of_segments = *opened->of_segments;
+  if (const uint64_t lookups = CountLookups(*prompt, model, of_segments); lookups > limits::kMaxLookupsPerMatch) {
     return done(Invalid("prompt: ", lookups, " shards of segments; expected at most ", limits::kMaxLookupsPerMatch));
   }
-  auto asked = ReadPrompt("prompt", *prompt, *model);
+  auto asked = ReadPrompt("prompt", *prompt, model, of_segments);
   if (!asked.ok()) return done(asked.status());
   if (!sessions_.rates().Take(tenant, 1)) {
     return done(absl::ResourceExhaustedError(
@@ -90,8 +116,9 @@ void EngineService::ProbeHere(storage::TenantId tenant, const ProbedModel& name,
     const Model& of = *call->opened.model;
     const ParsedPrompt& about = call->asked;
     if (call->prober == nullptr) {
+      const Layout& seams = call->opened.of_segments->layout;
       call->prober = cache_.StartProbe(tenant, about.segments, about.text.has_value() ? &*about.text : nullptr,
-                                       of.layout.head, of.layout.tail);
+                                       seams.head, seams.tail);
     }
     if (!call->prober->Run(slice)) return false;
     const storage::Probed& found = call->prober->result();

@@ -139,9 +139,11 @@ class EngineService final : public PromptProber {
   // Returns the tenant's open model that a probe names, and the number of sessions that have opened it.
   struct Opened {
     std::shared_ptr<const Model> model;
+    std::shared_ptr<const Model> of_segments;  // the model in which segments are looked up; often the same
     uint32_t sessions = 0;
   };
-  // An engine may open two models with one model_id: of several, those that fit a prompt with or without segments.
+  // An engine may open a model twice: a layout with prefixes, and one without them for its segments. `segmented`: the
+  // prompt has segments.
   absl::StatusOr<Opened> FindOpened(storage::TenantId tenant, const ProbedModel& name, bool segmented) const;
 
   // Calls `then` with what other nodes have of the prompts, immediately if nothing. The prompts must live until then.

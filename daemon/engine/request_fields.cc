@@ -88,8 +88,12 @@ double RecomputeFlops(const Model& model, uint64_t tokens) {
   return model.cost.Flops(tokens) / model.shard.size;
 }
 
+uint64_t CountLookups(const v1::Prompt& prompt, const Model& model, const Model& of_segments) {
+  return uint64_t{of_segments.shard.size} * prompt.segment_lengths_size() + CountOfText(prompt, model);
+}
+
 uint64_t CountLookups(const v1::Prompt& prompt, const Model& model) {
-  return uint64_t{model.shard.size} * prompt.segment_lengths_size() + CountOfText(prompt, model);
+  return CountLookups(prompt, model, model);
 }
 
 namespace {
@@ -103,7 +107,8 @@ struct Prompt {
   std::vector<storage::Query> segments;
 };
 
-absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, const Model& model) {
+absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, const Model& model,
+                            const Model& of_segments) {
   auto tokens = ReadTokens(absl::StrCat(field, ".tokens"), prompt.tokens());
   if (!tokens.ok()) return tokens.status();
   if (static_cast<uint64_t>(prompt.segment_lengths_size()) > limits::kMaxSegments) {
@@ -122,7 +127,7 @@ absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, 
   if (!media.ok()) return media.status();
   const auto salt = UnpackSalt(absl::StrCat(field, ".salt"), prompt.salt());
   if (!salt.ok()) return salt.status();
-  const Digest key_ns = Salted(model.ns, *salt);
+  const Digest key_ns = Salted(of_segments.ns, *salt);
   Prompt read{.tokens = *std::move(tokens),
               .media = *std::move(media),
               .salt = *salt,
@@ -137,7 +142,7 @@ absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, 
     }
     const auto run = std::span<const int32_t>(read.tokens).subspan(begin, length);
     read.segments.push_back(QueryOf(KindOfSegment(i), run, MediaWithin(read.media, begin, begin + length), *salt,
-                                    key_ns, read.needed_at, model));
+                                    key_ns, read.needed_at, of_segments));
     begin += length;
   }
   return read;
@@ -147,13 +152,18 @@ absl::StatusOr<Prompt> Read(const std::string& field, const v1::Prompt& prompt, 
 
 absl::StatusOr<std::vector<storage::Query>> ReadSegments(const std::string& field, const v1::Prompt& prompt,
                                                          const Model& model) {
-  auto read = Read(field, prompt, model);
+  auto read = Read(field, prompt, model, model);
   if (!read.ok()) return read.status();
   return std::move(read->segments);
 }
 
 absl::StatusOr<ParsedPrompt> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model) {
-  auto read = Read(field, prompt, model);
+  return ReadPrompt(field, prompt, model, model);
+}
+
+absl::StatusOr<ParsedPrompt> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model,
+                                        const Model& of_segments) {
+  auto read = Read(field, prompt, model, of_segments);
   if (!read.ok()) return read.status();
   ParsedPrompt asked{.segments = std::move(read->segments),
                      .tokens_per_second = model.tokens_per_second,

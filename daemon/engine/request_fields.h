@@ -46,12 +46,16 @@ struct ParsedPrompt {
   double tokens_per_second = 0;             // prefill rate of the engine; 0 if unknown
   uint64_t tokens = 0;                      // number of tokens of the prompt
 };
-// INVALID_ARGUMENT names the field below `field`.
+// INVALID_ARGUMENT names the field below `field`. The text is read for `model`. `of_segments`: the model in which the
+// segments are looked up.
+absl::StatusOr<ParsedPrompt> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model,
+                                        const Model& of_segments);
 absl::StatusOr<ParsedPrompt> ReadPrompt(const std::string& field, const v1::Prompt& prompt, const Model& model);
 // Reads the segments without the text, which would hash every token again.
 absl::StatusOr<std::vector<storage::Query>> ReadSegments(const std::string& field, const v1::Prompt& prompt,
                                                          const Model& model);
 // Returns the largest number of objects that the lookup of the prompt takes, before anything is read.
+uint64_t CountLookups(const v1::Prompt& prompt, const Model& model, const Model& of_segments);
 uint64_t CountLookups(const v1::Prompt& prompt, const Model& model);
 
 // The plan of an object to store, its text, and the cost of computing it.

@@ -21,7 +21,7 @@ namespace ashlar::daemon {
 
 class PrefillElsewhere;
 
-// The model of a probe, as in v1::ProbeRequest.
+// The model of a probe, as in v1::ProbeRequest, by one of its layouts.
 struct ProbedModel {
   std::string ns;  // bytes; may be a prefix, or empty
   std::string model_id;

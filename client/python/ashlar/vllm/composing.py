@@ -182,7 +182,7 @@ class Composer:
         return ashlar.Cache(
             self._described.named(self.model), options.rpc_socket, options.session_socket, name="vllm-segments", timeout_ms=options.call_ms,
             memory_kind=ashlar.MemoryKind.MEMFD, memfd=pages.descriptor, memory_bytes=pages.size, pages=pages.count,
-            places=pages.places, capture_tokens=64, land_ms=options.land_ms, quiet_ms=options.quiet_ms,
+            places=pages.places, land_ms=options.land_ms, quiet_ms=options.quiet_ms,
             epsilon=EPSILON[options.segment_dtype],
         )  # fmt: skip
 

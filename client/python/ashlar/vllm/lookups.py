@@ -72,7 +72,6 @@ class SegmentLookups:
                 name="vllm-segment-lookups",
                 timeout_ms=options.call_ms,
                 memory_kind=ashlar.MemoryKind.NONE,
-                capture_tokens=64,
                 epsilon=EPSILON[options.segment_dtype],
             )
 

@@ -76,8 +76,8 @@ def segments_model(
     """Returns the layout of this rank's segments: with rotated keys, and states as the engine's kernels store them.
 
     `ropes`: the rotation of each layer that rotates keys, by name. `decays`: decay tables of linear layers. Each rank's
-    segments have a namespace of their own. A prompt jumps over an interior if all ranks have landed it. Unsupported:
-    the tables are too large.
+    segments have a namespace of their own. That of rank 0 has the engine's model_id, so probes ask rank 0. A prompt
+    jumps over an interior if all ranks have landed it. Unsupported: the tables are too large.
     """
     size = sum(4 * table.numel() for table in decays.values())
     size += sum(8 * len(rope.frequencies) for rope in ropes.values() if rope is not None)
@@ -98,13 +98,13 @@ def segments_model(
         tuples, rope = SEGMENT_TYPES[options.segment_dtype], ropes.get(names[number])
         layers.append(dataclasses.replace(layer, state_dtype=tuples, decay_table=table, rope=rope))
         head = max(head, layer.conv_kernel - 1)
-    rank = (
-        f" rank {whole.tensor_parallel_rank} of {whole.tensor_parallel_size}" if whole.tensor_parallel_size > 1 else ""
-    )
+    rank, ranks = whole.tensor_parallel_rank, whole.tensor_parallel_size
+    part = f" rank {rank} of {ranks}" if ranks > 1 else ""
+    norm = NORM_EPSILON if described.packed else GPU_NORM_EPSILON  # tuples depend on it
     return dataclasses.replace(
-        whole, model_id=whole.model_id + rank, layers=layers, page_tokens=PAGE_TOKENS, head=head, tail=options.seam_tail,
-        tensor_parallel_rank=0, tensor_parallel_size=1,
-        dtype=f"{whole.dtype}, norm {NORM_EPSILON if described.packed else GPU_NORM_EPSILON}",  # tuples depend on it
+        whole, model_id=whole.model_id + (part if rank > 0 else ""), layers=layers, page_tokens=PAGE_TOKENS,
+        head=head, tail=options.seam_tail, tensor_parallel_rank=0, tensor_parallel_size=1,
+        dtype=f"{whole.dtype}, norm {norm}{part}",
     )  # fmt: skip
 
 
