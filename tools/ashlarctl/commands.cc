@@ -35,8 +35,7 @@ std::vector<Command> CommandsOnObjects() {
        "The files together are the prompt. With --segments, each file but the last is one of its segments. If the "
        "engine has opened the model a second time for its segments, both layouts are probed; with tensor parallelism, "
        "vLLM's segments of rank 0. No lookup is counted. With --cluster, nodes that do not answer within 100 ms are "
-       "left out; the cheapest is where the first "
-       "token is expected first.",
+       "left out; the cheapest is where the first token is expected first.",
        {kTenant,
         {"namespace", "HEX", "namespace of the model, or a unique prefix of it", {}},
         {"model-id", "NAME", "model_id of the model, instead of --namespace; neither is needed for a single model", {}},

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Probes of a real daemon: what the next lookup finds, without being one."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 import shortest
@@ -48,6 +50,42 @@ def test_a_probe_finds_segments_in_any_order_without_their_seams(daemon):
         interiors = len(ARCH) + len(STONE) - 2 * (shortest.MODEL.head + shortest.MODEL.tail)
         assert (node.prefix_tokens, node.segment_tokens) == (len(RULES), interiors)
         assert prober.probe(prompt(STONE, ARCH, "Why?"), [len(STONE), len(ARCH)]).nodes[0].prefix_tokens == 0
+    engine.cache.close()
+
+
+def test_a_model_with_a_layout_of_its_own_for_segments_is_probed_in_both(daemon, monkeypatch):
+    """As vLLM's connector opens a hybrid model: exact prefixes need the convolution's head."""
+    pieces = dataclasses.replace(shortest.MODEL, head=8, tail=8, dtype="segments")
+    convolution = ashlar.Linear(ashlar.Family.GDN, 2, 2, shortest.DIM, shortest.DIM, conv_channels=8, conv_kernel=4)
+    exact = dataclasses.replace(
+        shortest.MODEL, head=3, tail=0, layers=[convolution, shortest.MODEL.layers[shortest.ATTENTION]]
+    )
+    # The second of two ranks.
+    rank = dataclasses.replace(pieces, model_id=pieces.model_id + " rank 1 of 2", dtype="segments rank 1 of 2")
+    monkeypatch.setattr(shortest, "MODEL", pieces)
+    sockets, table = (daemon.rpc_socket, daemon.session_socket), np.arange(64, dtype=np.int32)
+    engine = shortest.Engine(*sockets)
+    engine.serve([RULES, ARCH, STONE], "Why?", 4)
+    tokens, lengths = prompt(RULES, STONE, ARCH, "Why?"), [len(RULES), len(STONE), len(ARCH)]
+    interiors = len(ARCH) + len(STONE) - 2 * 16
+    with (
+        ashlar.Cache(exact, *sockets, pages=64, capture_tokens=16) as cache,
+        ashlar.Cache(rank, *sockets, pages=64),
+        probing(daemon) as prober,
+    ):
+
+        def found(segments=(), **options):
+            node = prober.probe(tokens, segments, **options).nodes[0]
+            return node.prefix_tokens, node.segment_tokens
+
+        assert found(lengths, model_id=exact.model_id) == found(lengths) == (len(RULES), interiors)
+        assert found(model_id=exact.model_id) == found() == (0, 0)
+        begin = tokens[: len(RULES) + 6]  # ends in the head of the second segment
+        state, tail = np.ones((2, shortest.DIM, shortest.DIM), np.float32), np.ones((3, 8), np.float32)
+        linear = ashlar.LinearTensors(shortest.LINEAR, state, conv_tail=tail)
+        assert cache.commit(begin, [(len(begin), [linear])], page_table=table) == ["kept"]
+        assert found(lengths, model_id=exact.model_id) == (len(begin), interiors)
+        assert found(model_id=exact.model_id) == (len(begin), 0)
     engine.cache.close()
 
 

@@ -4,11 +4,22 @@
 from __future__ import annotations
 
 import argparse
+import json
 import logging
 import sys
 from typing import Any
 
+from ashlar.boundaries import Boundaries, message_token
 from ashlar.checkpoint import model_name
+
+
+def separator(text: str) -> str | list[int]:
+    """Reads text, or a JSON list of token ids."""
+    try:
+        ids = json.loads(text)
+    except ValueError:
+        return text
+    return ids if isinstance(ids, list) and all(type(each) is int and each >= 0 for each in ids) else text
 
 
 def arguments() -> argparse.ArgumentParser:
@@ -25,7 +36,13 @@ def arguments() -> argparse.ArgumentParser:
         "--model-id", help="the connector's model_id; default: the name that the connector derives from --model"
     )
     parser.add_argument("--policy", choices=("cheapest", "round-robin"), default="cheapest")
-    parser.add_argument("--segment-separator", default="", help="the connector's segment_separator")
+    parser.add_argument(
+        "--segment-separator", type=separator, default="", metavar="TEXT",
+        help="the connector's segment_separator: text, or a list of token ids such as [5,6]",
+    )  # fmt: skip
+    parser.add_argument(
+        "--segment-boundaries", choices=("messages",), help="the connector's segment_boundaries; needs --model"
+    )
     parser.add_argument(
         "--short-segment", type=int, default=32, metavar="TOKENS",
         help="neighbouring shorter segments are joined; the connector's seam_head + seam_tail + min_tokens",
@@ -58,14 +75,26 @@ def tokenizer(model: str, trust: bool) -> Any:
     return AutoTokenizer.from_pretrained(model, trust_remote_code=trust)
 
 
+def boundaries(options: argparse.Namespace, found: Any) -> Boundaries | None:
+    """Returns where segments end if a request declares none. `found`: the model's tokenizer. ValueError: its template
+    does not mark messages."""
+    ends, kind = options.segment_separator, options.segment_boundaries
+    if isinstance(ends, str):
+        ends = found.encode(ends, add_special_tokens=False) if ends else []
+    message = message_token(found) if kind else None
+    return Boundaries(ends, message, options.short_segment) if ends or kind else None
+
+
 def main(given: list[str] | None = None) -> int:
     parser = arguments()
     options = parser.parse_args(given)
     for name, value in vars(options).items():
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value <= 0 and name != "short_segment":
             parser.error(f"--{name.replace('_', '-')}: {value} was given; expected more than 0")
-    if options.segment_separator and not options.model:
-        parser.error("--segment-separator: --model is required, to find the separator's tokens")
+    if isinstance(options.segment_separator, str) and options.segment_separator and not options.model:
+        parser.error("--segment-separator: --model is required, to find the separator's tokens; or give their ids")
+    if options.segment_boundaries and not options.model:
+        parser.error("--segment-boundaries: --model is required, to find the beginning of messages")
     try:
         from aiohttp import web
 
@@ -88,7 +117,10 @@ def main(given: list[str] | None = None) -> int:
             found = tokenizer(options.model, options.trust_remote_code) if options.model else None
         except (OSError, ValueError, ImportError) as error:
             parser.error(f"--model: no tokenizer in {options.model!r}: {error}")
-        prompts = Prompts(found, options.segment_separator, options.short_segment)
+        try:
+            prompts = Prompts(found, boundaries(options, found))
+        except ValueError as error:
+            parser.error(f"--segment-boundaries: {error}; give --segment-separator instead")
     limits = Limits(
         in_flight=options.max_in_flight, waiting=options.max_waiting, wait_seconds=options.wait_seconds,
         connect_seconds=options.connect_seconds, first_byte_seconds=options.first_byte_seconds,

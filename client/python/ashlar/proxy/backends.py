@@ -9,6 +9,7 @@ import dataclasses
 import logging
 import time
 from collections.abc import Sequence
+from typing import Any
 from urllib.parse import urlsplit
 
 from ashlar.probe import NodeProbe, Prober
@@ -72,18 +73,14 @@ class Estimate:
     usable: bool  # whether the node has an engine and is not draining
 
 
-def estimate_of(probes: Sequence[NodeProbe]) -> Estimate:
-    """Returns the estimate that saves most, from a node's answers for one prompt with and without its segments."""
-    best = max(probes, key=lambda probe: probe.saved_tokens)
-    rate = max(probe.tokens_per_second for probe in probes)
-    waits = [probe.wait_seconds or (probe.queued_tokens / rate if rate else 0.0) for probe in probes]
+def estimate_of(probe: NodeProbe) -> Estimate:
     return Estimate(
-        saved=best.saved_tokens,
-        tokens=max(1, best.prompt_tokens - best.saved_tokens),
-        fetch_seconds=best.fetch_seconds,
-        wait_seconds=min(waits),
-        rate=rate,
-        usable=best.sessions > 0 and not best.draining,
+        saved=probe.saved_tokens,
+        tokens=max(1, probe.prompt_tokens - probe.saved_tokens),
+        fetch_seconds=probe.fetch_seconds,
+        wait_seconds=probe.wait_seconds,
+        rate=probe.tokens_per_second,
+        usable=probe.sessions > 0 and not probe.draining,
     )
 
 
@@ -127,29 +124,22 @@ class Backends:
         self._probers[sockets] = prober
         return prober
 
-    def _ask(self, sockets: tuple[str, str], question: Question, cluster: bool) -> dict[str, list[NodeProbe]]:
+    def _ask(self, sockets: tuple[str, str], question: Question, cluster: bool) -> dict[str, NodeProbe]:
         """Returns the answers by node. The daemon's own node is also in the result as ""."""
         prober = self._prober(sockets)
-        answers: dict[str, list[NodeProbe]] = {}
-        for segments in {question.segments, ()}:
-            try:
-                found = prober.probe(
-                    question.tokens, segments, model_id=self._model_id, salt=question.salt, cluster=cluster
-                )
-            except (RuntimeError, ValueError):
-                if segments:  # no engine has opened a layout for segments
-                    continue
+        options: dict[str, Any] = dict(model_id=self._model_id, salt=question.salt, cluster=cluster)
+        try:
+            found = prober.probe(question.tokens, question.segments, **options)
+        except ValueError:  # several layouts for segments are open, or the prompt has too many
+            if not question.segments:
                 raise
-            for number, node in enumerate(found.nodes):
-                answers.setdefault(node.node, []).append(node)
-                if number == 0 and node.node:
-                    answers.setdefault("", []).append(node)
-        return answers
+            found = prober.probe(question.tokens, **options)
+        return {node.node: node for node in found.nodes} | {"": found.nodes[0]}
 
     async def probe(self, question: Question) -> dict[str, Estimate]:
         """Returns estimates by URL of the backend, without backends whose daemon does not answer in time."""
         loop = asyncio.get_running_loop()
-        asked: dict[tuple[str, str], asyncio.Future[dict[str, list[NodeProbe]]]] = {}
+        asked: dict[tuple[str, str], asyncio.Future[dict[str, NodeProbe]]] = {}
         for sockets in self._probers:
             cluster = any(backend.node for backend in self.all if backend.sockets == sockets)
             asked[sockets] = loop.run_in_executor(self._threads[sockets], self._ask, sockets, question, cluster)
@@ -159,8 +149,8 @@ class Backends:
             answer = asked[backend.sockets]
             if not answer.done() or answer.cancelled() or answer.exception() is not None:
                 continue
-            if nodes := answer.result().get(backend.node):
-                estimates[backend.url] = estimate_of(nodes)
+            if (node := answer.result().get(backend.node)) is not None:
+                estimates[backend.url] = estimate_of(node)
         for answer in asked.values():
             answer.cancel()
         return estimates

@@ -13,7 +13,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from ashlar.prompt import Tokens, lengths_between, separator_ends
+from ashlar.boundaries import Boundaries
+from ashlar.prompt import Tokens
 
 # Arguments of apply_chat_template that are not template variables. With them, a small request could bring its own
 # template, or use any amount of memory (padding).
@@ -46,15 +47,10 @@ class Unprobed(Exception):
 class Prompts:
     """Converts requests into questions. Thread-safe if the tokenizer is."""
 
-    def __init__(self, tokenizer: Tokenizer | None, separator: str = "", short: int = 0) -> None:
-        """`tokenizer`: None: only prompts of token ids are probed. `separator`: the connector's `segment_separator`.
-        Neighbouring segments of fewer than `short` tokens are joined, as by the connector (`seam_head` + `seam_tail` +
-        `min_tokens`)."""
-        self._tokenizer = tokenizer
-        self._separator: list[int] = []
-        if separator and tokenizer is not None:
-            self._separator = list(tokenizer.encode(separator, add_special_tokens=False))
-        self._short = short
+    def __init__(self, tokenizer: Tokenizer | None, boundaries: Boundaries | None = None) -> None:
+        """`tokenizer`: None: only prompts of token ids are probed. `boundaries`: as the connector has them; None: only
+        requests declare segments."""
+        self._tokenizer, self._boundaries = tokenizer, boundaries
 
     def question(self, path: str, body: Mapping[str, Any]) -> Question:
         """Returns the question for a request. Unprobed: the proxy cannot compute the request's tokens."""
@@ -123,7 +119,7 @@ class Prompts:
         parameters = body.get("kv_transfer_params")
         given = parameters.get("ashlar_segments") if isinstance(parameters, Mapping) else None
         if given is None:
-            return tuple(lengths_between(separator_ends(tokens, self._separator), len(tokens), self._short))
+            return () if self._boundaries is None else tuple(self._boundaries.lengths(tokens))
         if not isinstance(given, list) or not all(type(length) is int and length > 0 for length in given):
             return ()  # the engine also ignores malformed lengths
         if sum(given) > len(tokens):

@@ -7,7 +7,7 @@ from typing import Any
 
 from vllm.logger import init_logger
 
-from ashlar.vllm.boundaries import Boundaries
+from ashlar.boundaries import Boundaries
 from ashlar.vllm.segments import declared
 
 logger = init_logger("vllm.ashlar")

@@ -14,7 +14,7 @@ from vllm.logger import init_logger
 from vllm.v1.metrics.cache_hit_source import CacheHitSource
 
 import ashlar
-from ashlar.vllm.boundaries import Boundaries
+from ashlar.boundaries import Boundaries
 from ashlar.vllm.finished_prompts import FinishedPrompts
 from ashlar.vllm.handoffs import node_of
 from ashlar.vllm.identity import differences

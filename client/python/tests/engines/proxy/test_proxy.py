@@ -3,6 +3,7 @@
 
 import asyncio
 import contextlib
+import dataclasses
 import importlib.metadata
 import json
 import os
@@ -13,12 +14,15 @@ import tomllib
 import aiohttp
 import numpy as np
 import pytest
+import shortest
 from aiohttp import web
 from fake_backend import FakeBackend
 
+import ashlar
+from ashlar.boundaries import Boundaries
 from ashlar.probe import NodeProbe, Probed
-from ashlar.proxy.__main__ import arguments, main, model_id
-from ashlar.proxy.backends import Backend, Backends, Choice, estimate_of, parse_backend
+from ashlar.proxy.__main__ import arguments, boundaries, main, model_id
+from ashlar.proxy.backends import Backend, Backends, Choice, parse_backend
 from ashlar.proxy.prompts import Prompts, Question, Unprobed
 from ashlar.proxy.server import Limits, Proxy
 
@@ -407,23 +411,53 @@ def test_nodes_of_a_cluster_are_asked_through_one_daemon():
     run(test)
 
 
-def test_segments_are_probed_with_and_without():
-    prober = FakeProber(node(0))
-    prober.probe = lambda tokens, segments=(), **_: Probed((node(600 if segments else 200),), 0)
+def test_if_segments_cannot_be_probed_the_prefix_is():
+    asked = []
 
-    async def test():
+    def probe(tokens, segments=(), **_):
+        asked.append(segments)
+        if segments and refuses:
+            raise ValueError("ns: 2 open models match")
+        return Probed((node(600 if segments else 200),), 0)
+
+    prober, refuses = FakeProber(), False
+    prober.probe = probe
+
+    async def saved():
         backends = Backends([Backend("http://x", "/r", "/s")], "m", 0.5, False)
         backends._probers["/r", "/s"] = prober
         estimates = await backends.probe(Question(np.arange(1000, dtype=np.int32), (400, 400)))
-        assert estimates["http://x"].saved == 600
         backends.close()
+        return estimates["http://x"].saved
 
-    run(test)
+    assert asyncio.run(saved()) == 600 and asked == [(400, 400)]
+    refuses = True
+    assert asyncio.run(saved()) == 200
 
 
-def test_estimates_take_the_rate_that_any_answer_has():
-    found = estimate_of([node(100, tokens_per_second=0.0, queued_tokens=500), node(50, wait_seconds=9.0)])
-    assert (found.saved, found.tokens, found.rate, found.wait_seconds) == (100, 900, 1000.0, 0.5)
+def test_hybrids_are_probed_in_both_of_their_layouts(daemon, monkeypatch):
+    """As vLLM's connector opens them: exact prefixes with the convolution's head, and segments with seams."""
+    pieces = dataclasses.replace(shortest.MODEL, head=8, tail=8, dtype="segments")
+    convolution = ashlar.Linear(ashlar.Family.GDN, 2, 2, 16, 16, conv_channels=8, conv_kernel=4)
+    exact = dataclasses.replace(shortest.MODEL, head=3, tail=0, layers=[convolution, shortest.MODEL.layers[1]])
+    monkeypatch.setattr(shortest, "MODEL", pieces)
+    rules, arch, stone = (f"The {name} are quoted here." for name in ("rules", "arches", "stones"))
+    tokens = np.frombuffer((rules + stone + arch + "Why?").encode(), np.uint8).astype(np.int32)
+    lengths, sockets = (len(rules), len(stone), len(arch)), (daemon.rpc_socket, daemon.session_socket)
+    engine = shortest.Engine(*sockets)
+    engine.serve([rules, arch, stone], "Why?", 4)
+
+    async def estimate(segments):
+        backends = Backends([Backend("http://x", *sockets)], pieces.model_id, 5.0, False)
+        found = await backends.probe(Question(tokens, segments))
+        backends.close()
+        return found["http://x"]
+
+    with ashlar.Cache(exact, *sockets, pages=64, capture_tokens=16):
+        found = asyncio.run(estimate(lengths))
+        assert found.saved == len(rules) + len(stone) + len(arch) - 2 * 16 and found.usable
+        assert asyncio.run(estimate(())).saved == 0
+    engine.cache.close()
 
 
 @pytest.mark.parametrize(
@@ -442,7 +476,7 @@ def test_wrong_backends_are_refused(text, error):
 
 
 def test_prompts_become_the_engines_tokens():
-    prompts = Prompts(Words(), "sep", short=2)
+    prompts = Prompts(Words(), Boundaries([7], None, 2))
 
     def of(body, path="/v1/completions"):
         return prompts.question(path, body)
@@ -497,6 +531,25 @@ def test_variables_of_a_template_are_passed():
     assert list(Prompts(Words()).question("/v1/chat/completions", body).tokens) == [2, 103, 103, 105, 3]
 
 
+@pytest.mark.parametrize(
+    "given, wanted",
+    [
+        ([], None),
+        (["--segment-separator", "sep"], [6]),
+        (["--segment-separator", "[7]"], [6]),
+        (["--segment-separator", "[7, 9]"], []),
+        (["--segment-separator", "[SEP]"], []),  # text
+        (["--segment-boundaries", "messages"], [3]),
+        (["--segment-boundaries", "messages", "--segment-separator", "[7]"], [3, 3]),
+    ],
+)
+def test_segments_end_where_the_connectors_do(given, wanted, monkeypatch):
+    monkeypatch.setattr("ashlar.proxy.__main__.message_token", lambda tokenizer: 2)
+    options = arguments().parse_args(["--backend", "http://x", "--model", "m", "--short-segment", "2", *given])
+    found = boundaries(options, Words())
+    assert (None if found is None else found.lengths([5, 5, 5, 2, 5, 7, 5])) == wanted
+
+
 def test_without_a_tokenizer_only_token_ids_are_known():
     prompts = Prompts(None)
     assert list(prompts.question("/v1/completions", {"prompt": [5, 6]}).tokens) == [5, 6]
@@ -536,6 +589,8 @@ def test_the_extra_has_what_chat_templates_need():
         (["--backend", "http://x", "--backend", "http://x"], "--backend: a URL was given twice"),
         (["--backend", "http://x", "--tries", "0"], "--tries: 0 was given; expected more than 0"),
         (["--backend", "http://x", "--segment-separator", "#"], "--segment-separator: --model is required"),
+        (["--backend", "http://x", "--segment-boundaries", "messages"], "--segment-boundaries: --model is required"),
+        (["--backend", "http://x", "--segment-boundaries", "lines"], "--segment-boundaries: invalid choice: 'lines'"),
         (["--backend", "http://x", "--model", "/nowhere"], "--model: no tokenizer in '/nowhere'"),
     ],
 )

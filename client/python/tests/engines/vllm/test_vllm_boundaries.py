@@ -9,8 +9,9 @@ import transformers
 from segmented_engines import MODEL, PATIENT, Segmented, texts
 from tiny_engines import connector, count, prompt
 
+from ashlar.boundaries import Boundaries, message_token
 from ashlar.vllm import boundaries
-from ashlar.vllm.boundaries import Boundaries, find_boundaries, message_token
+from ashlar.vllm.boundaries import find_boundaries
 from ashlar.vllm.options import Options
 
 CHATML = (
@@ -56,11 +57,12 @@ def test_the_servers_template_takes_precedence():
 
 
 @pytest.mark.parametrize("template", ["{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", None])
-def test_a_template_without_such_a_token_is_refused(template):
+def test_a_template_without_such_a_token_is_refused(template, monkeypatch):
+    monkeypatch.setattr(boundaries, "_tokenizer", lambda config: tokenizer(template, ["<other>"]))
     with pytest.raises(
         ValueError, match="segment_boundaries: messages cannot be found .* set segment_separator instead"
     ):
-        message_token(tokenizer(template, ["<other>"]))
+        find_boundaries(Options(segment_boundaries="messages"), None)
 
 
 @pytest.mark.parametrize(

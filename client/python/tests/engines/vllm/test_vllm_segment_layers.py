@@ -329,6 +329,19 @@ def test_decay_tables_that_no_layout_can_hold_are_refused():
         segments_model(described, {KEYS: rope}, decays, Options())
 
 
+def test_only_rank_0_has_the_engines_name():
+    """Probes ask for that name. No two ranks share a namespace, nor does rank 0 with an engine of one rank."""
+    whole = segments_of(states(Backend.MAMBA1, (3, 64), (64, 16)))
+    models = []
+    for rank, size in ((0, 1), (0, 2), (1, 2)):
+        part = dataclasses.replace(whole.model, tensor_parallel_rank=rank, tensor_parallel_size=size)
+        described = dataclasses.replace(whole, model=part)
+        models.append(segments_model(described, {KEYS: ashlar.Rope([1.0])}, {LINEAR: torch.zeros(64, 16)}, Options()))
+    name = whole.model.model_id
+    assert [each.model_id for each in models] == [name, name, f"{name} rank 1 of 2"]
+    assert len({each.dtype for each in models}) == 3
+
+
 def segments_of(spec, attention=FULL, **text):
     return describe(config_of({LINEAR: spec, KEYS: attention}), text=types.SimpleNamespace(**text), packed=False)
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Segments of prompts whose requests declare none: found in the prompt's tokens, so that any client can use them.
+
+A separator ends a segment and is part of it. With messages as boundaries, each message of the model's chat template
+begins a segment. The tokens after the last boundary are the query, which is not a segment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ashlar.prompt import Tokens, lengths_between, separator_ends
+
+# Some templates have no system message.
+_ROLES = (("system", "user", "assistant", "user"), ("user", "assistant", "user"))
+
+
+class Boundaries:
+    def __init__(self, separator: Sequence[int], message: int | None, short: int) -> None:
+        """`separator`: its tokens; empty: none. `message`: the token with which messages begin; None: they are no
+        boundaries. Neighbouring segments of fewer than `short` tokens are joined."""
+        self._separator, self._message, self._short = list(separator), message, short
+
+    def lengths(self, tokens: Sequence[int] | Tokens) -> list[int]:
+        """Returns the lengths of a prompt's segments, from position 0 on; empty if it has no boundary."""
+        text: Tokens = np.asarray(tokens, np.int32)
+        ends = separator_ends(text, self._separator)
+        if self._message is not None:
+            ends += (text == self._message).nonzero()[0].tolist()
+        return lengths_between(ends, len(text), self._short)
+
+
+def message_token(tokenizer: Any, template: str | None = None) -> int:
+    """Returns the special token with which the chat template, by default the model's, begins each message. ValueError:
+    there is none."""
+    specials = sorted({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}, key=len, reverse=True)
+    pattern = re.compile("|".join(map(re.escape, specials)) or r"(?!)")
+    reason = "no special token begins each message"
+    for roles in _ROLES:
+        contents = [f"content{number}" for number in range(len(roles))]
+        messages = [{"role": role, "content": content} for role, content in zip(roles, contents)]
+        try:
+            text = tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+            continue
+        before = [pattern.findall(part) for part in re.split("|".join(contents), text)[:-1]]
+        in_all = [token for token in before[-1] if all(token in each for each in before)]
+        if in_all:
+            return int(tokenizer.convert_tokens_to_ids(in_all[0]))
+    raise ValueError(
+        f"messages cannot be found in the chat template ({reason}); expected a special token at the beginning of each "
+        "message"
+    )
