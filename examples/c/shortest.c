@@ -162,22 +162,21 @@ static uint64_t set_prompt(ashlar_request* request, const int32_t* tokens, uint6
   return plan.cached_tokens;
 }
 
-static void serve(const char* const* segments, int segment_count, const char* query, int decode) {
+/* Computes a prompt whose segments end with a period, and decodes. */
+static void serve(const char* text, int decode) {
+  static const int32_t separator = '.'; /* a token is a character */
   static int32_t tokens[MOST];
-  uint64_t lengths[8], count = 0, cached;
+  uint64_t lengths[8], segments, count = 0, cached;
   ashlar_prompt prompt = ASHLAR_INIT(ashlar_prompt);
   ashlar_request* request = NULL;
   uint32_t missing, i;
   int s;
-  for (s = 0; s <= segment_count; ++s) {
-    const char* text = s < segment_count ? segments[s] : query;
-    if (s < segment_count) lengths[s] = strlen(text);
-    while (*text != '\0') tokens[count++] = *text++;
-  }
+  while (*text != '\0') tokens[count++] = *text++;
+  check(ashlar_segment_lengths(tokens, count, &separator, 1, 0, lengths, 8, &segments));
   prompt.tokens = tokens;
   prompt.token_count = count;
   prompt.segment_lengths = lengths;
-  prompt.segment_count = (uint64_t)segment_count;
+  prompt.segment_count = segments;
   prompt.page_table = table;
   prompt.page_count = PAGES;
   prompt.fill = 1;
@@ -186,7 +185,7 @@ static void serve(const char* const* segments, int segment_count, const char* qu
   for (i = 0; i < missing; ++i) publish(request, i);
   if (missing > 0) check(ashlar_request_look_again(request, table, PAGES));
   cached = set_prompt(request, tokens, count);
-  printf("%d of %d segments hit, %d of %d tokens from the cache: ", segment_count - (int)missing, segment_count,
+  printf("%d of %d segments hit, %d of %d tokens from the cache: ", (int)(segments - missing), (int)segments,
          (int)cached, (int)count);
   for (s = 0; s < decode; ++s) {
     tokens[count] = best_token();
@@ -234,11 +233,12 @@ static void open_cache(const char* rpc_socket, const char* session_socket) {
   for (i = 0; i < PAGES; ++i) table[i] = i;
 }
 
+#define RULES "Answer from these pages."
+#define ARCH "An arch stands because every stone wants to fall."
+#define STONE "Ashlar is cut to one face."
+#define QUERY "Why does it stand?"
+
 int main(int argc, char** argv) {
-  const char *const rules = "Answer from these pages.", *const arch =
-                                                            "An arch stands because every stone wants to fall.";
-  const char *const stone = "Ashlar is cut to one face.", *const query = "Why does it stand?";
-  const char *const one[] = {rules, arch, stone}, *const other[] = {rules, stone, arch};
   int round, rounds = argc > 3 ? atoi(argv[3]) : 1;
   if (argc < 3) {
     fprintf(stderr, "usage: shortest_c RPC-SOCKET SESSION-SOCKET [ROUNDS]\n");
@@ -247,8 +247,8 @@ int main(int argc, char** argv) {
   open_cache(argv[1], argv[2]);
   for (round = 0; round < rounds; ++round) {
     if (round > 0 && getchar() == EOF) break; /* a line of input for each further round */
-    serve(one, 3, query, 12);
-    serve(other, 3, query, 12);
+    serve(RULES ARCH STONE QUERY, 12);
+    serve(RULES STONE ARCH QUERY, 12);
   }
   ashlar_close(cache);
   return 0;

@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <functional>
+#include <iterator>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -15,6 +16,7 @@
 using namespace ashlar::engine;
 
 constexpr uint32_t kHeads = 2, kDim = 16, kWidth = kHeads * kDim, kPageTokens = 16, kLinear = 0, kAttention = 1;
+constexpr int32_t kSeparator = '.';               // a token is a character
 constexpr float kDecays[kHeads] = {-0.3, -0.01};  // decays of the linear layer's heads, logarithms per token
 
 Status Check(Status status) {
@@ -40,14 +42,12 @@ class Engine {
     std::iota(table_.begin(), table_.end(), 0);
   }
 
-  // Computes the prompt, decodes, and reports what came from the cache.
-  std::string Serve(const std::vector<std::string>& segments, const std::string& query, int decode) {
-    std::string text;
-    std::vector<uint64_t> lengths;
-    for (const std::string& segment : segments) lengths.push_back((text += segment, segment.size()));
-    text += query;
+  // Computes the prompt, whose segments end with a period, decodes, and reports what came from the cache.
+  std::string Serve(const std::string& text, int decode) {
     std::vector<int32_t> tokens(text.begin(), text.end());
-    Prompt prompt = {tokens.data(), tokens.size(), lengths.data(), lengths.size(), table_.data(), table_.size()};
+    uint64_t lengths[8], segments;
+    Check(SegmentLengths(tokens.data(), tokens.size(), &kSeparator, 1, 0, lengths, std::size(lengths), &segments));
+    Prompt prompt = {tokens.data(), tokens.size(), lengths, segments, table_.data(), table_.size()};
     prompt.fill = true;
     Request request;
     Check(cache_.Begin(&prompt, 1, &request));
@@ -63,7 +63,7 @@ class Engine {
       }
       if (Advance(request, 0, tokens.size()) && Check(request.WaitLayer(kAttention)).ok()) Attend();
     } while (!Check(request.Finish()).ok());
-    std::printf("%zu of %zu segments hit, %zu of %zu tokens computed: ", lengths.size() - missing, lengths.size(),
+    std::printf("%zu of %zu segments hit, %zu of %zu tokens computed: ", segments - missing, segments,
                 positions_.size(), tokens.size());
     for (int i = 0; i < decode; ++i) {
       tokens.push_back(BestToken());
@@ -146,6 +146,6 @@ int main(int argc, char** argv) {
   Engine engine(argc > 1 ? argv[1] : "", argc > 2 ? argv[2] : "");  // the daemon's sockets: rpc, session
   const std::string rules = "Answer from these pages.", arch = "An arch stands because every stone wants to fall.";
   const std::string ashlar = "Ashlar is cut to one face.", query = "Why does it stand?";
-  std::printf("%s\n", engine.Serve({rules, arch, ashlar}, query, 12).c_str());
-  std::printf("%s\n", engine.Serve({rules, ashlar, arch}, query, 12).c_str());
+  std::printf("%s\n", engine.Serve(rules + arch + ashlar + query, 12).c_str());
+  std::printf("%s\n", engine.Serve(rules + ashlar + arch + query, 12).c_str());
 }

@@ -89,6 +89,13 @@ const char* ashlar_error_message(void) {
   return ashlar::c::error_message;
 }
 
+int32_t ashlar_segment_lengths(const int32_t* tokens, uint64_t token_count, const int32_t* separator,
+                               uint64_t separator_count, uint64_t min_tokens, uint64_t* lengths, uint64_t capacity,
+                               uint64_t* count) {
+  return ashlar::c::Report(ashlar::engine::SegmentLengths(tokens, token_count, separator, separator_count, min_tokens,
+                                                          lengths, capacity, count));
+}
+
 const char* ashlar_miss_name(uint32_t reason) {
   return ashlar::engine::MissName(static_cast<uint8_t>(std::min<uint32_t>(reason, UINT8_MAX)));
 }

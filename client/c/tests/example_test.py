@@ -140,6 +140,23 @@ class Example(unittest.TestCase):
         self.assertEqual(library.ashlar_error_message(), b"model: null")
 
     @unittest.skipIf(LIBRARY == "none", "no shared library")
+    def test_a_prompt_is_cut_at_its_separators(self):
+        library, number = ctypes.CDLL(LIBRARY), ctypes.c_uint64
+        library.ashlar_error_message.restype = ctypes.c_char_p
+        tokens, separator = (ctypes.c_int32 * 9)(1, 2, 8, 9, 3, 8, 9, 4, 5), (ctypes.c_int32 * 2)(8, 9)
+        lengths, count = (number * 2)(), number()
+
+        def cut(length, minimum, capacity):
+            rest = number(minimum), lengths, number(capacity), ctypes.byref(count)
+            return library.ashlar_segment_lengths(tokens, number(9), separator, number(length), *rest)
+
+        self.assertEqual((cut(2, 0, 2), count.value, *lengths), (0, 2, 4, 3))
+        self.assertEqual((cut(2, 5, 2), count.value, lengths[0]), (0, 1, 7))
+        self.assertEqual((cut(1, 0, 1), count.value, lengths[0]), (0, 2, 7), "more segments than there is space for")
+        self.assertEqual(cut(0, 0, 2), 3)
+        self.assertEqual(library.ashlar_error_message(), b"separator: no tokens; expected at least one")
+
+    @unittest.skipIf(LIBRARY == "none", "no shared library")
     def test_works_in_a_process_with_another_grpc(self):
         code = f"""
 import ctypes, ctypes.util, os, pathlib

@@ -426,6 +426,16 @@ class Cache {
   CacheState* impl_ = nullptr;
 };
 
+// Cuts a prompt's tokens into segments, each of which ends with the separator: one or more token ids. The library has
+// no tokenizer: encode the separator with the engine's, without the tokens that it adds to a text. Use one that has the
+// same ids everywhere, such as a special token. The tokens after the last separator are the query. A prompt's last
+// token is always computed: a segment that would end with it is left to the query. Neighbouring segments of fewer than
+// `min_tokens` are joined.
+// Writes the number of segments to `count`, and, if `capacity` suffices, their lengths from position 0 on to `lengths`,
+// for Prompt::segment_lengths. kInvalidArgument: the separator is empty, or a pointer is null.
+Status SegmentLengths(const int32_t* tokens, uint64_t token_count, const int32_t* separator, uint64_t separator_count,
+                      uint64_t min_tokens, uint64_t* lengths, uint64_t capacity, uint64_t* count) noexcept;
+
 // Names of numbers, as in metrics. Never null.
 const char* MissName(uint8_t reason) noexcept;
 const char* TierName(uint8_t tier) noexcept;
