@@ -30,7 +30,7 @@ class Step:
 
     def place(self, depth: int, end: int, block: int) -> Place | None:
         """Returns the place of the state after `depth` tokens, `end` of which the engine has computed and accepted.
-        None: the step has no such state."""
+        None: the step has no such state, or may have none."""
         if self.start is None:
             return None
         last = self.start + self.tokens
@@ -38,6 +38,8 @@ class Step:
         column = -(-last // block) - 1
         if not first <= depth <= end <= last:
             return None
-        if end == (column + 1) * block:
-            return Place(column) if depth == end else None
+        # If a stop token precedes accepted drafts, `end` of vLLM 0.33 does not include them, but they may have moved the
+        # states.
+        if last == (column + 1) * block:
+            return Place(column) if depth == end == last else None
         return Place(column, depth - first)
