@@ -14,7 +14,8 @@ from vllm.v1.kv_cache_interface import MambaSpec
 import ashlar
 from ashlar.vllm.drafts import Place, Step
 from ashlar.vllm.identity import Unsupported
-from ashlar.vllm.model import _check_drafts, layers_of
+from ashlar.vllm.model import _check, _check_drafts, layers_of
+from ashlar.vllm.options import Options
 from ashlar.vllm.segments import unsupported
 
 # Inputs of the convolution, and state: those of one of 16 ranks of the published model, and smaller ones.
@@ -151,6 +152,24 @@ def test_drafts_that_the_engine_drops_within_a_step_are_refused():
     _check_drafts(config, layers_of(states_of(0), None, 1))
     config.speculative_config.enable_adaptive_verification = False
     _check_drafts(config, layers)
+
+
+def test_states_that_follow_all_accepted_drafts_are_refused():
+    """KDA's RecoverSSM: if a stop token precedes accepted drafts, the state is that of a later depth."""
+    parallel = SimpleNamespace(
+        pipeline_parallel_size=1, decode_context_parallel_size=1, prefill_context_parallel_size=1
+    )
+    config = SimpleNamespace(
+        device_config=SimpleNamespace(device_type="cpu"),
+        parallel_config=parallel,
+        speculative_config=SimpleNamespace(method="mtp"),
+        diffusion_config=None,
+        cache_config=SimpleNamespace(enable_prefix_caching=True, use_kda_recoverssm=True),
+    )
+    with pytest.raises(Unsupported, match="use_replayssm: not supported with speculative decoding; expected false"):
+        _check(config, Options())
+    config.cache_config.use_kda_recoverssm = False
+    _check(config, Options())
 
 
 @pytest.mark.skipif(
