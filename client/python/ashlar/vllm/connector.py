@@ -298,13 +298,21 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return None if self._scheduler is None else self._scheduler.next_stop(request, start)
 
     def update_state_after_alloc(self, request: Any, blocks: Any, num_external_tokens: int) -> None:
-        if self._scheduler is None or num_external_tokens == 0:
+        if self._scheduler is None:
+            return
+        if num_external_tokens == 0:
+            self._not_loaded(request)
             return
         try:
             self._scheduler.allocated(request, blocks, num_external_tokens)
         except Exception:
             logger.exception("Ashlar: update_state_after_alloc failed; the request is computed")
             self._scheduler.fail_load(request)
+
+    @_or(lambda: None)
+    def _not_loaded(self, request: Any) -> None:
+        assert self._scheduler is not None
+        self._scheduler.not_loaded(request)
 
     @_or(tuple)
     def get_loaded_kv_cache_group_ids(self, request: Any) -> tuple[int, ...]:

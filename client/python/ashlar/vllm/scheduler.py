@@ -212,6 +212,13 @@ class Scheduler:
             )
         )
 
+    def not_loaded(self, request: Any) -> None:
+        """Call it if the engine begins a request without a load. It may refuse matched tokens, for example for routed
+        experts, or load them by another connector; their leases end."""
+        followed = self._followed.get(request.request_id)
+        if followed is not None and not followed.loading:
+            self._lookups.drop(followed)
+
     def fail_load(self, request: Any) -> None:
         name = request.request_id
         self._new_loads = [each for each in self._new_loads if each.request != name]

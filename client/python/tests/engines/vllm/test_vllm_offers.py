@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scheduler's half offers to the cache in a step, without an engine."""
 
+from functools import partial
 from types import SimpleNamespace
 
 from ashlar.vllm.offers import Offers
 from ashlar.vllm.options import Options
-from ashlar.vllm.requests import Followed
+from ashlar.vllm.prefix_lookups import PrefixLookups
+from ashlar.vllm.requests import Followed, Lookup
 from ashlar.vllm.scheduler import Scheduler
 from ashlar.vllm.stats import AshlarStats
 
@@ -56,3 +58,20 @@ def test_an_end_is_offered_only_if_a_step_has_computed_it():
     assert Scheduler.match(half, request, 0) == (0, False)
     Scheduler._offer_end(half, followed, [[2]])
     assert offered == [[[1]]]
+
+
+def test_a_match_that_the_engine_does_not_load_releases_its_lease():
+    """vLLM may refuse matched tokens, and MultiConnector loads them by one connector."""
+    request, ended = SimpleNamespace(request_id="one"), []
+    handle = SimpleNamespace(end=lambda: ended.append(True))
+    followed = Followed(request, "", lookup=Lookup(handle, None, 400, 400, 0.0), loading=384)
+    half = SimpleNamespace(
+        _followed={"one": followed}, _lookups=SimpleNamespace(drop=partial(PrefixLookups.drop, None))
+    )
+    Scheduler.not_loaded(half, request)
+    assert not ended, "its load has begun"
+    followed.loading = 0
+    Scheduler.not_loaded(half, request)
+    Scheduler.not_loaded(half, request)
+    assert ended == [True] and followed.lookup is None
+    Scheduler.not_loaded(half, SimpleNamespace(request_id="unknown"))
