@@ -64,6 +64,9 @@ def unsupported(described: Described) -> str:
             return f"not for keys of {layer.dtype.name}"
         if isinstance(layer, ashlar.Linear) and layer.family is ashlar.Family.MAMBA2 and not described.packed:
             return "Mamba-2 only on CPUs"
+        if isinstance(layer, ashlar.Linear) and layer.family is ashlar.Family.GDN and described.packed:
+            if layer.conv_dtype is ashlar.DType.F16:  # by Triton's kernels, whose inputs and states are others
+                return "gated delta nets in float16 only on GPUs"
     return ""
 
 

@@ -154,6 +154,15 @@ def test_opaque_layers_have_no_segments():
     assert unsupported(described)
 
 
+def test_delta_nets_in_float16_have_no_segments_on_a_cpu():
+    """vLLM 0.33 computes them there by Triton."""
+    gdn = states(Backend.GDN_ATTN, (3, 512), (4, 64, 64), dtypes=(torch.float16, F32))
+    config = config_of({"model.layers.0.gdn": gdn, "model.layers.1.attn": FULL})
+    text = types.SimpleNamespace(linear_num_key_heads=2)
+    assert unsupported(describe(config, text=text)) == "gated delta nets in float16 only on GPUs"
+    assert not unsupported(describe(config, text=text, packed=False))
+
+
 def test_only_layers_with_bytes_per_token_cost_the_square_of_a_prompt():
     kda = states(Backend.GDN_ATTN, (3, 192), (4, 16, 16))
     described = describe(
