@@ -58,9 +58,10 @@ IRRELEVANT: dict[str, str] = {
     """ allow_deprecated_quantization enforce_eager disable_cascade_attn enable_sleep_mode
         sleep_preserve_parameter_names sleep_mode_backend sleep_mode_offload_cudagraph enable_nccl_comm_suspend
         enable_cumem_allocator""",
-    # The layout of blocks is part of the model's layers. The rest decides the number of blocks and which are kept.
-    "cache": """block_size user_specified_block_size kv_cache_layout prefix_match_unit gpu_memory_utilization
-        is_attention_free num_gpu_blocks_override sliding_window enable_prefix_caching prefix_caching_hash_algo
+    # The layout of blocks and the types of states are part of the model's layers: vLLM chooses mamba_ssm_cache_dtype by the
+    # CPU, also for models without states. The rest decides the number of blocks and which are kept.
+    "cache": """mamba_ssm_cache_dtype block_size user_specified_block_size kv_cache_layout prefix_match_unit
+        gpu_memory_utilization is_attention_free num_gpu_blocks_override sliding_window enable_prefix_caching prefix_caching_hash_algo
         prefix_cache_retention_interval mamba_page_size_padded skip_page_size_padded mamba_block_size mamba_cache_mode
         enable_mamba_shared_prefix_checkpoint num_gpu_blocks num_cpu_blocks effective_attention_block_size
         kv_cache_size_tokens kv_cache_max_concurrency hash_block_size cache_hit_alignment_tokens kv_cache_memory_bytes
@@ -299,6 +300,7 @@ def _processor(vllm_config: Any) -> dict[str, Any]:
         "vllm": vllm.__version__,
         "device": str(vllm_config.device_config.device_type),
         "capability": torch.backends.cpu.get_cpu_capability(),
+        "bf16": torch.cpu._is_avx512_bf16_supported(),
         "amx": torch.cpu._is_amx_tile_supported(),
     }
     if found["device"] != "cpu":

@@ -590,7 +590,6 @@ def describe(vllm_config: Any, kv_cache_config: Any, options: Options, rank: int
     cache, model = vllm_config.cache_config, vllm_config.model_config
     form: dict[str, Any] = {
         "caches": str(cache.cache_dtype),
-        "states": str(cache.mamba_ssm_cache_dtype),
         "page": str(kv_cache_config.kv_cache_layout),
         "linear": sorted({type(each).__name__ for each in layers.layout}),
     }

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 import huggingface_hub
 import interface
 import pytest
+import torch
 import vllm
 from tiny_engines import CONFIGS, Child, connector, model_folder, prompt, same, saved
 from vllm.config import LoRAConfig, MultiModalConfig, VllmConfig
@@ -139,16 +140,16 @@ def test_a_vllm_without_the_connectors_interface_is_refused_with_the_range(monke
 # Digests of everything that determines the models' names in the cache, by minor version of vLLM, because its
 # configurations have different fields.
 NAMES = {
-    "qwen3": {"0.32": "049b3712156d81a3", "0.33": "5046b1b2a265fc39"},
-    "qwen3_5": {"0.32": "2695a6be3b616e8a", "0.33": "c203c9e3b02784a8"},
-    "qwen3_next": {"0.32": "1479754847a6b9a9", "0.33": "2404021b4ed5332a"},
-    "ministral": {"0.32": "0fd8aca300427ce4", "0.33": "6980b12db2d6c4bf"},
-    "gpt_oss": {"0.32": "9b332d4f967a136f", "0.33": "ad451b4492ad0d2c"},
-    "ministral_whole": {"0.32": "8db696a9014ecf4a", "0.33": "72cec21e667a69d3"},
-    "granite": {"0.32": "019a30471b100722", "0.33": "4c2dce3fdf757c25"},
-    "falcon_h1": {"0.32": "4cc1ad5489e32065", "0.33": "56b26ecb11752608"},
-    "nemotron_h": {"0.32": "ff350efed83a4446", "0.33": "b8eeaa69ea78c1e6"},
-    "lfm2": {"0.32": "768c833efd22e7fb", "0.33": "37e169e5f5d34f5b"},
+    "qwen3": {"0.32": "bfac3f91260d6223", "0.33": "2d62308ce5f3dab4"},
+    "qwen3_5": {"0.32": "cb97c1417144986e", "0.33": "fc41673fd213ac9d"},
+    "qwen3_next": {"0.32": "eb3040817a3c5900", "0.33": "94d7d5c5e4198705"},
+    "ministral": {"0.32": "0327e49d208bff9b", "0.33": "6165b7f1c399fe22"},
+    "gpt_oss": {"0.32": "8f876c98abb6242b", "0.33": "be2006754ce17868"},
+    "ministral_whole": {"0.32": "127ff3b4891b0d38", "0.33": "fb5d629b4c426673"},
+    "granite": {"0.32": "7c172afcea5fea25", "0.33": "fcbfbf6911d71688"},
+    "falcon_h1": {"0.32": "dbef9e9a4758ff2b", "0.33": "404b464f6e13ca0c"},
+    "nemotron_h": {"0.32": "2406b83919b868b9", "0.33": "8b69f685b7beae45"},
+    "lfm2": {"0.32": "34f72f571c9a0410", "0.33": "c1c94fa5f1383a0b"},
 }
 DESCRIBE = """
 import dataclasses, json, unittest.mock as mock, torch, vllm
@@ -156,8 +157,9 @@ from ashlar.vllm import identity
 from ashlar.vllm.model import describe
 from ashlar.vllm.options import Options
 with mock.patch.object(torch.backends.cpu, "get_cpu_capability", lambda: "of any processor"), \\
-     mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False), mock.patch.object(vllm, "__version__", "0.32.0"), \\
-     mock.patch.object(identity, "variables", dict):
+     mock.patch.object(torch.cpu, "_is_amx_tile_supported", lambda: False), \\
+     mock.patch.object(torch.cpu, "_is_avx512_bf16_supported", lambda: False), \\
+     mock.patch.object(vllm, "__version__", "0.32.0"), mock.patch.object(identity, "variables", dict):
     described = describe(llm.llm_engine.vllm_config, server.core().scheduler.kv_cache_config, Options(), 0)
 model = dataclasses.replace(described.model, flops_per_token_squared=0.0)  # a price, and no part of the name
 server.name = repr(described.named(model)) + described.identity.text
@@ -204,6 +206,7 @@ def test_settings_that_change_numbers_are_part_of_the_name(arguments):
     [
         dict(max_model_len=4096),
         dict(max_num_seqs=3),
+        dict(mamba_ssm_cache_dtype="bfloat16"),  # the types of states are part of the layout, which `named` leaves out
         dict(num_gpu_blocks_override=100),
         dict(max_logprobs=7),
         dict(served_model_name="other"),
@@ -238,6 +241,15 @@ def test_environment_variables_that_change_rounding_are_part_of_the_name(monkeyp
         monkeypatch.setenv(name, value)
         assert named() != before, name
         monkeypatch.delenv(name)
+
+
+def test_instructions_of_the_cpu_that_change_rounding_are_part_of_the_name(monkeypatch):
+    before = named()
+    for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported"):
+        with monkeypatch.context() as patched:
+            supported = getattr(torch.cpu, name)()
+            patched.setattr(torch.cpu, name, lambda supported=supported: not supported)
+            assert named() != before, name
 
 
 @pytest.mark.parametrize(
@@ -292,8 +304,8 @@ def test_differences_of_identities_are_reported():
 NAMED_FIELDS = {
     "model": """dtype code_revision quantization quantization_config disable_sliding_window model_class_overrides
         model_impl""",
-    "cache": """cache_dtype kv_cache_dtype_skip_layers mamba_cache_dtype mamba_ssm_cache_dtype replayssm_buffer_len
-        use_replayssm use_kda_recoverssm kv_sharing_fast_prefill swa_bounded_replay""",
+    "cache": """cache_dtype kv_cache_dtype_skip_layers mamba_cache_dtype replayssm_buffer_len use_replayssm
+        use_kda_recoverssm kv_sharing_fast_prefill swa_bounded_replay""",
     "load": "load_format model_loader_extra_config ignore_patterns",
     "parallel": "enable_hc_sp enable_expert_parallel all2all_backend",
     "attention": """backend minimax_m3_msa_decode_backend backend_per_kind flash_attn_version use_trtllm_attention
