@@ -238,7 +238,7 @@ TEST_F(EngineProbeLayoutsTest, SeveralLayoutsForSegmentsAreRefusedOnlyForSegment
   EXPECT_EQ(Probe(RequestOf(false)), Found(0, 0));
   const absl::Status refused = Ask(RequestOf(true)).status();
   EXPECT_EQ(refused.code(), absl::StatusCode::kInvalidArgument);
-  EXPECT_THAT(refused.message(), ::testing::StartsWith("ns: 2 open models match; expected one of "));
+  EXPECT_THAT(std::string(refused.message()), ::testing::StartsWith("ns: 2 open models match; expected one of "));
 }
 
 // Seams that do not tell the layouts apart.
