@@ -4,6 +4,7 @@
     python3 examples/python/vllm_proxy.py --json proxy.json
 
 Each request is a system prompt, documents (Zipf) in order of their popularity, and a new question; prompts share prefixes.
+With `--segments` the documents come in any order, and each request declares them as segments.
 Ways: `round-robin`; `cheapest`, by probes. Both serve the same arrivals on the same servers, with documents that no cache
 has, in turns. The small hybrid model has random weights and runs on the CPU. Needs the packages `ashlar[proxy]` and `vllm`,
 and no network.
@@ -30,6 +31,7 @@ import ashlar.daemon
 
 WAYS = ("round-robin", "cheapest")
 SYSTEM, QUESTION, VOCABULARY = 120, 32, 512  # tokens
+PROBES = "ashlar_proxy_probes_total{"
 
 
 def free_port():
@@ -44,7 +46,7 @@ def text(seed, tokens):
 
 
 def arrivals(options, turn):
-    """(seconds, tokens): Poisson; the documents of a turn are its own."""
+    """(seconds, tokens, lengths of segments): Poisson; the documents of a turn are its own."""
     chance, found, at = random.Random(f"arrivals {turn}"), [], 0.0
     weights = [1 / (rank + 1) ** options.zipf for rank in range(options.documents)]
     documents = [text((turn, "document", i), options.tokens) for i in range(options.documents)]
@@ -53,8 +55,12 @@ def arrivals(options, turn):
         chosen = set()
         while len(chosen) < options.in_prompt:
             chosen.update(chance.choices(range(options.documents), weights))
-        parts = [documents[i] for i in sorted(sorted(chosen)[: options.in_prompt])]
-        found.append((at, [*system, *sum(parts, []), *text((turn, "question", number), QUESTION)]))
+        numbers = sorted(chosen)[: options.in_prompt]
+        if options.segments:
+            chance.shuffle(numbers)
+        parts = [system, *(documents[i] for i in numbers)]
+        lengths = list(map(len, parts)) if options.segments else []
+        found.append((at, [*sum(parts, []), *text((turn, "question", number), QUESTION)], lengths))
         at += chance.expovariate(options.rate)
     return found
 
@@ -89,7 +95,7 @@ def server(programs, name, model, daemon, port, options):
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "rpc_socket": daemon.rpc_socket, "session_socket": daemon.session_socket, "weights_digest": "random",
-            "model_id": "proxy-example",
+            "model_id": "proxy-example", "segments": options.segments,
         },
     }  # fmt: skip
     length = SYSTEM + options.in_prompt * options.tokens + QUESTION + 16
@@ -126,13 +132,15 @@ async def until_up(client, url, process, log, seconds=900):
     raise RuntimeError(f"{log} did not start:\n{log.read_text()[-3000:]}")
 
 
-async def one(client, url, model, tokens, began, at):
+async def one(client, url, model, tokens, lengths, began, at):
     """Returns the seconds to the first token, the prompt's cached tokens, and the server."""
     await asyncio.sleep(max(0.0, began + at - time.perf_counter()))
     body = {
         "model": model, "prompt": tokens, "max_tokens": 4, "temperature": 0, "ignore_eos": True, "stream": True,
         "stream_options": {"include_usage": True}, "return_token_ids": True,
     }  # fmt: skip
+    if lengths:
+        body["kv_transfer_params"] = {"ashlar_segments": lengths}
     first, cached, sent = None, 0, time.perf_counter()
     async with client.post(url + "/v1/completions", json=body) as answer:
         if answer.status != 200:
@@ -186,9 +194,9 @@ async def run(options, folder):
                 work = arrivals(options, turn)
                 began = time.perf_counter()
                 found = await asyncio.gather(
-                    *(one(client, proxies[way], model, tokens, began, at) for at, tokens in work)
+                    *(one(client, proxies[way], model, tokens, lengths, began, at) for at, tokens, lengths in work)
                 )
-                runs[way].extend((*each, len(tokens)) for each, (_, tokens) in zip(found, work))
+                runs[way].extend((*each, len(tokens)) for each, (_, tokens, _) in zip(found, work))
             async with client.get(proxies["cheapest"] + "/metrics") as answer:
                 lines = [line for line in (await answer.text()).splitlines() if line.startswith("ashlar_proxy_probe")]
     rows = []
@@ -208,7 +216,8 @@ async def run(options, folder):
     number = {line.partition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if " " in line}
     count = number.get("ashlar_proxy_probe_seconds_count", 0)
     mean = round(1000 * number.get("ashlar_proxy_probe_seconds_sum", 0) / count, 2) if count else None
-    return {"runs": rows, "probe_mean_ms": mean, "settings": vars(options)}
+    probes = {name.split('"')[1]: int(each) for name, each in number.items() if name.startswith(PROBES)}
+    return {"runs": rows, "probes": probes, "probe_mean_ms": mean, "settings": vars(options)}
 
 
 def main():
@@ -223,6 +232,7 @@ def main():
     parser.add_argument("--requests", type=int, default=60, help="of a turn")
     parser.add_argument("--rate", type=float, default=1.0, help="requests per second")
     parser.add_argument("--turns", type=int, default=2, help="of each way")
+    parser.add_argument("--segments", action="store_true", help="documents are segments, in any order")
     parser.add_argument("--dram", default="1GiB", help="of each daemon")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:

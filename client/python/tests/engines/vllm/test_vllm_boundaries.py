@@ -9,6 +9,7 @@ import transformers
 from segmented_engines import MODEL, PATIENT, Segmented, texts
 from tiny_engines import connector, count, prompt
 
+import ashlar
 from ashlar.boundaries import Boundaries, message_token
 from ashlar.vllm import boundaries
 from ashlar.vllm.boundaries import find_boundaries
@@ -111,9 +112,13 @@ def test_segments_are_found_by_their_separator(shared_daemon, segmented):
     """The same segments as those that a request declares. A declaration takes precedence."""
     parts = [part + [500, 501] for part in texts("separated", 3)]
     query = prompt("separated query", 30)
-    options = connector(shared_daemon, segments=True, segment_separator=[500, 501], **PATIENT)
+    options = connector(shared_daemon, segments=True, segment_separator=[500, 501], model_id="separated", **PATIENT)
     with Segmented(MODEL, options) as child:
         child.publish(parts)
+        with ashlar.Prober(shared_daemon.rpc_socket, shared_daemon.session_socket) as prober:
+            probed = prober.probe(sum(parts, []) + query, [102] * 3, model_id="separated").nodes[0]
+            assert (probed.prefix_tokens, probed.segment_tokens) == (102, 2 * 86)
+            assert prober.probe(query, model_id="separated").nodes[0].saved_tokens == 0
         for declared in (None, [102] * 3):
             *_, cached = child.probe("ask", sum(parts, []) + query, declared)
             assert cached == 102 + 2 * 86

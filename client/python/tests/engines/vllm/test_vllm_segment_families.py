@@ -8,6 +8,7 @@ from segmented_engines import MODEL, PATIENT, Segmented, texts
 from test_vllm_segments import interiors
 from tiny_engines import Child, connector, count, prompt, same
 
+import ashlar
 from ashlar.vllm.lookups import lookup_wait
 from ashlar.vllm.options import Options
 
@@ -68,13 +69,15 @@ def test_states_in_bf16_are_composed(shared_daemon, expected):
 
 def test_every_rank_takes_its_own_part_of_a_segment(shared_daemon):
     parts, query = texts("ranks", 3, 150), prompt("ranks query", 20)
-    options = connector(shared_daemon, segments=True, **PATIENT)
+    options = connector(shared_daemon, segments=True, model_id="two ranks", **PATIENT)
     with Child(MODEL, tensor_parallel_size=2) as bare:
         ((wanted, logs, _),) = bare.generate([sum(parts, []) + query], 4)
     with Segmented(MODEL, options, tensor_parallel_size=2, worker_extension_cls="tiny_engines.Watched") as child:
         assert child.publish(parts) > 0
+        with ashlar.Prober(shared_daemon.rpc_socket, shared_daemon.session_socket) as prober:  # asks rank 0
+            probed = prober.probe(sum(parts, []) + query, [150] * 3, model_id="two ranks").nodes[0]
         first = child.ask(parts, query)
-        assert first[2] == 150 + interiors(150, 150)
+        assert first[2] == probed.saved_tokens == 150 + interiors(150, 150)
         assert abs(first[1][0] - logs[0]) < 0.2, "close to full prefill"
         child.call("erase")
         free = child.call("free_blocks")
