@@ -167,7 +167,7 @@ class EngineProbeLayoutsTest : public ::testing::Test {
   }
   std::string NamespaceOf(const Layout& layout, const Identity& identity = SmallIdentity()) {
     const NamespaceId ns = MakeNamespace(exact_.tenant(), identity, layout);
-    return {ns.bytes.begin(), ns.bytes.end()};
+    return std::string(ns.bytes.begin(), ns.bytes.end());
   }
   // Opens one more model without prefixes.
   void OpenSegments(const Identity& identity, const Layout& layout) {
