@@ -56,6 +56,8 @@ class Command(unittest.TestCase):
             "1GB,4GB",
             "--policy",
             "none,block:64,sglang,marconi,ashlar",
+            "--capture",
+            "1",
             "--json",
             figures,
             "--plot",
@@ -92,6 +94,21 @@ class Command(unittest.TestCase):
             self.assertAlmostEqual(run["token_hit_rate"] * 30 * 312 % 128, 0, places=6)
         done = self.run_with(*command, "--capture", 0)
         self.assertEqual((done.returncode, "--capture" in done.stderr), (2, True), done.stderr)
+
+    def test_states_are_captured_at_an_engines_granularity_by_default(self):
+        figures = self.folder / "figures.json"
+        common = ["--trace", self.trace, "--format", "stf", "--capacity", "4GB", "--json", figures]
+        rates = []
+        for more in ([], ["--capture", 64], ["--capture", 1]):
+            done = self.run_with("run", *common, "--policy", "sglang-now,ashlar", *more)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            runs = json.loads(figures.read_text(encoding="utf-8"))["runs"]
+            rates.append([(run["capture"], run["token_hit_rate"]) for run in runs])
+        self.assertEqual(rates[0], rates[1])
+        self.assertNotEqual(rates[0], rates[2])
+        done = self.run_with("segments", *common)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertEqual(json.loads(figures.read_text(encoding="utf-8"))["capture"], 64)
 
     def test_a_failed_plot_or_table_keeps_the_figures(self):
         run = ["run", "--trace", self.trace, "--format", "stf", "--capacity", "1GB", "--policy", "none"]

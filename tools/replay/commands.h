@@ -33,8 +33,8 @@ struct Options {
   std::string state_type = "bf16";                 // type of stored states and transitions: bf16 or fp32
   std::vector<uint64_t> capacities;
   std::vector<std::string> policies;
-  uint64_t capture = 1;  // tokens: states are captured at multiples of it
-  int threads = 0;       // 0: all cores
+  uint64_t capture = 64;  // tokens: states are captured at multiples of it
+  int threads = 0;        // 0: all cores
   std::string json, plot;
   ServeOptions serve;
 };

@@ -418,7 +418,8 @@ class Logs(unittest.TestCase):
             self.assertEqual(prompt[: len(before)], before)
             hits += len(before)
             before = prompt + sum((segments[number]["tok"] for number in request["outs"]), [])
-        run = self.replay("openai-turns", "run", "--capacity", "100GB", "--policy", "ashlar")[0]["runs"][0]
+        exact = ["--capacity", "100GB", "--policy", "ashlar", "--capture", 1]
+        run = self.replay("openai-turns", "run", *exact)[0]["runs"][0]
         rate = hits / sum(request["n_in"] for request in requests)
         self.assertGreater(rate, 0.7)
         self.assertAlmostEqual(run["token_hit_rate"], rate, delta=0.02, msg="all but parts of pages")
@@ -437,7 +438,8 @@ class Logs(unittest.TestCase):
 
     def test_costs_multiply_the_replayers_numbers_by_prices(self):
         self.convert("openai", openai_log(), "--split-at", END)
-        figures, file = self.replay("openai", "run", "--capacity", "1GB,50GB", "--policy", "sglang,ashlar")
+        replayed = ["--capacity", "1GB,50GB", "--policy", "sglang,ashlar", "--capture", 1]
+        figures, file = self.replay("openai", "run", *replayed)
         out = self.folder / "sizes.json"
         self.run_tool(
             ROOT / "tools/sizing",
@@ -489,7 +491,7 @@ class Logs(unittest.TestCase):
                 for i, prompt in enumerate(prompts)
             )
             self.convert(f"openai-{name}", log, "--split-at", END)
-            _, file = self.replay(f"openai-{name}", "run", "--capacity", capacity, "--policy", "ashlar")
+            _, file = self.replay(f"openai-{name}", "run", "--capacity", capacity, "--policy", "ashlar", "--capture", 1)
             out = self.folder / f"{name}-sizes.json"
             self.run_tool(
                 ROOT / "tools/sizing",

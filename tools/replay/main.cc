@@ -168,7 +168,7 @@ CLI::App* AddServe(CLI::App& app, Options& options, ServeSizes& sizes) {
   serve->add_option("--daemon", given.daemon, "ashlard to start; default: the one beside this program.")
       ->type_name("PATH")
       ->take_last();
-  AddCapture(serve, options, "States are captured at multiples of N tokens only; default: 1.");
+  AddCapture(serve, options, "States are captured at multiples of N tokens only; default: 64.");
   serve->footer(
       "\nPolicies:\n"
       "  ashlar  the daemon as it is\n"
@@ -218,7 +218,7 @@ int Main(int argc, char** argv) {
   AddCapacities(run, capacities)->required();
   AddPolicies(run, options);
   AddCapture(run, options,
-             "States are captured, and prompts resume, at multiples of N tokens only, with every policy; default: 1.");
+             "States are captured, and prompts resume, at multiples of N tokens only, with every policy; default: 64.");
   AddThreads(run, options);
   std::string boundaries;  // accepted for older scripts: no policy is told where segments end
   run->add_option("--boundaries", boundaries, "Ignored; accepted for compatibility with older scripts.")
@@ -238,7 +238,7 @@ int Main(int argc, char** argv) {
       "dense and\nwith adaptive transitions.");
   AddCapacities(segments, capacities);
   AddThreads(segments, options);
-  AddCapture(segments, options, "States are captured at multiples of N tokens only; default: 1.");
+  AddCapture(segments, options, "States are captured at multiples of N tokens only; default: 64.");
   segments
       ->add_option("--state-type", options.state_type,
                    "Type of stored states and transitions: bf16 (default; vLLM's size) or fp32 (Transformers).")
