@@ -26,7 +26,8 @@ constexpr const char* kPolicies =
     "use\n"
     "  marconi          like sglang, evicted by FLOP efficiency; alpha is tuned as published, fixed by marconi:ALPHA,\n"
     "                   or the best of all by marconi:oracle\n"
-    "  marconi-offload  like vllm, evicted by uses × exp(−DECAY × age) / (depth + 1); marconi-offload:DECAY\n"
+    "  marconi-offload  like vllm, evicted by uses × exp(−DECAY × age) / (depth + 1), with the age in requests;\n"
+    "                   DECAY is 0.1 by default, fixed by marconi-offload:DECAY\n"
     "  ashlar           the daemon's policy; ashlar:N checkpoints inside prompts at multiples of N only\n";
 
 using Command = absl::Status (*)(const Options&, Figures&);

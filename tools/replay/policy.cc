@@ -54,6 +54,10 @@ class AshlarPolicy final : public Policy {
 constexpr uint64_t kPage = 64;            // tokens: what block policies store, or less if their spacing needs it
 constexpr uint64_t kLeastVllmBlock = 16;  // tokens
 
+// Per request. vllm-marconi-offload 0.2.2 decays by 0 unless configured, and by 0.005 per scheduler step in its
+// example; with 20 steps per request this is that example. Without decay it keeps what was popular once.
+constexpr double kOffloadDecay = 0.1;
+
 // The oracle's grid, as in Marconi's published code.
 constexpr int kOracleSteps = 20;
 constexpr double kOracleStep = 0.1;
@@ -108,7 +112,7 @@ absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const std::string& name, cons
   if ((kind == "vllm" && value.empty()) || kind == "marconi-offload") {
     const uint64_t block = (kLeastVllmBlock + capture - 1) / capture * capture;
     EnginePolicy::Rules rules{.by_page = true};
-    if (kind == "marconi-offload") rules.decay = number;
+    if (kind == "marconi-offload") rules.decay = value.empty() ? kOffloadDecay : number;
     return in_units(block, std::make_unique<EnginePolicy>(InUnits(costs, block), capacity_bytes, rules));
   }
   if (kind == "ashlar") {

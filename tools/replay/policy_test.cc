@@ -90,11 +90,22 @@ TEST(PublishedPolicies, SglangsStatesHaveAPoolOfTheirOwn) {
 }
 
 TEST(PublishedPolicies, ReuseAndDepthOutweighRecencyInOffloadsFormula) {
-  for (const auto& [name, resumed] : {std::pair{"marconi-offload", 96u}, {"vllm", 0u}}) {
+  for (const auto& [name, resumed] : {std::pair{"marconi-offload:0", 96u}, {"vllm", 0u}}) {
     SCOPED_TRACE(name);
     const auto policy = *MakePolicy(name, kCosts, 4200);  // two texts of 96 tokens with their states
     for (int i = 0; i < 4; ++i) policy->Request(From(0, 96), 96);
     for (int32_t text = 1; text < 4; ++text) policy->Request(From(text * 1000, 96), 96);
+    EXPECT_EQ(policy->Request(From(0, 96), 96), resumed);
+  }
+}
+
+// The default decay is that of the connector's example.
+TEST(PublishedPolicies, OffloadsFormulaForgetsOldUsesUnlessItsDecayIs0) {
+  for (const auto& [name, resumed] : {std::pair{"marconi-offload", 0u}, {"marconi-offload:0", 96u}}) {
+    SCOPED_TRACE(name);
+    const auto policy = *MakePolicy(name, kCosts, 4200);  // two texts of 96 tokens with their states
+    for (int i = 0; i < 4; ++i) policy->Request(From(0, 96), 96);
+    for (int32_t text = 1; text <= 60; ++text) policy->Request(From(text * 1000, 96), 96);
     EXPECT_EQ(policy->Request(From(0, 96), 96), resumed);
   }
 }
