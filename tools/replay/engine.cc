@@ -36,10 +36,14 @@ uint64_t EnginePolicy::Request(std::span<const int32_t> tokens, uint64_t prompt)
   }
   const uint64_t resumed = resume == nullptr ? 0 : resume->depth();
   // States are captured where the known pages end, and at the ends of the prompt and of the request.
-  std::vector<uint64_t> depths;
-  for (const uint64_t depth : {std::min<uint64_t>(reached.depth, prompt), prompt, uint64_t{tokens.size()}}) {
-    if (depth > (depths.empty() ? resumed : depths.back())) depths.push_back(depth);
+  std::vector<uint64_t> depths = {std::min<uint64_t>(reached.depth, prompt), prompt, tokens.size()};
+  for (uint64_t depth = rules_.retention; depth > 0 && depth < tokens.size(); depth += rules_.retention) {
+    depths.push_back(depth);
   }
+  std::ranges::sort(depths);
+  const auto again = std::ranges::unique(depths);
+  depths.erase(again.begin(), again.end());
+  std::erase_if(depths, [resumed](uint64_t depth) { return depth <= resumed; });
   if (!depths.empty()) Insert(tokens, reached.depth, depths);
   return resumed;
 }

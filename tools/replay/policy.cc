@@ -109,10 +109,16 @@ absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const std::string& name, cons
     return in_units(capture,
                     std::make_unique<EnginePolicy>(unit_costs, capacity_bytes, EnginePolicy::Rules{.two_pools = true}));
   }
-  if ((kind == "vllm" && value.empty()) || kind == "marconi-offload") {
+  if (kind == "vllm" || kind == "marconi-offload") {
     const uint64_t block = (kLeastVllmBlock + capture - 1) / capture * capture;
     EnginePolicy::Rules rules{.by_page = true};
-    if (kind == "marconi-offload") rules.decay = value.empty() ? kOffloadDecay : number;
+    if (kind == "marconi-offload") {
+      rules.decay = value.empty() ? kOffloadDecay : number;
+    } else if (!whole || tokens % kLeastVllmBlock != 0) {
+      return Unknown(name, absl::StrCat("needs a multiple of ", kLeastVllmBlock, " tokens"));
+    } else {
+      rules.retention = (tokens + block - 1) / block;
+    }
     return in_units(block, std::make_unique<EnginePolicy>(InUnits(costs, block), capacity_bytes, rules));
   }
   if (kind == "ashlar") {
@@ -121,7 +127,7 @@ absl::StatusOr<std::unique_ptr<Policy>> MakePolicy(const std::string& name, cons
                                           capture);
   }
   return Unknown(name,
-                 "is unknown; expected none, block:N, sglang, sglang-now, vllm, marconi, marconi:ALPHA, "
+                 "is unknown; expected none, block:N, sglang, sglang-now, vllm, vllm:N, marconi, marconi:ALPHA, "
                  "marconi:oracle, marconi-offload, marconi-offload:DECAY, ashlar or ashlar:N");
 }
 

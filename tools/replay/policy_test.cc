@@ -7,6 +7,7 @@
 #include <filesystem>
 #include <numeric>
 #include <random>
+#include <tuple>
 
 #include "tools/replay/commands.h"
 #include "tools/replay/models.h"
@@ -79,6 +80,20 @@ TEST(PublishedPolicies, EnginesCaptureASharedBeginningWhenItComesAgain) {
   }
 }
 
+TEST(PublishedPolicies, VllmsRetentionIntervalCapturesStatesInBetween) {
+  for (const auto& [name, capture, resumed] : {std::tuple{"vllm", 1u, 0u},
+                                               {"vllm:0", 1u, 0u},
+                                               {"vllm:64", 1u, 384u},
+                                               {"vllm:64", 96u, 384u},
+                                               {"vllm:192", 1u, 384u},
+                                               {"vllm:256", 1u, 256u}}) {
+    SCOPED_TRACE(std::string(name) + " at " + std::to_string(capture));
+    const auto policy = *MakePolicy(name, kCosts, 1000000, capture);
+    EXPECT_EQ(policy->Request(From(0, 500), 500), 0u);
+    EXPECT_EQ(policy->Request(From(0, 400) + From(9000, 100), 500), resumed);
+  }
+}
+
 TEST(PublishedPolicies, SglangsStatesHaveAPoolOfTheirOwn) {
   // Two states of 1,000 bytes fit into 0.9 / 1.9 of the capacity; vLLM's blocks of 16 tokens and states share all.
   for (const auto& [name, resumed] : {std::pair{"sglang-now", 0u}, {"vllm", 96u}}) {
@@ -146,7 +161,7 @@ TEST(Policies, NoPolicyExceedsItsCapacity) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE(seed);
   for (const char* name :
-       {"block:64", "vllm", "sglang", "sglang-now", "marconi", "marconi-offload", "ashlar", "ashlar:64"}) {
+       {"block:64", "vllm", "vllm:64", "sglang", "sglang-now", "marconi", "marconi-offload", "ashlar", "ashlar:64"}) {
     SCOPED_TRACE(name);
     std::mt19937_64 random(seed);
     constexpr uint64_t kCapacity = 20000;

@@ -114,6 +114,7 @@ class EnginePolicy final : public Policy {
     bool two_pools = false;  // states have a part of the capacity; a leaf without a state is evicted
     // Evicts the least uses × exp(−decay × age in requests) / (depth + 1); without a value, the least recently used.
     std::optional<double> decay;
+    uint64_t retention = 0;  // pages: computed tokens also get a state at each multiple; 0: no such states
   };
   EnginePolicy(const storage::PrefixCosts& costs, uint64_t capacity_bytes, const Rules& rules);
 
