@@ -5,8 +5,14 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <optional>
+#include <string>
+#include <system_error>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "absl/strings/str_cat.h"
 #include "absl/strings/str_split.h"
@@ -34,9 +40,16 @@ struct Measured {
   double ttft_ms = 0;
 };
 
+// What the kernel has counted of a thread since its start.
+struct ThreadCounts {
+  double voluntary_switches = 0, involuntary_switches = 0;
+  double minor_faults = 0, major_faults = 0;
+};
+
 // What the daemon reports of a replay.
 struct Tally {
-  double longest_turn_ms = 0;
+  double longest_turn_ms = 0, longest_turn_cpu_ms = 0;  // maxima, perhaps of different tasks
+  ThreadCounts metadata_thread;
   double turns = 0, long_turns = 0;  // all, and those of more than a millisecond
   double landed_bytes = 0, evicted_bytes = 0, promoted_bytes = 0;
   double published_bytes = 0, written_bytes = 0;  // objects, and their copies on the disk
@@ -53,12 +66,40 @@ double Sum(absl::string_view text, absl::string_view name, absl::string_view lab
   return sum;
 }
 
-absl::StatusOr<Tally> ReadTally(uint16_t metrics_port) {
+// Returns the counts of the daemon's metadata thread, without the tasks that ran on its callers' threads. Counts per
+// task would cost the thread two system calls for each.
+ThreadCounts ReadMetadataThread(pid_t daemon) {
+  ThreadCounts counts;
+  std::error_code error;
+  for (const auto& task : std::filesystem::directory_iterator(absl::StrCat("/proc/", daemon, "/task"), error)) {
+    std::string line;
+    if (!std::getline(std::ifstream(task.path() / "comm"), line) || line != "metadata") continue;
+    std::ifstream status(task.path() / "status");
+    while (std::getline(status, line)) {
+      const std::pair<absl::string_view, absl::string_view> field = absl::StrSplit(line, absl::MaxSplits(':', 1));
+      const double value = std::strtod(std::string(field.second).c_str(), nullptr);
+      if (field.first == "voluntary_ctxt_switches") counts.voluntary_switches = value;
+      if (field.first == "nonvoluntary_ctxt_switches") counts.involuntary_switches = value;
+    }
+    std::getline(std::ifstream(task.path() / "stat"), line);
+    const size_t end = line.rfind(')');  // of the name; then the state, the third field
+    if (end == std::string::npos) continue;
+    const std::vector<std::string> fields = absl::StrSplit(line.substr(end + 1), ' ', absl::SkipEmpty());
+    if (fields.size() < 10) continue;
+    counts.minor_faults = std::strtod(fields[7].c_str(), nullptr);
+    counts.major_faults = std::strtod(fields[9].c_str(), nullptr);
+  }
+  return counts;
+}
+
+absl::StatusOr<Tally> ReadTally(const tools::LocalDaemon& daemon) {
   std::this_thread::sleep_for(kMetricsPeriod);
-  const absl::StatusOr<std::string> text = neighbours::ReadMetrics(metrics_port, kMetricsPatience);
+  const absl::StatusOr<std::string> text = neighbours::ReadMetrics(daemon.metrics_port(), kMetricsPatience);
   if (!text.ok()) return text.status();
   Tally tally;
   tally.longest_turn_ms = Sum(*text, "ashlar_metadata_task_longest_seconds") * 1e3;
+  tally.longest_turn_cpu_ms = Sum(*text, "ashlar_metadata_task_longest_cpu_seconds") * 1e3;
+  tally.metadata_thread = ReadMetadataThread(daemon.pid());
   tally.turns = Sum(*text, "ashlar_metadata_task_duration_seconds_count");
   tally.long_turns = tally.turns - Sum(*text, "ashlar_metadata_task_duration_seconds_bucket", "le=\"0.001\"");
   tally.landed_bytes = Sum(*text, "ashlar_landed_bytes_total");
@@ -145,7 +186,7 @@ absl::Status Replayer::Run(const std::string& policy, double rate) {
   }
   tally_.reset();
   if (daemon == nullptr) return absl::OkStatus();
-  const absl::StatusOr<Tally> tally = ReadTally(daemon->metrics_port());
+  const absl::StatusOr<Tally> tally = ReadTally(*daemon);
   if (tally.ok()) tally_ = *tally;
   return tally.status();
 }
@@ -204,8 +245,15 @@ void Record(const Replayer& replayer, const nlohmann::json& run, nlohmann::json&
     row.update(run);
     row["prompt_tokens_bucket"] = bucket;
     row["longest_metadata_turn_ms"] = nullptr;
+    row["longest_metadata_turn_cpu_ms"] = nullptr;
     if (const std::optional<Tally>& tally = replayer.tally()) {
       row["longest_metadata_turn_ms"] = tally->longest_turn_ms;
+      row["longest_metadata_turn_cpu_ms"] = tally->longest_turn_cpu_ms;
+      const ThreadCounts& thread = tally->metadata_thread;
+      row["metadata_thread"] = {{"voluntary_switches", thread.voluntary_switches},
+                                {"involuntary_switches", thread.involuntary_switches},
+                                {"minor_faults", thread.minor_faults},
+                                {"major_faults", thread.major_faults}};
       row["metadata_turns"] = tally->turns;
       row["metadata_turns_over_1ms"] = tally->long_turns;
       row["landed_bytes"] = tally->landed_bytes;

@@ -73,6 +73,7 @@ class Serve(unittest.TestCase):
             none = of["none", rate, "all"]
             self.assertEqual((none["requests"], none["hit_rate"]), (REQUESTS, 0))
             self.assertIsNone(none["longest_metadata_turn_ms"])
+            self.assertIsNone(none["longest_metadata_turn_cpu_ms"])
             for policy in ("ashlar", "lru"):
                 with self.subTest(policy=policy, rate=rate):
                     run = of[policy, rate, "all"]
@@ -80,6 +81,12 @@ class Serve(unittest.TestCase):
                     self.assertEqual((run["requests"], sum(lengths)), (REQUESTS, REQUESTS))
                     self.assertLess(run["hit_rate"], (TURNS - 1) / TURNS, "the first turn of a conversation misses")
                     self.assertGreater(run["longest_metadata_turn_ms"], 0)
+                    self.assertGreater(run["longest_metadata_turn_cpu_ms"], 0)
+                    self.assertLessEqual(run["longest_metadata_turn_cpu_ms"], run["longest_metadata_turn_ms"] + 0.01)
+                    thread = run["metadata_thread"]
+                    self.assertGreater(thread["voluntary_switches"], 0, "it waits for work")
+                    self.assertGreater(thread["minor_faults"], 0)
+                    self.assertGreaterEqual(min(thread.values()), 0)
                     self.assertGreaterEqual(run["metadata_turns"], REQUESTS)
                     self.assertLessEqual(run["metadata_turns_over_1ms"], run["metadata_turns"])
         for policy in ("ashlar", "lru"):
