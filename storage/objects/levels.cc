@@ -64,7 +64,9 @@ TierKind Levels::Lower(const Entry& entry, size_t level) const {
   for (size_t i = Below(level); i < levels_.size(); ++i) {
     if (entry.copies[i].whole()) return kind(i);
   }
-  return entry.transfer == Entry::Transfer::kAccepted ? TierKind::kRemote : TierKind::kNone;
+  const bool leased = entry.copies[remote()].readable(), fetched = entry.fetched_from != 0 && entry.uses <= 1;
+  const bool at_peer = leased || fetched || entry.transfer == Entry::Transfer::kAccepted;
+  return at_peer ? TierKind::kRemote : TierKind::kNone;
 }
 
 size_t Levels::OnAnotherGpu(const Entry& entry, size_t level) const {

@@ -54,8 +54,9 @@ class Levels {
   // The nearest lower level from which a copy at this level can be read, or another GPU's with a whole copy; kNowhere
   // if there is none.
   size_t SourceBelow(const Entry& entry, size_t level) const;
-  // The nearest lower tier that keeps a whole copy, or kRemote if a peer has accepted the object; kNone if there is
-  // none.
+  // The nearest lower tier that keeps a whole copy; otherwise kRemote if a peer keeps one, and kNone if none does. A
+  // peer may evict its copy at any time without notice. So it counts while it is leased for this node, after the peer
+  // has accepted the object in a drain, and after this node has fetched it, until it is found here again.
   TierKind Lower(const Entry& entry, size_t level) const;
   size_t OnAnotherGpu(const Entry& entry, size_t level) const;
   static bool IsCopiedFrom(const Entry& entry, size_t level, size_t source);

@@ -340,6 +340,48 @@ TEST_F(RemoteTest, ReportsResidence) {
   EXPECT_THAT(heard_, ElementsAre(Heard{TierKind::kNone, 3}));
 }
 
+// Memory for two objects. All save as much, and fetching is faster than computing.
+class RemotePricesTest : public RemoteTest {
+ protected:
+  RemotePricesTest() {
+    Make({.hbm = 0, .dram = 7, .ssd = 0});
+    EXPECT_TRUE(rig_->Publish(kAnn, Plan(kOwn), kOwn));
+    PublishThere(Plan(kFetched), kFetched);
+  }
+  Found Use(uint64_t text) {
+    Query query = Ask(Plan(text));
+    query.recompute = 1'000'000;
+    query.flops = 1e9;
+    const Match match = rig_->cache->Lookup(kAnn, {&query, 1});
+    rig_->clock.Advance(1);
+    other_.Settle(*rig_);
+    rig_->cache->Release(kAnn, match.lease);
+    return match.found[0];
+  }
+
+  static constexpr uint64_t kFetched = 1, kOwn = 2, kNew = 3;
+};
+
+TEST_F(RemotePricesTest, EvictsTheObjectThatAPeerHas) {
+  ASSERT_EQ(Use(kOwn).tier, TierKind::kDram);
+  ASSERT_TRUE(Offer(Plan(kFetched)));
+  ASSERT_EQ(Use(kFetched).tier, TierKind::kRemote);
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(kNew), kNew));
+  EXPECT_EQ(Use(kOwn).reason, MissReason::kNone) << "although it was used earlier";
+  EXPECT_EQ(Use(kFetched).reason, MissReason::kEvicted);
+}
+
+// The peer may have evicted it since.
+TEST_F(RemotePricesTest, APeersCopyCountsUntilTheObjectIsFoundAgain) {
+  for (int i = 0; i < 2; ++i) ASSERT_EQ(Use(kOwn).tier, TierKind::kDram);
+  ASSERT_TRUE(Offer(Plan(kFetched)));
+  ASSERT_EQ(Use(kFetched).tier, TierKind::kRemote);
+  ASSERT_EQ(Use(kFetched).tier, TierKind::kDram);
+  ASSERT_TRUE(rig_->Publish(kAnn, Plan(kNew), kNew));
+  EXPECT_EQ(Use(kFetched).reason, MissReason::kNone);
+  EXPECT_EQ(Use(kOwn).reason, MissReason::kEvicted);
+}
+
 // Offers, lookups, landings, failures and evictions in any order: landed bytes are right, and nothing leaks.
 class RemoteInAnyOrder : public RemoteTest, public ::testing::WithParamInterface<uint64_t> {};
 
