@@ -11,6 +11,7 @@ namespace {
 constexpr double kQueryHeadsPerKeyHead = 4;
 constexpr double kFlopsPerSquaredWidth = 2 * 12;  // two FLOPs for each of the 12 w² weights
 constexpr double kFlopsPerStateNumber = 6;        // decay, update and read
+constexpr double kAssumedWidth = 4096;            // of models of which only opaque layers are known
 
 // Sums over a model's layers and shards.
 struct Shapes {
@@ -20,7 +21,7 @@ struct Shapes {
 };
 
 ComputeCost Estimate(const Shapes& shapes) {
-  double width = 1;
+  double width = kAssumedWidth;
   if (shapes.attention_layers > 0) {
     width = shapes.query_numbers / shapes.attention_layers;
   } else if (shapes.linear_layers > 0) {

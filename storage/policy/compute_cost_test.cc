@@ -48,7 +48,17 @@ TEST(ComputeCost, OpaqueLayersCountWithTheWidthOfOtherLayers) {
   const ComputeCost with = CostOf({}, layout, {});
   EXPECT_DOUBLE_EQ(with.flops_per_token, without.flops_per_token * 33 / 32);
   EXPECT_EQ(with.flops_per_square, without.flops_per_square);
-  EXPECT_GT(CostOf({}, {.page_tokens = 16, .layers = {OpaqueLayer{.state_bytes = 1}}}, {}).flops_per_token, 0);
+}
+
+// Otherwise a model with opaque layers would lose its objects to every other model.
+TEST(ComputeCost, OpaqueLayersAloneHaveAUsualWidth) {
+  const Layout layout{.page_tokens = 16, .layers = std::vector<Layer>(32, OpaqueLayer{.state_bytes = 1 << 16})};
+  const ComputeCost cost = CostOf({}, layout, {});
+  EXPECT_DOUBLE_EQ(cost.flops_per_token, 32 * 24.0 * 4096 * 4096);
+  EXPECT_EQ(cost.flops_per_square, 0);
+  const uint32_t block = PrefixBlockTokens(layout);
+  const ObjectHeader checkpoint = *PlanPrefixCheckpoint(layout, {}, {}, block, 10 * block);
+  EXPECT_NEAR(EstimateSavedFlops(checkpoint) / cost.Flops(10 * block), 1, 1e-9) << "as a restart finds it";
 }
 
 TEST(ComputeCost, EstimateOfAShardIsTheWholeModels) {
