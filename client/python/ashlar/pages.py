@@ -82,8 +82,9 @@ class PageStore:
     `client`: its session; several stores may share it. `model_id`, `weights_digest`: the model of the pages. `content`:
     everything else that must agree between engines that share pages, such as their layout and rank. `page_bytes`: size
     of a page. `page_tokens`: tokens per page, at least 8. `tokens_per_second`: rate of prefill, for the break-even
-    check; 0: no check. `slots`: pages of memory shared with the daemon; a call with more keys proceeds in batches.
-    `land_ms`: limit of a landing, and of the wait for a free slot.
+    check; 0: no check. `flops_per_token`: FLOPs that a hit saves per token of its page, for eviction; 0: the daemon
+    estimates them from the page's bytes. `slots`: pages of memory shared with the daemon; a call with more keys proceeds
+    in batches. `land_ms`: limit of a landing, and of the wait for a free slot.
     """
 
     def __init__(
@@ -96,12 +97,13 @@ class PageStore:
         page_bytes: int,
         page_tokens: int = 8,
         tokens_per_second: float = 0.0,
+        flops_per_token: float = 0.0,
         slots: int = 16,
         land_ms: int = 5000,
     ) -> None:
         self._handle = _ashlar.open_pages(
             getattr(client, "_handle", client), model_id, weights_digest, content, page_bytes, page_tokens,
-            tokens_per_second, slots, land_ms,
+            tokens_per_second, flops_per_token, slots, land_ms,
         )  # fmt: skip
         self.page_bytes = page_bytes
         self.slots = slots

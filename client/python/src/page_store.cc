@@ -68,7 +68,8 @@ absl::StatusOr<std::unique_ptr<PageStore>> PageStore::Open(std::shared_ptr<Clien
   }
   const PageShape shape = ShapePage(options.page_bytes, options.page_tokens);
   absl::StatusOr<Model> model =
-      client->OpenModel(options.identity, LayoutOf(shape), {}, {.tokens_per_second = options.tokens_per_second});
+      client->OpenModel(options.identity, LayoutOf(shape), {},
+                        {.flops_per_token = options.flops_per_token, .tokens_per_second = options.tokens_per_second});
   if (!model.ok()) return model.status();
   absl::StatusOr<Region> region = client->HostRegion(options.slots * shape.slot_bytes());
   if (!region.ok()) return region.status();

@@ -39,6 +39,7 @@ class PageStore {
     uint64_t page_bytes = 0;
     uint32_t page_tokens = 0;      // tokens per page, at least 8; for the break-even check
     double tokens_per_second = 0;  // prefill speed; 0: unknown
+    double flops_per_token = 0;    // FLOPs that a hit saves per token, for eviction; 0: estimated from the page's bytes
     uint32_t slots = 0;            // pages of memory shared with the daemon
     std::chrono::milliseconds land{5000};
   };

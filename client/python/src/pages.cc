@@ -66,7 +66,7 @@ std::unique_ptr<PyPageClient> Connect(nb::handle rpc_socket, nb::handle session_
 
 std::unique_ptr<PyPageStore> Open(nb::handle given, nb::handle model_id, nb::handle weights_digest, nb::handle content,
                                   nb::handle page_bytes, nb::handle page_tokens, nb::handle tokens_per_second,
-                                  nb::handle slots, nb::handle land_ms) {
+                                  nb::handle flops_per_token, nb::handle slots, nb::handle land_ms) {
   const PyPageClient& self = Bound<PyPageClient>("client", given, "ashlar.PageClient");
   Checked(engine::CheckProcess(self.creator));
   // No tokenizer produces such tokens. The identity names them as keys, and the content of the pages.
@@ -77,6 +77,7 @@ std::unique_ptr<PyPageStore> Open(nb::handle given, nb::handle model_id, nb::han
                                    .page_bytes = Whole<uint64_t>("page_bytes", page_bytes),
                                    .page_tokens = Whole<uint32_t>("page_tokens", page_tokens),
                                    .tokens_per_second = Real("tokens_per_second", tokens_per_second),
+                                   .flops_per_token = Real("flops_per_token", flops_per_token),
                                    .slots = Whole<uint32_t>("slots", slots),
                                    .land = std::chrono::milliseconds(Whole<uint32_t>("land_ms", land_ms))};
   absl::StatusOr<std::unique_ptr<PageStore>> store = absl::UnknownError("");
@@ -163,7 +164,8 @@ void BindPages(nb::module_& module) {
       .def("close", [](PyPageStore& self) { self.store.Close(nullptr); });
   nb::class_<PyPageClient>(module, "PageClient");
   module.def("open_pages", &Open, Any("client"), Any("model_id"), Any("weights_digest"), Any("content"),
-             Any("page_bytes"), Any("page_tokens"), Any("tokens_per_second"), Any("slots"), Any("land_ms"));
+             Any("page_bytes"), Any("page_tokens"), Any("tokens_per_second"), Any("flops_per_token"), Any("slots"),
+             Any("land_ms"));
   module.def("connect_pages", &Connect, Any("rpc_socket"), Any("session_socket"), Any("name"), Any("timeout_ms"));
 }
 

@@ -253,7 +253,7 @@ def page_table(world, store):
     yield from ((name, COUNTS, [0, *COUNTS_OUT_OF_RANGE], opens) for name in ("page_tokens", "slots"))
     yield from (
         ("land_ms", COUNTS, COUNTS_OUT_OF_RANGE, opens),
-        ("tokens_per_second", REALS, REALS_OUT_OF_RANGE, opens),
+        *((name, REALS, REALS_OUT_OF_RANGE, opens) for name in ("tokens_per_second", "flops_per_token")),
     )
     for call in (store.exists, lambda keys: store.put(keys, print), lambda keys: store.get(keys, print)):
         yield "keys", [*LISTS, ["text"], [bytes(32), None]], [[b"short"]], lambda value, name, call=call: call(value)

@@ -255,6 +255,23 @@ def test_a_full_cache_evicts_pages(tmp_path):
             assert 5 < sum(kept) < 16
 
 
+def test_a_full_cache_evicts_the_pages_that_save_least(tmp_path):
+    def store_one(store, text):
+        until(lambda: put(store, [text], 1 << 20)[0] in ("published", "already_present"))
+
+    with ashlar.daemon.start(dram="16MiB", arena="8MiB", folder=str(tmp_path)) as daemon:
+        client = ashlar.PageClient(daemon.rpc_socket, daemon.session_socket)
+        kept = {}
+        for content, flops, pages in (("dear", 1e12, 5), ("cheap", 1e6, 5), ("new", 1e9, 7)):
+            with open_store(client, content=content, page_bytes=1 << 20, flops_per_token=flops) as store:
+                for i in range(pages):
+                    store_one(store, f"{i}")
+        for content, flops in (("dear", 1e12), ("cheap", 1e6)):
+            with open_store(client, content=content, page_bytes=1 << 20, flops_per_token=flops) as store:
+                kept[content] = sum(store.exists([key(f"{i}") for i in range(5)]))
+        assert kept["dear"] == 5 > kept["cheap"]
+
+
 def test_the_example_stores_and_lands_a_page(capsys):
     import pages
 

@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import pathlib
 from typing import Any
 
+import huggingface_hub
 import sglang
 
 from ashlar import checkpoint
@@ -18,6 +20,19 @@ FROM_FOLDER = frozenset(
     auto pt safetensors instanttensor npcache sharded_state gguf bitsandbytes mistral layered fastsafetensors runai_streamer
 """.split()
 ) | {""}
+_FLOPS_PER_SQUARED_WIDTH = 24  # per token and layer: two for each of the 12 w² weights of a layer of width w
+
+
+def _config(place: str, revision: str) -> dict[str, Any]:
+    """Returns a model's config.json, from its folder or the hub's local cache. OSError, ValueError: it is not there."""
+    path = pathlib.Path(place)
+    if not path.is_dir():
+        found = huggingface_hub.try_to_load_from_cache(place, "config.json", revision=revision or None)
+        if not isinstance(found, str):
+            raise FileNotFoundError(place)
+        path = pathlib.Path(found).parent
+    config: dict[str, Any] = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    return config
 
 
 def _named(place: str) -> str:
@@ -62,6 +77,19 @@ class Engine:
             f"parser={self.model_config_parser} modelopt={self.modelopt_quant} {_named(self.modelopt_checkpoint_restore_path)} "
             f"loader={self.model_loader_extra_config}"
         )
+
+    def flops_per_token(self, name: str) -> float:
+        """Returns the FLOPs of prefill per token, estimated from the model's width as the daemon does. 0: the model's
+        configuration cannot be read."""
+        try:
+            config = {
+                **_config(self.model_path or name, self.revision),
+                **json.loads(self.json_model_override_args or "{}"),
+            }
+            text = config.get("text_config", config)
+            return float(_FLOPS_PER_SQUARED_WIDTH * text["num_hidden_layers"] * text["hidden_size"] ** 2)
+        except (AttributeError, KeyError, OSError, OverflowError, TypeError, ValueError):
+            return 0.0
 
     def model_id(self, name: str) -> str:
         return checkpoint.model_name(self.model_path or name)

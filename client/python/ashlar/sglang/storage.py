@@ -105,6 +105,7 @@ class AshlarStorage(HiCacheStorage):
         self._engine = Engine.here()
         name = storage_config.model_name or "unnamed"
         self._model = self._engine.model_id(name)
+        self._flops_per_token = self._engine.flops_per_token(name)
         self._weights = self._engine.weights(name, self._settings.weights_digest)
         self._drafts = Draft.here()
         self._draft: checkpoint.Weights | None = None  # None: no pool has drafts, or the weights have no name
@@ -186,16 +187,19 @@ class AshlarStorage(HiCacheStorage):
             f"pp={config.pp_rank}/{config.pp_size}",
             f"cp={config.attn_cp_rank}/{config.attn_cp_size}",
         ]
-        # All ranks have the same latents, but each has its own part of keys, values and states. A draft model may have
-        # keys where the model has latents.
-        heads = name.startswith("draft") and isinstance(pool.host, MHATokenToKVPoolHost)
-        if not config.is_mla_model or name == PoolName.MAMBA.value or heads:
+        if self._is_own_part(name, pool):
             parts.append(f"tp={config.tp_rank}/{config.tp_size}")
         if pool.drafted:
             parts.append(f"draft {self._drafts.content}")
         if config.dcp_size > 1:
             parts.append(f"dcp={config.dcp_rank}/{config.dcp_size} of {config.logical_page_size}")
         return " ".join(parts)
+
+    def _is_own_part(self, name: str, pool: _Pool) -> bool:
+        """All ranks have the same latents, but each has its own part of keys, values and states. A draft model may have
+        keys where the model has latents."""
+        heads = name.startswith("draft") and isinstance(pool.host, MHATokenToKVPoolHost)
+        return not self._config.is_mla_model or name == PoolName.MAMBA.value or heads
 
     def _kv_page_size(self) -> int:
         pool = self._pools.get(PoolName.KV.value)
@@ -231,6 +235,7 @@ class AshlarStorage(HiCacheStorage):
                 self._next_attempt = 0.0
             pool.next_attempt = now + settings.retry_seconds
             tokens = max(_LEAST_PAGE_TOKENS, self._kv_page_size())
+            ranks = self._config.pp_size * (self._config.tp_size if self._is_own_part(name, pool) else 1)
             pool.store = PageStore(
                 self._client,
                 model_id=self._model,
@@ -238,8 +243,9 @@ class AshlarStorage(HiCacheStorage):
                 content=self._content(name, pool),
                 page_bytes=pool.page_bytes,
                 page_tokens=tokens,
-                # A page shorter than eight tokens counts as eight; the rate corrects its cost.
+                # A page shorter than eight tokens counts as eight; the rate and the FLOPs correct its cost.
                 tokens_per_second=settings.tokens_per_second * tokens / self._kv_page_size(),
+                flops_per_token=self._flops_per_token * self._kv_page_size() / tokens / ranks,
                 slots=max(2, min(1024, settings.staging_bytes // pool.page_bytes)),
                 land_ms=settings.land_ms,
             )

@@ -16,6 +16,8 @@ from sglang.srt.arg_groups.fields.spec import Spec  # noqa: E402
 from sglang.srt.mem_cache.hicache_storage import PoolName, PoolTransfer  # noqa: E402
 from test_hicache import PAGE, chain, kv_host, make, mamba_host, pages_of, store, trailing  # noqa: E402
 
+from ashlar.pages import PageStore  # noqa: E402
+from ashlar.sglang import storage  # noqa: E402
 from ashlar.sglang.engine import FROM_FOLDER, Draft, Engine  # noqa: E402
 
 COMMIT = "607a30d783dfa663caf39e06633721c8d4cfcd7e"
@@ -136,6 +138,39 @@ def test_only_the_same_draft_model_shares_its_pages(daemon, pools, running, tmp_
         assert pages(one, **options) == 2 and pages(other, **options) == 0
         assert backend(other, **options).batch_exists(hashes) == 2, "the model's own pages"
     assert pages(one, tp_size=2, tp_rank=1, is_mla_model=True) == 0, "the draft model has no latents"
+
+
+def test_the_models_configuration_gives_its_flops(tmp_path):
+    shape = {"hidden_size": 64, "num_hidden_layers": 2}
+    for config in (shape, {"model_type": "vision", "hidden_size": 8, "text_config": shape}):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert Engine(model_path=str(tmp_path)).flops_per_token("m") == 24 * 2 * 64**2
+        assert Engine().flops_per_token(str(tmp_path)) == 24 * 2 * 64**2
+    overrides = json.dumps({"text_config": {**shape, "num_hidden_layers": 3}})
+    assert Engine(model_path=str(tmp_path), json_model_override_args=overrides).flops_per_token("m") == 24 * 3 * 64**2
+    for unknown in ("org/never-loaded", "", "not/a/name", str(tmp_path / "none")):
+        assert Engine(model_path=unknown).flops_per_token("") == 0
+    for text in ("{", "[]", '{"hidden_size": "wide"}', '{"text_config": []}'):
+        (tmp_path / "config.json").write_text(text)
+        assert Engine(model_path=str(tmp_path)).flops_per_token("m") == 0
+
+
+def test_each_pool_declares_the_flops_of_its_ranks_part(daemon, pools, running, monkeypatch, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps({"hidden_size": 64, "num_hidden_layers": 2}))
+    running(model_path=str(tmp_path))
+    declared = []
+
+    def opened(*arguments, **options):
+        declared.append(options["flops_per_token"])
+        return PageStore(*arguments, **options)
+
+    monkeypatch.setattr(storage, "PageStore", opened)
+    for options in ({}, dict(tp_size=2), dict(tp_size=2, is_mla_model=True)):
+        backend = make(daemon, pools, **options)
+        for name, _ in pools:
+            assert backend._store(name) is not None
+    whole = 24 * 2 * 64**2
+    assert declared == [whole, whole, whole / 2, whole / 2, whole, whole / 2], "all ranks have the same latents"
 
 
 def test_counts_of_tokens_time_tier_and_kind(daemon, pools):
