@@ -110,6 +110,20 @@ class Command(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(json.loads(figures.read_text(encoding="utf-8"))["capture"], 64)
 
+    def test_only_ashlar_pays_for_whole_pages(self):
+        figures = self.folder / "figures.json"
+        command = ["run", "--trace", self.trace, "--format", "stf", "--capacity", "4GB", "--policy", "vllm,ashlar"]
+        command += ["--capture", 1]
+        peaks = {}
+        for page in (1, 256):
+            done = self.run_with(*command, "--page", page, "--json", figures)
+            self.assertEqual(done.returncode, 0, done.stderr)
+            found = json.loads(figures.read_text(encoding="utf-8"))
+            self.assertEqual(found["page"], page)
+            peaks[page] = [run["peak_bytes"] for run in found["runs"]]
+        self.assertEqual(peaks[1][0], peaks[256][0])
+        self.assertLess(peaks[1][1], peaks[256][1])
+
     def test_a_failed_plot_or_table_keeps_the_figures(self):
         run = ["run", "--trace", self.trace, "--format", "stf", "--capacity", "1GB", "--policy", "none"]
         figures, picture = self.folder / "figures.json", self.folder / "none" / "picture.svg"

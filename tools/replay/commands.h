@@ -34,6 +34,7 @@ struct Options {
   std::vector<uint64_t> capacities;
   std::vector<std::string> policies;
   uint64_t capture = 64;  // tokens: states are captured at multiples of it
+  uint64_t page = 1;      // tokens: least size of a page of Ashlar's; used by RunTraces
   int threads = 0;        // 0: all cores
   std::string json, plot;
   ServeOptions serve;

@@ -220,6 +220,13 @@ int Main(int argc, char** argv) {
   AddPolicies(run, options);
   AddCapture(run, options,
              "States are captured, and prompts resume, at multiples of N tokens only, with every policy; default: 64.");
+  run->add_option(
+         "--page", options.page,
+         "Least tokens of ashlar's pages. A partly filled page takes as many bytes as a full one. The daemon's have at "
+         "least 256. Other policies pay for their tokens only. Default: 1.")
+      ->type_name("N")
+      ->check(CLI::Range(1, 1 << 20).description(""))
+      ->take_last();
   AddThreads(run, options);
   std::string boundaries;  // accepted for older scripts: no policy is told where segments end
   run->add_option("--boundaries", boundaries, "Ignored; accepted for compatibility with older scripts.")

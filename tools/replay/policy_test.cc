@@ -13,6 +13,7 @@
 #include "tools/replay/models.h"
 #include "tools/replay/replay.h"
 #include "tools/replay/trace.h"
+#include "tools/replay/units.h"
 
 namespace ashlar::replay {
 namespace {
@@ -175,6 +176,21 @@ TEST(Policies, NoPolicyExceedsItsCapacity) {
     }
     EXPECT_GT(policy->usage().evictions, 0u);
   }
+}
+
+TEST(Policies, AshlarsLastPagesAreChargedAsWholeOnes) {
+  const storage::PrefixCosts costs = InPages({.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 1000}, 250);
+  EXPECT_EQ(costs.page_tokens, 256u);
+  EXPECT_EQ(costs.page_bytes, 2560u);
+  EXPECT_EQ(InUnits(costs, 64).page_bytes, 640u) << "other policies pay for their tokens";
+  const auto pages_bytes = [](uint64_t page) {
+    const auto policy = *MakePolicy("ashlar", InPages(kCosts, page), 1000000);
+    policy->Request(From(0, 300), 300);
+    return policy->usage().bytes - policy->usage().states * kCosts.checkpoint_bytes;
+  };
+  EXPECT_EQ(pages_bytes(1), 300 * 10u);
+  EXPECT_GE(pages_bytes(256), 2 * 2560u) << "a page of 256, and one for the other 44";
+  EXPECT_EQ(pages_bytes(256) % 2560, 0u);
 }
 
 TEST(Policies, UnknownNamesAreRefused) {

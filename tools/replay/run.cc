@@ -5,6 +5,7 @@
 
 #include "tools/replay/commands.h"
 #include "tools/replay/replay.h"
+#include "tools/replay/units.h"
 
 namespace ashlar::replay {
 namespace {
@@ -63,8 +64,9 @@ void AddPanel(const std::string& trace, const std::vector<Run>& runs, Curves& cu
 }  // namespace
 
 absl::Status RunTraces(const Options& options, Figures& figures) {
-  const absl::StatusOr<Model> model = FindModel(options.model);
+  absl::StatusOr<Model> model = FindModel(options.model);
   if (!model.ok()) return model.status();
+  model->costs = InPages(model->costs, options.page);
   std::vector<RunSpec> specs;
   for (const uint64_t capacity : options.capacities) {
     for (const std::string& policy : options.policies) {
@@ -77,6 +79,7 @@ absl::Status RunTraces(const Options& options, Figures& figures) {
   }
   const auto cores = static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
   figures.json["model"] = model->name;
+  figures.json["page"] = model->costs.page_tokens;
   figures.json["runs"] = nlohmann::json::array();
   figures.curves = {.title = "token hit rate by capacity, " + model->name,
                     .x = "capacity, GB",

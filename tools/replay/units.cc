@@ -12,6 +12,14 @@ storage::PrefixCosts InUnits(const storage::PrefixCosts& costs, uint64_t unit) {
           .flops_per_square = costs.flops_per_square * tokens * tokens};
 }
 
+storage::PrefixCosts InPages(const storage::PrefixCosts& costs, uint64_t page) {
+  storage::PrefixCosts paged = costs;
+  const uint64_t merged = (page + costs.page_tokens - 1) / costs.page_tokens;  // earlier pages per page
+  paged.page_tokens *= merged;
+  paged.page_bytes *= merged;
+  return paged;
+}
+
 uint64_t UnitPolicy::Request(std::span<const int32_t> tokens, uint64_t prompt) {
   if (unit_ == 1) return inside_->Request(tokens, prompt);
   units_.clear();
