@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of prompts whose requests declare none: found in the prompt's tokens, so that any client can use them.
+"""Segments of prompts that declare none: found in the prompt's tokens, so that any client can use them.
 
-A separator ends a segment and is part of it. With messages as boundaries, each message of the model's chat template
-begins a segment. The tokens after the last boundary are the query, which is not a segment.
+A separator ends a segment and is part of it. With the boundaries "messages", each message of a chat template begins a
+segment. The tokens after the last boundary are the query, which is not a segment.
 """
 
 from __future__ import annotations
@@ -12,26 +12,50 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
-from ashlar.prompt import Tokens, lengths_between, separator_ends
+from ashlar.prompt import encoded_row, lengths_between, separator_ends
 
 # Some templates have no system message.
 _ROLES = (("system", "user", "assistant", "user"), ("user", "assistant", "user"))
 
 
 class Boundaries:
-    def __init__(self, separator: Sequence[int], message: int | None, short: int) -> None:
-        """`separator`: its tokens; empty: none. `message`: the token with which messages begin; None: they are no
-        boundaries. Neighbouring segments of fewer than `short` tokens are joined."""
+    def __init__(self, separator: Sequence[int], message: int | None = None, short: int = 0) -> None:
+        """`message`: the token with which messages begin. Neighbouring segments of fewer than `short` tokens are
+        joined."""
         self._separator, self._message, self._short = list(separator), message, short
 
-    def lengths(self, tokens: Sequence[int] | Tokens) -> list[int]:
+    def lengths(self, tokens: Sequence[int] | npt.NDArray[np.int32]) -> list[int]:
         """Returns the lengths of a prompt's segments, from position 0 on; empty if it has no boundary."""
-        text: Tokens = np.asarray(tokens, np.int32)
+        text: npt.NDArray[np.int32] = np.asarray(tokens, np.int32)
         ends = separator_ends(text, self._separator)
         if self._message is not None:
             ends += (text == self._message).nonzero()[0].tolist()
         return lengths_between(ends, len(text), self._short)
+
+
+def declared_boundaries(
+    segment_separator: Any,
+    segment_boundaries: str,
+    tokenizer: Any,
+    template: str | None = None,
+    short: int = 0,
+) -> Boundaries | None:
+    """Returns None if neither a separator, tokens or text, nor "messages" are given.
+
+    `tokenizer`: one of Transformers, for text and messages. `template`: the chat template; None: the tokenizer's.
+    TypeError, ValueError: the message begins with the argument's name.
+    """
+    if segment_boundaries not in ("", "messages"):
+        raise ValueError(f"segment_boundaries: {segment_boundaries!r} was given; expected 'messages' or ''")
+    given = () if isinstance(segment_separator, str) and not segment_separator else segment_separator
+    separator, message = encoded_row("segment_separator", given, tokenizer, special=False).tolist(), None
+    if segment_boundaries:
+        if tokenizer is None:
+            raise ValueError("segment_boundaries: no tokenizer was given; expected one for messages")
+        message = message_token(tokenizer, template)
+    return Boundaries(separator, message, short) if separator or segment_boundaries else None
 
 
 def message_token(tokenizer: Any, template: str | None = None) -> int:
@@ -53,6 +77,6 @@ def message_token(tokenizer: Any, template: str | None = None) -> int:
         if in_all:
             return int(tokenizer.convert_tokens_to_ids(in_all[0]))
     raise ValueError(
-        f"messages cannot be found in the chat template ({reason}); expected a special token at the beginning of each "
-        "message"
+        f"segment_boundaries: messages cannot be found in the chat template ({reason}); "
+        "expected a special token at the beginning of each message; set segment_separator instead"
     )

@@ -41,6 +41,16 @@ def token_row(name: str, given: Any) -> Tokens:
     return row.ravel().astype(np.int32)
 
 
+def encoded_row(name: str, given: Any, tokenizer: Any, *, special: bool) -> Tokens:
+    """As `token_row`, also of text. `tokenizer`: one of Transformers; None: text raises TypeError. `special`: whether
+    the tokens that the tokenizer adds to a text are included."""
+    if isinstance(given, str):
+        if tokenizer is None:
+            raise TypeError(f"{name}: a str of {len(given)} characters was given; expected tokens, or also a tokenizer")
+        given = tokenizer.encode(given, add_special_tokens=special)
+    return token_row(name, given)
+
+
 def separator_ends(tokens: Tokens, separator: Sequence[int]) -> list[int]:
     """Returns the positions after each separator; none for an empty separator."""
     if len(separator) == 0 or len(tokens) < len(separator):
@@ -67,14 +77,17 @@ def lengths_between(ends: Iterable[int], count: int, min_tokens: int = 0) -> lis
     return lengths if sum(lengths) < count else lengths[:-1]
 
 
-def segment_lengths(tokens: Any, separator: Any, *, min_tokens: int = 0) -> list[int]:
-    """Returns the lengths of a prompt's segments, from position 0 on, for `Cache.begin`. Each ends with the separator.
+def segment_lengths(tokens: Any, separator: Any, *, min_tokens: int = 0, tokenizer: Any = None) -> list[int]:
+    """Returns the lengths of a prompt's segments in tokens, from position 0 on, for `Cache.begin`. Each ends with the
+    separator.
 
-    `tokens`, `separator`: lists, arrays or tensors of tokens. The tokens after the last separator are the query, which
-    has at least one token. Neighbouring segments of fewer than `min_tokens` are joined. Use a separator that always has
-    the same tokens, such as a special token. ValueError: the separator is empty.
+    `tokens`, `separator`: lists, arrays or tensors of tokens; with a `tokenizer` of Transformers also text. The tokens
+    of a text are those of `tokenizer.encode(text)`. The separator's own tokens are found among them, so use one that
+    always has the same tokens, such as a special token. The tokens after the last separator are the query, which has at
+    least one token. Neighbouring segments of fewer than `min_tokens` are joined. ValueError: the separator is empty.
     """
-    row, end = token_row("tokens", tokens), token_row("separator", separator)
+    row = encoded_row("tokens", tokens, tokenizer, special=True)
+    end = encoded_row("separator", separator, tokenizer, special=False)
     if len(end) == 0:
         raise ValueError("separator: no tokens; expected at least one")
     return lengths_between(separator_ends(row, end.tolist()), len(row), whole("min_tokens", min_tokens))
@@ -109,10 +122,19 @@ class Prompt:
             raise ValueError("segments: no tokens in segments or query; expected at least one")
 
     @classmethod
-    def split(cls, tokens: Any, separator: Any, *, conversation: bytes = b"", salt: str | bytes = b"") -> Self:
+    def split(
+        cls,
+        tokens: Any,
+        separator: Any,
+        *,
+        tokenizer: Any = None,
+        conversation: bytes = b"",
+        salt: str | bytes = b"",
+    ) -> Self:
         """Returns a prompt whose segments end with the separator: see `segment_lengths`."""
-        row = token_row("tokens", tokens)
-        *segments, query = np.split(row, np.cumsum([0, *segment_lengths(row, separator)])[1:])
+        row = encoded_row("tokens", tokens, tokenizer, special=True)
+        lengths = segment_lengths(row, separator, tokenizer=tokenizer)
+        *segments, query = np.split(row, np.cumsum([0, *lengths])[1:])
         return cls(segments, query, conversation, salt)
 
     @functools.cached_property

@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import Any
 
-from ashlar.boundaries import Boundaries, message_token
+from ashlar.boundaries import declared_boundaries
 from ashlar.checkpoint import model_name
 
 
@@ -41,7 +41,10 @@ def arguments() -> argparse.ArgumentParser:
         help="the connector's segment_separator: text, or a list of token ids such as [5,6]",
     )  # fmt: skip
     parser.add_argument(
-        "--segment-boundaries", choices=("messages",), help="the connector's segment_boundaries; needs --model"
+        "--segment-boundaries",
+        choices=("messages",),
+        default="",
+        help="the connector's segment_boundaries; needs --model",
     )
     parser.add_argument(
         "--short-segment", type=int, default=32, metavar="TOKENS",
@@ -73,16 +76,6 @@ def tokenizer(model: str, trust: bool) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(model, trust_remote_code=trust)
-
-
-def boundaries(options: argparse.Namespace, found: Any) -> Boundaries | None:
-    """Returns where segments end if a request declares none. `found`: the model's tokenizer. ValueError: its template
-    does not mark messages."""
-    ends, kind = options.segment_separator, options.segment_boundaries
-    if isinstance(ends, str):
-        ends = found.encode(ends, add_special_tokens=False) if ends else []
-    message = message_token(found) if kind else None
-    return Boundaries(ends, message, options.short_segment) if ends or kind else None
 
 
 def main(given: list[str] | None = None) -> int:
@@ -118,9 +111,12 @@ def main(given: list[str] | None = None) -> int:
         except (OSError, ValueError, ImportError) as error:
             parser.error(f"--model: no tokenizer in {options.model!r}: {error}")
         try:
-            prompts = Prompts(found, boundaries(options, found))
-        except ValueError as error:
-            parser.error(f"--segment-boundaries: {error}; give --segment-separator instead")
+            ends = declared_boundaries(
+                options.segment_separator, options.segment_boundaries, found, short=options.short_segment
+            )
+            prompts = Prompts(found, ends)
+        except ValueError as error:  # begins with segment_separator or segment_boundaries
+            parser.error(f"--{str(error).replace('_', '-', 1)}")
     limits = Limits(
         in_flight=options.max_in_flight, waiting=options.max_waiting, wait_seconds=options.wait_seconds,
         connect_seconds=options.connect_seconds, first_byte_seconds=options.first_byte_seconds,

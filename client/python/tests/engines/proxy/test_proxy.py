@@ -19,9 +19,9 @@ from aiohttp import web
 from fake_backend import FakeBackend
 
 import ashlar
-from ashlar.boundaries import Boundaries
+from ashlar.boundaries import Boundaries, declared_boundaries
 from ashlar.probe import NodeProbe, Probed
-from ashlar.proxy.__main__ import arguments, boundaries, main, model_id
+from ashlar.proxy.__main__ import arguments, main, model_id
 from ashlar.proxy.backends import Backend, Backends, Choice, parse_backend
 from ashlar.proxy.prompts import Prompts, Question, Unprobed
 from ashlar.proxy.server import Limits, Proxy
@@ -544,9 +544,9 @@ def test_variables_of_a_template_are_passed():
     ],
 )
 def test_segments_end_where_the_connectors_do(given, wanted, monkeypatch):
-    monkeypatch.setattr("ashlar.proxy.__main__.message_token", lambda tokenizer: 2)
-    options = arguments().parse_args(["--backend", "http://x", "--model", "m", "--short-segment", "2", *given])
-    found = boundaries(options, Words())
+    monkeypatch.setattr("ashlar.boundaries.message_token", lambda tokenizer, template: 2)
+    options = arguments().parse_args(["--backend", "http://x", "--model", "m", *given])
+    found = declared_boundaries(options.segment_separator, options.segment_boundaries, Words(), short=2)
     assert (None if found is None else found.lengths([5, 5, 5, 2, 5, 7, 5])) == wanted
 
 

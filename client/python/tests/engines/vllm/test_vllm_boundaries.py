@@ -4,83 +4,14 @@
 import types
 
 import pytest
-import tokenizers
-import transformers
 from segmented_engines import MODEL, PATIENT, Segmented, texts
 from tiny_engines import connector, count, prompt
+from tiny_tokenizer import CHATML, tokenizer
 
 import ashlar
-from ashlar.boundaries import Boundaries, message_token
 from ashlar.vllm import boundaries
 from ashlar.vllm.boundaries import find_boundaries
 from ashlar.vllm.options import Options
-
-CHATML = (
-    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
-HEADERS = (  # begins with its own system message
-    "<|begin|>{% if messages[0].role != 'system' %}<|header|>system<|end_header|>none<|eot|>{% endif %}"
-    "{% for m in messages %}<|header|>{{ m.role }}<|end_header|>{{ m.content }}<|eot|>{% endfor %}"
-)
-TURNS = (
-    "<bos>{% for m in messages %}{% if m.role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
-    "<turn>{{ m.role }}\n{{ m.content }}</turn>\n{% endfor %}"
-)
-
-
-def tokenizer(template, specials):
-    model = tokenizers.models.WordLevel({"[UNK]": 0, "one": 1, "two": 2}, unk_token="[UNK]")
-    own = tokenizers.Tokenizer(model)
-    own.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
-    own.add_special_tokens(specials)
-    found = transformers.PreTrainedTokenizerFast(tokenizer_object=own, additional_special_tokens=specials)
-    found.chat_template = template
-    return found
-
-
-@pytest.mark.parametrize(
-    "template, specials, wanted",
-    [
-        (CHATML, ["<|im_start|>", "<|im_end|>"], "<|im_start|>"),
-        (HEADERS, ["<|begin|>", "<|header|>", "<|end_header|>", "<|eot|>"], "<|header|>"),
-        (TURNS, ["<bos>", "<turn>", "</turn>"], "<turn>"),
-    ],
-)
-def test_the_token_that_begins_messages_is_found_in_the_template(template, specials, wanted):
-    known = tokenizer(template, specials)
-    assert message_token(known) == known.convert_tokens_to_ids(wanted)
-
-
-def test_the_servers_template_takes_precedence():
-    known = tokenizer("{% for m in messages %}{{ m.content }}{% endfor %}", ["<|im_start|>", "<|im_end|>"])
-    assert message_token(known, CHATML) == known.convert_tokens_to_ids("<|im_start|>")
-
-
-@pytest.mark.parametrize("template", ["{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", None])
-def test_a_template_without_such_a_token_is_refused(template, monkeypatch):
-    monkeypatch.setattr(boundaries, "_tokenizer", lambda config: tokenizer(template, ["<other>"]))
-    with pytest.raises(
-        ValueError, match="segment_boundaries: messages cannot be found .* set segment_separator instead"
-    ):
-        find_boundaries(Options(segment_boundaries="messages"), None)
-
-
-@pytest.mark.parametrize(
-    "separator, message, tokens, wanted",
-    [
-        ([9], None, [1] * 5 + [9] + [2] * 4 + [9] + [3] * 3, [6, 5]),
-        ([9, 8], None, [1] * 5 + [9] + [2] * 4 + [9, 8] + [3], [12]),
-        ([9], None, [1] * 5 + [9] + [2] * 4 + [9], [6]),  # the last token is always computed
-        ([9], None, [1] * 20, []),
-        ([9], None, [], []),
-        ([], 7, [7] + [1] * 5 + [7] + [2] * 5 + [7, 3], [6, 6]),
-        ([9], 7, [7] + [1] * 5 + [9] + [2] * 5 + [7, 3], [7, 5]),
-        ([9], None, [1, 9, 1, 9] + [1] * 5 + [9, 1, 9, 3], [4, 6, 2]),  # short segments are only joined with short ones
-    ],
-)
-def test_boundaries_are_found_in_tokens(separator, message, tokens, wanted):
-    assert Boundaries(separator, message, 4).lengths(tokens) == wanted
 
 
 def test_a_separator_is_text_or_tokens(monkeypatch):
@@ -92,10 +23,20 @@ def test_a_separator_is_text_or_tokens(monkeypatch):
         options = Options.read({"segments": True, "segment_separator": given})
         assert find_boundaries(options, None).lengths(tokens) == [41]
     assert find_boundaries(Options(), None) is None
-    with pytest.raises(ValueError, match="segment_boundaries: 'lines' was given; expected 'messages'"):
+    with pytest.raises(ValueError, match=r"extra_config\.segment_boundaries: 'lines' was given; expected 'messages'"):
         find_boundaries(Options(segment_boundaries="lines"), None)
     with pytest.raises(ValueError, match="segment_separator"):
         Options.read({"segment_separator": [1, "2"]})
+
+
+def test_messages_are_found_with_the_servers_template(monkeypatch):
+    known = tokenizer(None, ["<|im_start|>", "<|im_end|>"])
+    monkeypatch.setattr(boundaries, "_tokenizer", lambda config: known)
+    begin = known.convert_tokens_to_ids("<|im_start|>")
+    options = Options(segment_boundaries="messages", chat_template=CHATML)
+    assert find_boundaries(options, None).lengths([begin, *[1] * 39, begin, *[2] * 39, begin, 3]) == [40, 40]
+    with pytest.raises(ValueError, match=r"^kv_connector_extra_config\.segment_boundaries: messages cannot be found"):
+        find_boundaries(Options(segment_boundaries="messages"), None)
 
 
 @pytest.mark.parametrize("skips", [True, False])
