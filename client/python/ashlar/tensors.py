@@ -18,6 +18,8 @@ MATRIX = (ashlar.Family.DELTANET, ashlar.Family.GDN, ashlar.Family.KDA)  # [head
 SCALAR = (ashlar.Family.RETNET, ashlar.Family.LIGHTNING, ashlar.Family.MAMBA2)  # logarithms, [heads]
 COMPUTED = (*MATRIX, ashlar.Family.LIGHTNING, ashlar.Family.MAMBA1)  # families of `segment_tuple`
 
+SEGMENT_TYPES = {"float16": ashlar.DType.F16, "float32": ashlar.DType.F32}  # types of tuples
+EPSILON = {"float16": 3e-4, "float32": 1e-6}  # largest error of transitions in these types
 
 _CHUNK, _CHANNEL_CHUNK = 64, 16  # tokens per chunk; the second is for decays per channel
 _CHUNKS = 16  # number of chunks whose maps are in memory at once

@@ -26,8 +26,11 @@ import numpy as np
 import torch
 
 from ashlar._ashlar import real, text, whole
+from ashlar.boundaries import Boundaries, declared_boundaries
 from ashlar.daemon import Daemon
-from ashlar.prompt import Prompt, Tokens, token_row
+from ashlar.model import Linear
+from ashlar.prompt import Prompt
+from ashlar.tensors import EPSILON, SEGMENT_TYPES
 from ashlar.transformers import branches, calls, shared_attention, shared_cache
 from ashlar.transformers.assembly import Assembler, PromptRun, planned_part
 from ashlar.transformers.caches import cache_class
@@ -83,7 +86,8 @@ def cache_for(
     shared_tokens: int = 0,
     weights_digest: str | None = None,
     capture_tokens: int = 64,
-    epsilon: float = 1e-6,
+    segment_dtype: str = "float32",
+    epsilon: float | None = None,
     tokens_per_second: float = 0.0,
     **options: Any,
 ) -> ModelCache:
@@ -94,8 +98,10 @@ def cache_for(
     tokens per page. `shared_tokens`: capacity for segments that prompts read in place, so that all running prompts
     share one copy (MEPIC); 0: prompts copy them. `weights_digest`: names the weights; by default all weights are
     hashed. `capture_tokens`: interval of depths at which states inside a prompt are stored. `tokens_per_second`: rate
-    of prefill; the daemon declines what loads slower than it computes; 0: it declines nothing. `epsilon` and `options`:
-    as in `ashlar.Cache`.
+    of prefill; the daemon declines what loads slower than it computes; 0: it declines nothing. `segment_dtype`: type of
+    stored tuples, and of the states of exact prefixes; "float16" halves their bytes, and a resumed prefix is then
+    rounded; "float32" rounds nothing. `epsilon`: as in `ashlar.Cache`; None: 1e-6, with float16 3e-4. `options`: as in
+    `ashlar.Cache`.
 
     ValueError: the model is not supported. ImportError: the version of transformers is not supported. TypeError: an
     argument has the wrong type. ConnectionError: no daemon answers.
@@ -113,6 +119,8 @@ def cache_for(
     tokens, page_tokens = whole("tokens", tokens, 1), whole("page_tokens", page_tokens, 1)
     capture_tokens, shared_tokens = whole("capture_tokens", capture_tokens, 1), whole("shared_tokens", shared_tokens)
     head, tail = whole("head", head), whole("tail", tail)
+    if text("segment_dtype", segment_dtype) not in SEGMENT_TYPES:
+        raise ValueError(f"segment_dtype: {segment_dtype!r} was given; expected one of {', '.join(SEGMENT_TYPES)}")
     if weights_digest is not None:
         text("weights_digest", weights_digest)
     weights = Weights(model)  # taken before the weights are hashed, so that later changes are detected
@@ -124,7 +132,13 @@ def cache_for(
     rate = real("tokens_per_second", tokens_per_second)
     if not 0 <= rate < float("inf"):
         raise ValueError(f"tokens_per_second: {rate}; expected 0 or more")
-    described = dataclasses.replace(described, tokens_per_second=rate)
+    stored = SEGMENT_TYPES[segment_dtype]
+    layers = [
+        dataclasses.replace(layer, state_dtype=stored) if isinstance(layer, Linear) else layer
+        for layer in described.layers
+    ]
+    described = dataclasses.replace(described, layers=layers, tokens_per_second=rate)
+    epsilon = EPSILON[segment_dtype] if epsilon is None else epsilon
     return ModelCache(
         described, shape, weights, *sockets, pages=-(-tokens // page_tokens), name="transformers",
         shared_pages=-(-shared_tokens // page_tokens), capture_tokens=capture_tokens, epsilon=epsilon, **options,
@@ -132,8 +146,8 @@ def cache_for(
 
 
 class _Patches:
-    def __init__(self, model: Any, reuse: Reuse, separator: Tokens) -> None:
-        self.model, self.reuse, self.separator = model, reuse, separator
+    def __init__(self, model: Any, reuse: Reuse, boundaries: Boundaries | None) -> None:
+        self.model, self.reuse, self.boundaries = model, reuse, boundaries
         self.shared = None if reuse.assembler.cache.shared is None else SharedAssembler(reuse.assembler)
         self.own_forward: Any = model.forward
         self.own_generate: Any = getattr(model, "generate", None)
@@ -206,7 +220,11 @@ class _Patches:
     def plain(self, ids: Any) -> Prompt:
         """Returns a prompt that is given as tokens alone."""
         row = ids[0].cpu()
-        return Prompt.split(row, self.separator) if len(self.separator) > 0 else Prompt([], row)
+        if self.boundaries is None:
+            return Prompt([], row)
+        lengths = self.boundaries.lengths(row.numpy())
+        *segments, query = row.split([*lengths, len(row) - sum(lengths)])
+        return Prompt(segments, query)
 
     def of_model(self) -> str | None:
         cache = self.reuse.assembler.cache
@@ -342,12 +360,16 @@ def attach(
     tuple_method: str = "kernels",
     assembler: type[Assembler] = Assembler,
     segment_separator: Any = (),
+    segment_boundaries: str = "",
+    tokenizer: Any = None,
 ) -> Iterator[Reuse]:
     """Lets `model.generate` and `model.forward` use the cache within the `with` block; both are restored after it.
 
-    `cache`: opened by `cache_for` for this model; it must remain open in the block. `segment_separator`: tokens that
-    end a segment in plain `input_ids`; none: `input_ids` have no segments. `tuple_method`: what computes the tuples of
-    new segments: "kernels", or "identity", the model's own rule. `assembler`: a class that derives from `Assembler`.
+    `cache`: opened by `cache_for` for this model; it must remain open in the block. `segment_separator`: tokens or text
+    that end a segment in plain `input_ids`. `segment_boundaries`: with "messages", each message of the tokenizer's chat
+    template begins one. With neither, `input_ids` have no segments. `tokenizer`: the model's, for text and messages.
+    `tuple_method`: what computes the tuples of new segments: "kernels", or "identity", the model's own rule.
+    `assembler`: a class that derives from `Assembler`.
 
     Yields a `Reuse`. TypeError, ValueError: an argument is wrong. A failure of the cache raises nothing: the prompt
     runs without it.
@@ -364,7 +386,7 @@ def attach(
     reuse = Reuse(assembler(model, cache, model.forward, tuple_method))
     attention = model.config.get_text_config(decoder=True)._attn_implementation
     shared_attention_name = shared_attention.implementation(model) if cache.shared is not None else None
-    patches = _Patches(model, reuse, token_row("segment_separator", segment_separator))
+    patches = _Patches(model, reuse, declared_boundaries(segment_separator, segment_boundaries, tokenizer))
     before = {name: model.__dict__[name] for name in ("forward", "generate") if name in model.__dict__}
     model.forward = _in_place_of(model, patches.own_forward, patches.forward)
     if patches.own_generate is not None:

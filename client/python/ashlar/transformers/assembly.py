@@ -20,8 +20,10 @@ import torch
 from transformers import DynamicCache
 
 from ashlar._ashlar import Verdict
+from ashlar.model import DType
 from ashlar.prompt import Prompt
 from ashlar.request import LinearTensors, Plan, Request, Run, Step, StepKind
+from ashlar.tensors import scaled_half
 from ashlar.transformers import branches
 from ashlar.transformers.caches import cache_class
 from ashlar.transformers.model import LinearPlace
@@ -225,15 +227,31 @@ class Assembler:
             if end != len(run.tokens):
                 raise Fault(f"a run of {len(run.tokens)} tokens must be captured at {end} without a transition")
             state = tape.layers[place.layer].recurrent_states[0].float().cpu().contiguous().view(place.state)
-            return LinearTensors(place.index, state, conv_tail=tail)
+            return self._tensors(place, state, tail)
         call = tape.calls[place.layer]
         if self.tuple_method == "identity":
             state, transition = (part.float().cpu().contiguous() for part in call.tuple_by_identity(begin, end))
-        else:
-            state, transition = torch.empty(place.state), torch.empty(place.transition)
-            rows = call.rows(place.key_heads)
-            calling(self.cache.compute_alone, request, missing, place.index, state, transition=transition, **rows)
-        return LinearTensors(place.index, state, conv_tail=tail, transition=transition)
+            return self._tensors(place, state, tail, transition)
+        halves = self._stores_halves(place)
+        state = torch.empty(place.state, dtype=torch.float16 if halves else torch.float32)
+        made = {
+            "transition": torch.empty(place.transition),
+            "exponents": torch.empty(place.state[0], dtype=torch.int32) if halves else None,
+        }
+        calling(self.cache.compute_alone, request, missing, place.index, state, **made, **call.rows(place.key_heads))
+        return LinearTensors(place.index, state, conv_tail=tail, **made)
+
+    def _stores_halves(self, place: LinearPlace) -> bool:
+        return self.cache.model.layers[place.index].state_dtype is DType.F16  # type: ignore[union-attr, index]
+
+    def _tensors(
+        self, place: LinearPlace, state: torch.Tensor, tail: Any, transition: torch.Tensor | None = None
+    ) -> LinearTensors:
+        """Returns a state in float32, [heads, …], in the type in which the cache stores it."""
+        exponents = None
+        if self._stores_halves(place):
+            state, exponents = scaled_half(state)
+        return LinearTensors(place.index, state, conv_tail=tail, transition=transition, exponents=exponents)
 
     def _write(self, cache: DynamicCache, table: np.ndarray[Any, Any], first: int, begin: int, end: int) -> None:
         """Writes the keys and values of positions [begin, end) to the pages. Row 0 of the cache has position
@@ -347,7 +365,7 @@ class Assembler:
             tail = None
             if place.kernel > 0:
                 tail = _bytes(layer.conv_states[0][0, :, 1:].detach().cpu().clone())
-            all_states.append(LinearTensors(place.index, state, conv_tail=tail))
+            all_states.append(self._tensors(place, state, tail))
         return all_states
 
     def commit(

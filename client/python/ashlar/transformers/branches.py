@@ -26,7 +26,7 @@ def _state_tokens(model: Model) -> int:
         if isinstance(layer, Attention):
             keys += layer.kv_heads * (layer.key_dim + layer.value_dim) * (4 if layer.dtype.name == "F32" else 2)
         elif isinstance(layer, Linear):
-            states += 4 * (
+            states += (4 if layer.state_dtype.name == "F32" else 2) * (
                 layer.value_heads * layer.d_k * layer.d_v + layer.conv_channels * max(0, layer.conv_kernel - 1)
             )
     return -(-states // max(1, keys))

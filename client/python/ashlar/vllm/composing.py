@@ -26,7 +26,7 @@ from vllm.logger import init_logger
 
 import ashlar
 from ashlar.request import StepKind
-from ashlar.tensors import COMPUTED, MATRIX, compose, scaled_half, segment_tuple
+from ashlar.tensors import COMPUTED, EPSILON, MATRIX, compose, scaled_half, segment_tuple
 from ashlar.vllm.forward import Core, EngineModel, rotate
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.lookups import missing_segments
@@ -37,7 +37,7 @@ from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.order import Mark, Order
 from ashlar.vllm.pace import Pace
-from ashlar.vllm.segments import EPSILON, KEY_TYPES, NORM_EPSILON, PAGE_TOKENS, segments_model
+from ashlar.vllm.segments import KEY_TYPES, NORM_EPSILON, PAGE_TOKENS, segments_model
 from ashlar.vllm.state import State
 
 logger = init_logger("vllm.ashlar")

@@ -14,10 +14,10 @@ import numpy.typing as npt
 
 import ashlar
 from ashlar.request import StepKind
+from ashlar.tensors import EPSILON
 from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
-from ashlar.vllm.segments import EPSILON
 from ashlar.vllm.state import State
 
 _POLL = 0.0001  # seconds

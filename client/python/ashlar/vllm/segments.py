@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 import ashlar
+from ashlar.tensors import SEGMENT_TYPES
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.model import Described
 from ashlar.vllm.options import Options
@@ -25,9 +26,7 @@ from ashlar.vllm.options import Options
 PAGE_TOKENS = 16
 NORM_EPSILON, GPU_NORM_EPSILON = 1e-5, 1e-6  # added by vLLM's kernels to the squares of q and k
 KEY_TYPES = {ashlar.DType.F32: torch.float32, ashlar.DType.F16: torch.float16, ashlar.DType.BF16: torch.bfloat16}
-SEGMENT_TYPES = {"float16": ashlar.DType.F16, "float32": ashlar.DType.F32}  # types of tuples
 _MAX_TABLES = 32 << 20  # bytes of all decay tables and frequencies of a layout
-EPSILON = {"float16": 3e-4, "float32": 1e-6}  # largest error of transitions
 PARAMETER = "ashlar_segments"
 _OURS = "ashlar-segments-"
 ADAPTERS = "ashlar-adapter-"  # salts of prompts with an adapter begin with this

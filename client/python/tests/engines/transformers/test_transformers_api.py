@@ -14,6 +14,7 @@ import pytest
 import tiny_transformers as tiny
 import torch
 import transformers
+from tiny_tokenizer import CHATML, tokenizer
 
 import ashlar
 import ashlar.daemon
@@ -168,9 +169,28 @@ def test_plain_tokens_are_cut_at_a_separator(model, daemon):
             assert torch.equal(model.generate(row, **GREEDY), said)
             assert reuse.last.published == 0 and reuse.last.cached_tokens > 0 and reuse.faults == 0
             assert model(row, logits_to_keep=1).logits.shape[:2] == (1, 1) and reuse.last.cached_tokens > 0
-        for wrong, error in (("<sep>", TypeError), ([-1], ValueError)):
-            with pytest.raises(error, match="segment_separator"), ashlar.attach(model, cache, segment_separator=wrong):
+        for name, wrong, error in (
+            ("segment_separator", "<sep>", TypeError),
+            ("segment_separator", [-1], ValueError),
+            ("segment_boundaries", "lines", ValueError),
+            ("segment_boundaries", "messages", ValueError),
+        ):
+            with pytest.raises(error, match=f"^{name}: "), ashlar.attach(model, cache, **{name: wrong}):
                 pass
+
+
+@pytest.mark.parametrize("options", [{"segment_separator": "<|im_end|>"}, {"segment_boundaries": "messages"}])
+def test_plain_tokens_are_cut_as_declared_in_text(options, model, daemon):
+    known = tokenizer(CHATML, ["<|im_start|>", "<|im_end|>"])
+    begin, end = known.convert_tokens_to_ids(["<|im_start|>", "<|im_end|>"])
+    messages = [[begin, *(10 + token % 200 for token in segment), end] for segment in SEGMENTS]
+    with ashlar.cache_for(model, daemon, tokens=1024) as cache:
+        with ashlar.attach(model, cache, tokenizer=known, **options) as reuse:
+            for order in ([0, 1, 2], [0, 2, 1]):
+                row = torch.tensor([sum((messages[i] for i in order), []) + [begin, *QUERY]])
+                model.generate(row, **GREEDY)
+                assert reuse.last.published == (3 if order == [0, 1, 2] else 0)
+                assert reuse.last.cached_tokens == 62 + 2 * (62 - 16) and reuse.faults == 0
 
 
 def test_a_conversation_continues_after_its_own_composed_states(model, daemon):

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""16-bit models: the error that reuse adds stays below their own rounding."""
+"""16-bit models: the error that reuse adds stays below their own rounding. Tuples and states of 16 bits."""
+
+import math
 
 import pytest
 import tiny_transformers as tiny
@@ -75,3 +77,35 @@ def test_segments_round_no_more_than_the_model_does(family, daemon):
           f"{apart(logits[torch.bfloat16], whole[torch.bfloat16]):.1e} in bfloat16, "
           f"{apart(logits[torch.float32], whole[torch.float32]):.1e} in float32")  # fmt: skip
     assert found <= TIMES_OWN_ROUNDING * own
+
+
+@pytest.mark.parametrize("method", ["kernels", "identity"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_half_tuples_take_fewer_bytes_and_round_once(family, method, daemon):
+    model, prompt, logits, bytes_of = tiny.build(family), ashlar.Prompt(SEGMENTS, QUERY), {}, {}
+    for dtype in ("float32", "float16"):
+        with ashlar.cache_for(model, daemon, tokens=1024, segment_dtype=dtype) as cache, torch.no_grad():
+            states = [layer.state_dtype.name for layer in cache.model.layers if isinstance(layer, ashlar.Linear)]
+            assert set(states) == {"F32" if dtype == "float32" else "F16"}
+            with ashlar.attach(model, cache, tuple_method=method) as reuse:
+                model(prompt)
+                assert reuse.last.published == len(SEGMENTS)
+                logits[dtype] = model(prompt).logits
+                assert reuse.faults == 0 and reuse.last.cached_tokens == 100 + 3 * 84
+                # Exact prefixes are rounded too.
+                first = model.generate(PROMPT, **GREEDY)
+                again = model.generate(PROMPT, **GREEDY)
+                assert reuse.last.cached_tokens == 292 and reuse.last.exact
+                assert dtype == "float16" or torch.equal(again, first)
+            stored, numbers = cache.stored_segments(), sum(math.prod(place.state) for place in cache.shape.linear)
+            bytes_of[dtype] = stored["own_bytes"]
+    found = apart(logits["float16"], logits["float32"])
+    print(f"{family}: {found:.1e} apart, {bytes_of}")
+    assert 0 < found <= 3e-3
+    # Keys and values keep their type. Exponents, and the list of a segment's parts, take some bytes more.
+    assert bytes_of["float32"] - bytes_of["float16"] > 0.8 * 2 * numbers * stored["segments"] > 0
+
+
+def test_an_unknown_type_of_tuples_is_refused(daemon):
+    with pytest.raises(ValueError, match="^segment_dtype: 'float8' was given; expected one of float16, float32"):
+        ashlar.cache_for(tiny.build("qwen3_next"), daemon, segment_dtype="float8")

@@ -34,7 +34,7 @@ def test_messages_are_found_with_the_servers_template(monkeypatch):
     monkeypatch.setattr(boundaries, "_tokenizer", lambda config: known)
     begin = known.convert_tokens_to_ids("<|im_start|>")
     options = Options(segment_boundaries="messages", chat_template=CHATML)
-    assert find_boundaries(options, None).lengths([begin, *[1] * 39, begin, *[2] * 39, begin, 3]) == [40, 40]
+    assert find_boundaries(options, None).lengths([begin, *[1] * 39, begin, *[2] * 39, begin, 0]) == [40, 40]
     with pytest.raises(ValueError, match=r"^kv_connector_extra_config\.segment_boundaries: messages cannot be found"):
         find_boundaries(Options(segment_boundaries="messages"), None)
 
