@@ -104,8 +104,3 @@ def test_half_tuples_take_fewer_bytes_and_round_once(family, method, daemon):
     assert 0 < found <= 3e-3
     # Keys and values keep their type. Exponents, and the list of a segment's parts, take some bytes more.
     assert bytes_of["float32"] - bytes_of["float16"] > 0.8 * 2 * numbers * stored["segments"] > 0
-
-
-def test_an_unknown_type_of_tuples_is_refused(daemon):
-    with pytest.raises(ValueError, match="^segment_dtype: 'float8' was given; expected one of float16, float32"):
-        ashlar.cache_for(tiny.build("qwen3_next"), daemon, segment_dtype="float8")

@@ -216,6 +216,7 @@ BAD = [
     ("daemon", (3, "b"), TypeError), ("page_tokens", 0, ValueError), ("page_tokens", None, TypeError), ("page_tokens", 2.5, TypeError),
     ("tokens", 0, ValueError), ("tokens", 3.5, TypeError), ("tokens", "many", TypeError), ("head", -1, ValueError),
     ("tail", 1.5, TypeError), ("capture_tokens", None, TypeError), ("capture_tokens", 0, ValueError), ("epsilon", "small", TypeError),
+    ("segment_dtype", None, TypeError), ("segment_dtype", "float8", ValueError),
     ("tokens_per_second", -1.0, ValueError), ("weights_digest", 3, TypeError), ("timeout_ms", 1.5, TypeError), ("land_ms", -1, ValueError), ("tokens", 2**40, ValueError),
 ]  # fmt: skip
 
