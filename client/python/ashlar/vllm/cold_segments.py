@@ -56,6 +56,7 @@ class ColdSegments:
         self._states = sorted({place.group for place in described.linear})
         self._generation = ""
         self._segments: OrderedDict[bytes, _Cold] = OrderedDict()
+        self._unpublished: OrderedDict[bytes, None] = OrderedDict()  # runs that the cache did not keep
         self._running: _Run | None = None
         self._number = 0
         self.serving: Serving | None = None
@@ -84,7 +85,8 @@ class ColdSegments:
             tokens: npt.NDArray[np.int32] = np.array(token_ids[begin : begin + lengths[number]], np.int32)
             name = hashlib.sha256(repr((number == 0, salt)).encode() + tokens.tobytes()).digest()
             cold = self._segments.pop(name, None) or _Cold(tokens, number == 0, salt)
-            cold.asked += asked
+            if asked > 1 or name not in self._unpublished:  # such a segment runs again only if the engine is idle
+                cold.asked += asked
             self._segments[name] = cold
             names.append(name)
         while len(self._segments) > _REMEMBERED:
@@ -143,6 +145,11 @@ class ColdSegments:
             pool.free_blocks(run.blocks)
             self._stats.add(max(run.published.values()), "published_segments")
             self._end_served(run.served, all(run.published.values()))
+            self._unpublished.pop(run.name, None)
+            if not any(run.published.values()):
+                self._unpublished[run.name] = None
+            if len(self._unpublished) > _REMEMBERED:
+                self._unpublished.popitem(last=False)
             self._running = None
 
     def _end_served(self, served: Served | None, published: bool) -> None:

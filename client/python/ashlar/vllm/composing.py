@@ -70,6 +70,8 @@ class Pages:
         self.descriptor = os.memfd_create("vllm-segments", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         os.ftruncate(self.descriptor, size)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+        self.kept = 0  # number of pages that the cache keeps, because the daemon may still write to them
+        self._memory = mmap.mmap(self.descriptor, size) if size else None
         self._free = list(range(self.count))
         self._changed = threading.Condition()
 
@@ -95,6 +97,23 @@ class Pages:
         with self._changed:
             self._free += pages
             self._changed.notify_all()
+
+    def rows(self, layer: ashlar.Attention, place: ashlar.PagePlace) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the keys and the values of a layer, in place: [pages, PAGE_TOKENS, heads, dim]."""
+        assert self._memory is not None
+        kind = KEY_TYPES[layer.dtype]
+        memory = torch.frombuffer(self._memory, dtype=torch.uint8).view(kind)
+        strides = [place.page_stride, place.token_stride]
+
+        def view(offset: int, head_stride: int, dim: int) -> torch.Tensor:
+            elements = [each // kind.itemsize for each in (*strides, head_stride)]
+            shape = self.count, PAGE_TOKENS, layer.kv_heads, dim
+            return memory.as_strided(shape, (*elements, 1), offset // kind.itemsize)
+
+        return (
+            view(place.key_offset, place.key_head_stride, layer.key_dim),
+            view(place.value_offset, place.value_head_stride, layer.value_dim),
+        )
 
     def close(self) -> None:
         if self.descriptor >= 0:
@@ -166,7 +185,11 @@ class Composer:
         self._decays = {name: table.clone() for name, table in found.items() if table is not None}
         self.model = segments_model(described, engine.ropes(described), self._decays, options)
         self._pages = Pages(self.model, options.segment_tokens)
-        self._rows: dict[str, tuple[torch.Tensor, torch.Tensor]] = {}
+        places = {place.layer: place for place in self._pages.places}
+        self._rows = {
+            name: self._pages.rows(self._attention(layer), places[layer]) for layer, name, _ in described.keys
+        }
+        self._tokens_per_second = options.tokens_per_second
         self._landings: dict[int, _Landing] = {}
         self._fetched: queue.SimpleQueue[tuple[int, Fetched]] = queue.SimpleQueue()
         self._ran: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
@@ -180,7 +203,8 @@ class Composer:
     def _open(self) -> ashlar.Cache:
         options, pages = self._options, self._pages
         return ashlar.Cache(
-            self._described.named(self.model), options.rpc_socket, options.session_socket, name="vllm-segments", timeout_ms=options.call_ms,
+            self._described.named(dataclasses.replace(self.model, tokens_per_second=self._tokens_per_second)),
+            options.rpc_socket, options.session_socket, name="vllm-segments", timeout_ms=options.call_ms,
             memory_kind=ashlar.MemoryKind.MEMFD, memfd=pages.descriptor, memory_bytes=pages.size, pages=pages.count,
             places=pages.places, land_ms=options.land_ms, quiet_ms=options.quiet_ms,
             epsilon=EPSILON[options.segment_dtype],
@@ -200,6 +224,12 @@ class Composer:
         landing = self._landings[fetch.number] = _Landing(fetch, is_current)
         self._open_answers += 1
         self._asked.put(landing)
+
+    def set_rate(self, tokens_per_second: float) -> None:
+        """Reports a measured rate of prefill to the daemon before a later lookup, unless the options have a rate."""
+        if not self._options.tokens_per_second:
+            self._tokens_per_second = tokens_per_second
+            self._opening.reopen()
 
     def release(self, numbers: Sequence[int]) -> None:
         """Releases the landed segments of these fetches."""
@@ -314,6 +344,11 @@ class Composer:
     def _state(self, states: States, block: int, place: LinearPlace) -> torch.Tensor:
         return states.state(block).view(_state_shape(self._linear(place)))
 
+    def _attention(self, layer: int) -> ashlar.Attention:
+        attention = self.model.layers[layer]
+        assert isinstance(attention, ashlar.Attention)
+        return attention
+
     def _linear(self, place: LinearPlace) -> ashlar.Linear:
         layer = self.model.layers[place.layer]
         assert isinstance(layer, ashlar.Linear)
@@ -323,6 +358,7 @@ class Composer:
 
     def _serve(self) -> None:
         while (work := self._asked.get()) is not None:
+            self._opening.refresh(self._pages.kept == 0)
             if isinstance(work, _Ran):
                 published = 0
                 try:
@@ -351,8 +387,10 @@ class Composer:
         if cache is None:
             return Fetched(ended=True)
         deadline = time.monotonic() + self._options.lookup_ms / 2000  # the scheduler waits twice as long
-        quiesced = cache.take_quiesced_pages(self._pages.count) if self._pages.free < self._pages.count else []
-        self._pages.give(quiesced)
+        if self._pages.kept:
+            quiesced = cache.take_quiesced_pages(self._pages.count)
+            self._pages.kept -= len(quiesced)
+            self._pages.give(quiesced)
         table = self._pages.take(len(fetch.tokens), deadline, lambda: not landing.abandoned)
         request: ashlar.Request | None = None
         landed = Fetched(ended=True)
@@ -369,7 +407,7 @@ class Composer:
                 if not wanted:
                     return Fetched(ended=True, missing=missing, refused=refused)
                 self._fetched.put((fetch.number, Fetched(ended=False)))
-                found = self._copy(cache, request, wanted)
+                found = self._copy(request, wanted)
                 if found is not None and request.finish() == ashlar.Verdict.OK:
                     break
                 if landing.abandoned or request.finish() == ashlar.Verdict.OTHER_PAGES:
@@ -398,6 +436,8 @@ class Composer:
                 landing.table = table
             elif is_quiesced:
                 self._pages.give(table.tolist())
+            else:
+                self._pages.kept += len(table)
 
     def _pays(self, tokens: int) -> bool:
         """Returns whether a hit of this number of tokens saves more time than the step that it costs."""
@@ -405,14 +445,12 @@ class Composer:
         return tokens >= least if least else tokens > self._pace.break_even_tokens
 
     def _copy(
-        self, cache: ashlar.Cache, request: ashlar.Request, wanted: Sequence[tuple[int, ashlar.Step]]
+        self, request: ashlar.Request, wanted: Sequence[tuple[int, ashlar.Step]]
     ) -> dict[int, dict[str, _Tuple]] | None:
         """Waits for all layers and copies the tuples of these steps. Returns None if something did not land."""
         for layer in range(len(self.model.layers)):
             if request.wait_layer(layer) != ashlar.Verdict.OK:
                 return None
-        for layer, name, _ in self._described.keys:
-            self._page_rows(cache, name, layer)
         found: dict[int, dict[str, _Tuple]] = {}
         for number, step in wanted:
             tuples = found[step.end] = {}
@@ -436,14 +474,6 @@ class Composer:
             turned = rotate(keys, shape.rope, step.begin - self.model.head)
             state = turned.float().view(-1, shape.d_v, shape.d_k).transpose(1, 2).contiguous()
         return _Tuple(transition, state, tail)
-
-    def _page_rows(self, cache: ashlar.Cache, name: str, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
-        if name not in self._rows:
-            attention = self.model.layers[layer]
-            assert isinstance(attention, ashlar.Attention)
-            keys, values = (torch.from_numpy(each).view(KEY_TYPES[attention.dtype]) for each in cache.page_rows(layer))
-            self._rows[name] = keys, values
-        return self._rows[name]
 
     # ---- publishing
 
@@ -474,8 +504,8 @@ class Composer:
                         request.abandon(number)
                         continue
                     with self._order.copies():
-                        for layer, name, _ in self._described.keys:
-                            self._write(self._page_rows(cache, name, layer), ran.keys[name], table)
+                        for name, rows in self._rows.items():
+                            self._write(rows, ran.keys[name], table)
                         linear = [self._tensors(cache, request, number, ran, name) for name in self._states]
                     published += request.publish(number, linear, table) == "published"
                 request.cancel()
@@ -484,6 +514,8 @@ class Composer:
         finally:
             if quiesced:
                 self._pages.give(table.tolist())
+            else:
+                self._pages.kept += len(table)
 
     def _tensors(
         self, cache: ashlar.Cache, request: ashlar.Request, number: int, ran: _Ran, name: str

@@ -56,6 +56,7 @@ class _Prompt:
     fetch: int | None = None  # number of its fetch; None: not requested
     since: float = 0.0  # time at which the scheduler first considered the request; 0: not yet
     lookup: ashlar.Request | None = None  # the scheduler's own lookup, which comes before a fetch
+    found: ashlar.Request | None = None  # the same with hits: their copies from lower tiers go on during the fetch
     asked_others: bool = False  # the daemon was asked whether other engines compute its missing segments
     sharing: Sharing | None = None  # the wait for these engines; None: they compute nothing
     own: list[bytes] = dataclasses.field(default_factory=list)  # segments that this engine runs alone meanwhile
@@ -87,7 +88,7 @@ class Jumps:
         self._ranks = ranks
         self._described, self._options, self._stats = described, options, stats
         self._hash_tokens = hash_tokens
-        self.tokens_per_second = options.tokens_per_second
+        self.tokens_per_second = options.tokens_per_second  # `set_rate`
         self.generation = ""  # generation of the engine's weights
         self._prompts: dict[str, _Prompt] = {}
         self._fetches = Fetches(ranks)
@@ -103,6 +104,20 @@ class Jumps:
         for prompt in self._prompts.values():
             self._end_lookup(prompt)
         self.lookups.close()
+
+    def set_rate(self, tokens_per_second: float) -> None:
+        """Takes a measured rate of prefill."""
+        self.tokens_per_second = tokens_per_second
+        self.lookups.set_rate(tokens_per_second)
+
+    def refresh(self) -> None:
+        """Call it with each step."""
+        used = any(prompt.lookup or prompt.found or prompt.sharing for prompt in self._prompts.values())
+        unused = not used and all(each.ended for each in self._ending)
+        if self.cold.serving is None:
+            self.lookups.refresh(unused)
+        else:
+            self.cold.serving.when_unused(lambda: self.lookups.refresh(unused))
 
     # ---- prompts
 
@@ -138,9 +153,10 @@ class Jumps:
         if prompt.sharing is not None:
             self._ending.append(prompt.sharing)
         prompt.sharing, prompt.own = None, []
-        if prompt.lookup is not None:
-            prompt.lookup.end()
-            prompt.lookup = None
+        for lookup in (prompt.lookup, prompt.found):
+            if lookup is not None:
+                lookup.end()
+        prompt.lookup = prompt.found = None
 
     def _current(self, request: Any, pool: Any) -> _Prompt | None:
         """Returns the request's prompt. A preempted request starts over."""
@@ -234,10 +250,14 @@ class Jumps:
                 prompt.lookup = self.lookups.start(_text(prompt), prompt.lengths, prompt.salt, shares=True)
                 if prompt.lookup is not None:
                     return False
-        self._end_lookup(prompt)
         if verdict == ashlar.Verdict.OK and finds_segments(plan):
+            if prompt.asked_others:
+                self._end_lookup(prompt)
+            else:
+                prompt.found, prompt.lookup = lookup, None
             self._ask(prompt)
             return True
+        self._end_lookup(prompt)
         if verdict == ashlar.Verdict.OK:
             self._add_cold(prompt, missing_segments(plan))
         self._abandon(prompt, pool)
@@ -458,6 +478,7 @@ class Jumps:
             prompt.tier = first.tier
             jumps = [jump for jump in first.jumps if all(jump in answer.jumps for answer in answers)]
             prompt.landed = [Interior(*jump) for jump in jumps]
+            self._end_lookup(prompt)
             if not prompt.landed:
                 self._abandon(prompt, pool)
 

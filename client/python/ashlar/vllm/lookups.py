@@ -6,6 +6,7 @@ A lookup lands nothing. If it finds something, a worker looks the prompt up agai
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -43,7 +44,9 @@ def await_plan(handle: ashlar.Request, deadline: float) -> ashlar.Verdict:
 
 
 def missing_segments(plan: ashlar.Plan) -> list[int]:
-    return [number for number, segment in enumerate(plan.segments) if segment.miss]
+    """Returns the segments that the cache lacks. It has those that would load more slowly than they are computed."""
+    misses = (segment.miss for segment in plan.segments)
+    return [number for number, miss in enumerate(misses) if miss not in (None, "slower_than_recompute")]
 
 
 def finds_segments(plan: ashlar.Plan) -> bool:
@@ -56,6 +59,7 @@ class SegmentLookups:
     def __init__(self, described: Described, options: Options) -> None:
         self._described, self._options = described, options
         self._opening: Opening | None = None
+        self._tokens_per_second = options.tokens_per_second
         self.available = False
 
     def open(self, model: ashlar.Model) -> None:
@@ -66,7 +70,7 @@ class SegmentLookups:
 
         def open_cache() -> ashlar.Cache:
             return ashlar.Cache(
-                self._described.named(model),
+                self._described.named(dataclasses.replace(model, tokens_per_second=self._tokens_per_second)),
                 options.rpc_socket,
                 options.session_socket,
                 name="vllm-segment-lookups",
@@ -78,6 +82,17 @@ class SegmentLookups:
         state = State("segment lookups")
         self._opening = Opening(open_cache, self._described.identity.weights, options, "segment lookups", state)
         self.available = True
+
+    def set_rate(self, tokens_per_second: float) -> None:
+        """Reports a measured rate of prefill to the daemon. Call `refresh` later."""
+        self._tokens_per_second = tokens_per_second
+        if self._opening is not None:
+            self._opening.reopen()
+
+    def refresh(self, unused: bool) -> None:
+        """`unused`: whether no lookup is left. New lookups use the rate as soon as possible."""
+        if self._opening is not None:
+            self._opening.refresh(unused, early=True)
 
     @property
     def cache(self) -> ashlar.Cache | None:

@@ -38,6 +38,8 @@ class Opening:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
         self._next: ashlar.Cache | None = None
+        self._former: ashlar.Cache | None = None
+        self._outdated = False
         if self._weights.digest() is None:
             state.set("weights")
             self._begin(self._keep_trying)
@@ -77,9 +79,25 @@ class Opening:
             if self._try():
                 return
 
-    def renew(self) -> bool:
-        """Opens another cache on a thread, with a more specific model, while the current one stays open. Returns False
-        if that is not possible now."""
+    def reopen(self) -> None:
+        """Requests another cache, because `open_cache` would now open it with a more specific model. Call `refresh`."""
+        self._outdated = True
+
+    def refresh(self, unused: bool, early: bool = False) -> None:
+        """Opens the requested cache on a thread, while the current one stays open. A later call replaces the current one
+        if it is `unused`, which means that no request of it is left, or `early`. It is closed once it is unused."""
+        if self._outdated and self._former is None:
+            self._outdated = False
+            if not self._renew():
+                self._outdated = True
+        if self._next is not None and (unused or early):
+            self._former, self._cache, self._next = self._cache, self._next, None
+        if self._former is not None and unused:  # the daemon may take long to answer
+            threading.Thread(target=self._former.close, name="ashlar-close", daemon=True).start()
+            self._former = None
+
+    def _renew(self) -> bool:
+        """Returns False if a cache cannot be opened now."""
         if self.cache is None or self._next is not None or (self._thread is not None and self._thread.is_alive()):
             return False
         self._begin(self._open_next)
@@ -91,16 +109,6 @@ class Opening:
         except Exception as error:  # the current cache stays open
             logger.warning("Ashlar (%s): cannot reopen the cache: %s", self._what, error)
 
-    @property
-    def renewed(self) -> bool:
-        return self._next is not None
-
-    def exchange(self) -> None:
-        """Replaces the current cache by the renewed one. The current one must have no requests."""
-        old, self._cache, self._next = self._cache, self._next, None
-        if old is not None:  # the daemon may take long to answer
-            threading.Thread(target=old.close, name="ashlar-close", daemon=True).start()
-
     def close(self) -> None:
         self._weights.close()
         self.suspend()
@@ -110,7 +118,7 @@ class Opening:
         self._ended.set()
         if self._thread is not None and self._weights.digest() is not None:  # otherwise the thread waits for the digest
             self._thread.join(timeout=5)
-        for cache in (self._cache, self._next):
+        for cache in (self._cache, self._next, self._former):
             if cache is not None:
                 cache.close()
-        self._cache = self._next = None
+        self._cache = self._next = self._former = None

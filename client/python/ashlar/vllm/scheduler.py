@@ -76,7 +76,6 @@ class Scheduler:
         self._blocks = LoadBlocks(described)
         self._reports_until = 0.0  # limit of the wait for workers' reports while blocks are held
         self._tokens_per_second = options.tokens_per_second  # if it is not declared, as measured by workers
-        self._renewing = False
         self._pool: Any = None
         self._state = state
         self._steps = 0
@@ -372,8 +371,9 @@ class Scheduler:
             self._loads = self._saves = False
             self._state.set("unsupported", "a worker cannot use the cache; its log line has the reason")
         if report.pace[0] > 0 and not self._options.tokens_per_second:
-            self._tokens_per_second, self._renewing = 1e9 / report.pace[0], True
-            self._jumps.tokens_per_second = self._lookups.tokens_per_second = self._tokens_per_second
+            self._tokens_per_second = self._lookups.tokens_per_second = 1e9 / report.pace[0]
+            self._opening.reopen()
+            self._jumps.set_rate(self._tokens_per_second)
         if any(name != self._described.identity.text for name in report.names):
             self._refuse(report.names)
         if self._names.generation in report.outdated:
@@ -428,11 +428,9 @@ class Scheduler:
         self._loads = self._saves = False
 
     def _renew(self) -> None:
-        """Reports the engine's rate of prefill to the daemon, which is only possible by opening the cache again."""
-        if self._renewing:
-            self._renewing = not self._opening.renew()
-        if self._opening.renewed and not any(followed.lookup for followed in self._followed.values()):
-            self._opening.exchange()
+        """Reports the engine's rate of prefill to the daemon, which is only possible by opening the caches again."""
+        self._opening.refresh(not any(followed.lookup for followed in self._followed.values()))
+        self._jumps.refresh()
 
     def take_events(self) -> list[Any]:
         return self._offers.take_events()

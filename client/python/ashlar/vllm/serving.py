@@ -76,6 +76,7 @@ class Serving:
         self._cache, self._may_serve, self._wake, self._run_seconds = cache, may_serve, wake, run_seconds
         self._given: Served | None = None
         self._changed = threading.Condition()
+        self._using = threading.Lock()  # the thread holds it until it has reported all results to the cache
         self._outcomes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="ashlar-serve", daemon=True)
@@ -115,16 +116,27 @@ class Serving:
             found.append(self._outcomes.get())
         return found
 
+    def when_unused(self, replace: Callable[[], None]) -> None:
+        """Calls `replace`, which may replace the cache, unless the thread is using the cache."""
+        if self._using.acquire(blocking=False):
+            try:
+                replace()
+            finally:
+                self._using.release()
+
     # ---- the thread
 
     def _serve(self) -> None:
-        reports = False  # the next call reports a segment's result to the daemon
         while not self._ended.is_set():
-            idle = self._may_serve()
-            cache = self._cache() if idle or reports else None
-            if cache is None:
+            with self._using:
+                served = self._may_serve() and self._serve_some()
+            if not served:
                 self._ended.wait(_BUSY)
-                continue
+
+    def _serve_some(self) -> bool:
+        """Waits for a segment, and continues until every result is reported. Returns False if there is no daemon."""
+        idle, reports = True, False  # the next call reports a segment's result to the daemon
+        while (cache := self._cache()) is not None:
             try:
                 with cache.serve_prefill(_WAIT_MS if idle else 0) or contextlib.nullcontext() as work:
                     reports = work is not None
@@ -137,6 +149,10 @@ class Serving:
             except Exception as error:  # the asking engine computes the segment
                 if not self._ended.wait(1):
                     logger.warning("Ashlar: cannot serve other engines: %s: %s", type(error).__name__, error)
+            if not reports or self._ended.is_set():
+                return True
+            idle = self._may_serve()
+        return False
 
     def _compute(self, served: Served) -> bool:
         """Returns whether the segment was published."""

@@ -36,7 +36,7 @@ logger = init_logger("vllm.ashlar")
 
 _IDLE_WAIT = 0.002  # seconds of an idle step's wait for a landing
 _POLL = 0.0002
-_TOLD = 2.0  # the scheduler gets a new pace if it differs by this factor
+_TOLD = 2.0  # the scheduler and the composer get a new pace if it differs by this factor
 
 
 class Worker:
@@ -211,9 +211,12 @@ class Worker:
         self._report.aggregate(self._loads.take_report())
         self._report.outdated.update(self._weights.take_outdated())
         pace = self._pace.seconds_per_token
-        if self._rank == 0 and not self._told_pace / _TOLD <= pace <= self._told_pace * _TOLD:
+        if not self._told_pace / _TOLD <= pace <= self._told_pace * _TOLD:
             self._told_pace = pace
-            self._report.pace[0] = round(pace * 1e9)
+            if self._rank == 0:
+                self._report.pace[0] = round(pace * 1e9)
+            if self._composer is not None:
+                self._composer.set_rate(1 / pace)
         report, self._report = self._report, WorkerReport()
         return report or None
 

@@ -323,6 +323,23 @@ def test_missing_segments_run_alone_when_idle_or_asked_for_twice():
     assert not engine.jumps.cold.pending
 
 
+def test_a_segment_that_was_not_published_runs_again_only_when_idle():
+    """The cache may decline it, because it lands more slowly than it is computed."""
+    engine = Engine([100, 100], 220)
+    for _ in range(2):
+        engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
+    alone = engine.jumps.cold.next(False, engine.pool)
+    engine.jumps.cold.ran({(alone.number, 0): 0}, engine.pool)
+    for _ in range(2):
+        engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
+    assert engine.jumps.cold.next(False, engine.pool) is None
+    again = engine.jumps.cold.next(True, engine.pool)
+    engine.jumps.cold.ran({(again.number, 0): 1}, engine.pool)
+    for _ in range(2):
+        engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
+    assert engine.jumps.cold.next(False, engine.pool) is not None
+
+
 def test_no_segment_runs_alone_in_blocks_that_requests_need():
     engine = Engine([100, 100], 220)
     engine.land([], missing=[0])

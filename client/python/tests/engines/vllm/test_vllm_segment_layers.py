@@ -20,6 +20,7 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Bac
 from vllm.v1.kv_cache_interface import KVQuantMode, SparseCacheRole
 
 import ashlar
+import ashlar.daemon
 import ashlar.vllm.composing
 import ashlar.vllm.rows
 from ashlar.tensors import compose, segment_tuple
@@ -230,6 +231,44 @@ def test_segments_compose_to_the_recurrence_of_the_whole_prompt(kind, shared_dae
     count = 1 + (family != "LIGHTNING") + 2 * (kind in gpu_layers.LATENTS)
     assert [len(each) for each in errors] == [count, count + 1, count]
     assert max(map(max, errors)) <= 1e-5
+
+
+def found_at_rates(kind, daemon):
+    """Returns the jumps and the missing segments that a prompt finds at three rates of prefill, one after another."""
+    engine = Engine(kind, daemon)
+    sockets = dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket)
+    caches, options = engine.driven.worker._caches, Options(**sockets, segments=True, **PATIENT)
+    composer = Composer(engine, engine.described, options, caches.states, 4096, True, Pace(), caches.order)
+    _until(lambda: composer._opening.cache)
+    parts, numbers, found = [_tokens(f"rates {number}", length) for number, length in enumerate(LENGTHS)], [0], {}
+    for number, part in enumerate(parts):
+        composer.run_alone(Alone(number, part, number == 0, "", {1: [1, 2]}, {0: 3}), lambda: True)
+        _until(composer.take_ran)
+
+    def fetch():
+        numbers[0] += 1
+        composer.fetch(Fetch(numbers[0], np.append(np.concatenate(parts), 0).astype(np.int32), LENGTHS), lambda: True)
+        _until(lambda: found.update(composer.take_fetched()) or (numbers[0] in found and found[numbers[0]].ended))
+        composer.release(numbers)
+        return found[numbers[0]]
+
+    def fetch_at(rate):
+        composer.set_rate(rate)  # a later fetch uses it, in another session
+        _until(lambda: fetch() and composer._opening.cache.model.tokens_per_second == rate)
+        return len(fetch().jumps), fetch().missing
+
+    try:
+        return [fetch_at(rate) for rate in (1.0, 1e12, 2.0)], composer._pages.free == composer._pages.count
+    finally:
+        composer.close()
+        engine.driven.close()
+
+
+def test_segments_that_land_more_slowly_than_they_are_computed_are_no_hits(tmp_path):
+    """They are not missing either: computing them alone again would not help."""
+    with ashlar.daemon.start(dram="128MiB", arena="8MiB", folder=str(tmp_path)) as daemon:
+        found, all_free = in_child(found_at_rates, "ring", daemon)
+    assert found == [(3, []), (0, []), (3, [])] and all_free
 
 
 def composed_unrotated(kind, daemon):

@@ -353,6 +353,36 @@ def test_a_segment_that_saves_no_time_is_computed(shared_daemon, segmented, expe
         assert child.probe("break_even", 0.010, 0.0001) == [True, False]
 
 
+def test_segments_that_land_more_slowly_than_they_are_computed_are_computed(tmp_path, expected):
+    parts, query = texts("slow tier", 4), prompt("slow tier", 20)
+    with ashlar.daemon.start(dram="256MiB", arena="8MiB", folder=str(tmp_path)) as daemon:
+        with Segmented(MODEL, connector(daemon, segments=True, **PATIENT)) as child:
+            child.publish(parts)
+            assert child.ask(parts, query)[2] == 100 + interiors(100, 100, 100), "landings are measured"
+        fast = connector(daemon, segments=True, **PATIENT, tokens_per_second=1e12)
+        with Segmented(MODEL, fast) as child:
+            answer = child.ask(parts, query)
+            same([answer], expected(MODEL, [sum(parts, []) + query], 4))
+            child.probe("settle")
+            assert answer[2] == 0 and count(child, "published_segments") == 0, "nor are they stored again"
+
+
+RATES = (
+    "[half.cache.model.tokens_per_second for half in (server.connector()._scheduler._jumps.lookups, "
+    "__import__('segment_probe').worker()._composer._opening)]"
+)
+
+
+def test_the_daemon_receives_the_engines_prefill_rate_for_segments(shared_daemon):
+    options = connector(shared_daemon, segments=True, **PATIENT, tokens_per_second=0.0)
+    with Segmented(MODEL, options) as child:
+        deadline, number = time.monotonic() + 120, 0
+        while number == 0 or not all(1 < rate < 1e7 for rate in child.call("evaluate", RATES)):
+            assert time.monotonic() < deadline
+            child.publish(texts(f"rate {number}", 2))
+            number += 1
+
+
 def test_a_prompt_whose_log_probabilities_are_wanted_is_computed(segmented):
     child, parts, query = segmented(MODEL), texts("prompt logs", 3), prompt("prompt logs", 20)
     child.publish(parts)

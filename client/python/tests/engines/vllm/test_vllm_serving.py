@@ -147,6 +147,19 @@ def test_a_result_is_reported_at_once_if_the_engine_has_requests_by_then():
     given.close()
 
 
+def test_the_cache_is_not_replaced_before_all_results_are_reported():
+    engine, work, idle, replaced = Engine([100], 120), Work(), [True], []
+    given, _ = serve(engine, Daemon(work), lambda: idle[0])
+    until(lambda: given.pending)
+    given.when_unused(lambda: replaced.append(1))
+    assert not replaced, "the next call to the same cache reports the segment"
+    alone, idle[0] = engine.jumps.cold.next(True, engine.pool), False
+    engine.jumps.cold.ran({(alone.number, 0): 1}, engine.pool)
+    until(lambda: given.when_unused(lambda: replaced.append(1)) or replaced)
+    assert work.marked == [0]
+    given.close()
+
+
 def test_the_engines_own_segments_come_later():
     engine, work = Engine([100], 120), Work()
     engine.jumps._add_cold(engine.jumps._prompts["one"], [0], 5)
