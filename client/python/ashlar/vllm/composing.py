@@ -25,7 +25,7 @@ import torch
 from vllm.logger import init_logger
 
 import ashlar
-from ashlar.request import StepKind
+from ashlar.request import Step, StepKind
 from ashlar.tensors import COMPUTED, EPSILON, MATRIX, compose, scaled_half, segment_tuple
 from ashlar.vllm.forward import Core, EngineModel, rotate
 from ashlar.vllm.identity import Unsupported
@@ -37,7 +37,7 @@ from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.order import Mark, Order
 from ashlar.vllm.pace import Pace
-from ashlar.vllm.segments import KEY_TYPES, NORM_EPSILON, PAGE_TOKENS, segments_model
+from ashlar.vllm.segments import KEY_TYPES, NORM_EPSILON, PAGE_TOKENS, segment_tokens, segments_model, token_bytes
 from ashlar.vllm.state import State
 
 logger = init_logger("vllm.ashlar")
@@ -50,7 +50,10 @@ class NotLanded(Exception):
 
 
 class Pages:
-    """Memory of this process in which segments land, and from which they are published. Thread-safe."""
+    """Memory of this process in which segments land, and from which they are published. Thread-safe.
+
+    The daemon allocates all of it when the cache is opened.
+    """
 
     def __init__(self, model: ashlar.Model, tokens: int) -> None:
         self.count = -(-tokens // PAGE_TOKENS)
@@ -60,7 +63,7 @@ class Pages:
             if isinstance(layer, ashlar.Attention):
                 width = KEY_TYPES[layer.dtype].itemsize
                 keys, values = layer.key_dim * width, layer.value_dim * width
-                token = layer.kv_heads * (keys + values)
+                token = token_bytes(layer)
                 place = ashlar.PagePlace(
                     index, size, size + layer.kv_heads * keys, token * PAGE_TOKENS, token, keys, values
                 )
@@ -80,12 +83,14 @@ class Pages:
         return len(self._free)
 
     def take(self, tokens: int, deadline: float, wanted: Callable[[], bool]) -> npt.NDArray[np.int32]:
-        """Returns free pages for this number of tokens, and waits for them. Raises NotLanded after the deadline."""
+        """Returns free pages for this number of tokens, and waits for them. NotLanded: `wanted` returned False, the
+        deadline has passed, or there are too few pages in all."""
         count = -(-tokens // PAGE_TOKENS)
         with self._changed:
             while len(self._free) < count:
                 if count > self.count or not wanted() or time.monotonic() >= deadline:
-                    raise NotLanded(f"{tokens} tokens; segment_tokens leaves {len(self._free) * PAGE_TOKENS}")
+                    free = len(self._free) * PAGE_TOKENS
+                    raise NotLanded(f"{tokens} tokens; {free} of {self.count * PAGE_TOKENS} (segment_tokens) are free")
                 self._changed.wait(0.01)
             taken, self._free = (
                 self._free[-count:],
@@ -136,6 +141,8 @@ class _Landing:
     is_current: Callable[[], bool]  # whether the weights are those that the scheduler names
     since: float = dataclasses.field(default_factory=time.monotonic)
     abandoned: bool = False
+    pages: list[int] = dataclasses.field(default_factory=list)
+    # The page of each PAGE_TOKENS positions. Where nothing lands, any of `pages`.
     table: npt.NDArray[np.int32] | None = None
     tuples: dict[int, dict[str, _Tuple]] = dataclasses.field(
         default_factory=dict
@@ -184,12 +191,13 @@ class Composer:
         found = {place.name: engine.decays(place.name) for place in described.linear}
         self._decays = {name: table.clone() for name, table in found.items() if table is not None}
         self.model = segments_model(described, engine.ropes(described), self._decays, options)
-        self._pages = Pages(self.model, options.segment_tokens)
+        self._pages = Pages(self.model, segment_tokens(described, options))
         places = {place.layer: place for place in self._pages.places}
         self._rows = {
             name: self._pages.rows(self._attention(layer), places[layer]) for layer, name, _ in described.keys
         }
         self._tokens_per_second = options.tokens_per_second
+        self._told_shortage = False
         self._landings: dict[int, _Landing] = {}
         self._fetched: queue.SimpleQueue[tuple[int, Fetched]] = queue.SimpleQueue()
         self._ran: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
@@ -241,9 +249,8 @@ class Composer:
     def _drop(self, landing: _Landing) -> None:
         with self._lock:  # either thread may drop it
             landing.abandoned = True
-            table, landing.table = landing.table, None
-        if table is not None:
-            self._pages.give(table.tolist())
+            pages, landing.pages = landing.pages, []
+        self._pages.give(pages)
         landing.tuples = {}
 
     @property
@@ -383,32 +390,67 @@ class Composer:
             self._fetched.put((number, fetched))
 
     def _land(self, landing: _Landing) -> Fetched:
-        cache, fetch = self._opening.cache, landing.fetch
+        cache, fetch, options = self._opening.cache, landing.fetch, self._options
         if cache is None:
             return Fetched(ended=True)
-        deadline = time.monotonic() + self._options.lookup_ms / 2000  # the scheduler waits twice as long
         if self._pages.kept:
             quiesced = cache.take_quiesced_pages(self._pages.count)
             self._pages.kept -= len(quiesced)
             self._pages.give(quiesced)
-        table = self._pages.take(len(fetch.tokens), deadline, lambda: not landing.abandoned)
-        request: ashlar.Request | None = None
-        landed = Fetched(ended=True)
-        try:
-            request = cache.start_begin(fetch.tokens, fetch.lengths, table, salt=fetch.salt)
-            if request.wait_plan() != ashlar.Verdict.OK:
+        with cache.start_begin(fetch.tokens, fetch.lengths, salt=fetch.salt) as lookup:  # without pages nothing lands
+            if lookup.wait_plan() != ashlar.Verdict.OK:
                 raise NotLanded("the lookup failed")
-            missing = missing_segments(request.plan)
+            found = Fetched(ended=True, missing=missing_segments(lookup.plan))
+            hits = [step for step in lookup.plan.steps if step.kind is not StepKind.COMPUTE]
+            paying = [step for step in hits if self._pays(step.end - step.begin)]
+            found.refused = len(hits) - len(paying)
+            wanted = self._fitting(paying)
+            if not wanted:
+                return found
+            if len(wanted) < len(hits):
+                lookup.drop_segments([step.segment for step in hits if step not in wanted and step.segment is not None])
+            plan, entries = lookup.plan_bytes(), _entries(wanted)
+            deadline = time.monotonic() + options.lookup_ms / 2000  # the scheduler waits twice as long
+            pages = self._pages.take(len(entries) * PAGE_TOKENS, deadline, lambda: not landing.abandoned)
+            table = np.full(-(-len(fetch.tokens) // PAGE_TOKENS), pages[0], np.int32)
+            table[entries] = pages
+            self._fetched.put((fetch.number, Fetched(ended=False)))
+            return self._land_plan(cache, landing, plan, table, pages.tolist(), found)
+
+    def _fitting(self, steps: list[Step]) -> list[Step]:
+        """Returns the first steps that fit into all pages together."""
+        count = len(steps)
+        while len(_entries(steps[:count])) > self._pages.count:
+            count -= 1
+        if count < len(steps) and not self._told_shortage:
+            self._told_shortage = True
+            logger.warning(
+                "Ashlar: the cached segments of a prompt need space for %d tokens; only the first %d of %d are used; "
+                "raise segment_tokens (%d)",
+                len(_entries(steps)) * PAGE_TOKENS, count, len(steps), self._pages.count * PAGE_TOKENS,
+            )  # fmt: skip
+        return steps[:count]
+
+    def _land_plan(
+        self,
+        cache: ashlar.Cache,
+        landing: _Landing,
+        plan: bytes,
+        table: npt.NDArray[np.int32],
+        pages: list[int],
+        landed: Fetched,
+    ) -> Fetched:
+        """Lands a plan. Returns `landed` with its jumps; none if nothing could land."""
+        request: ashlar.Request | None = None
+        try:
+            request = cache.land(plan, table, wait=False)
+            request.wait_plan()
             for _ in range(_TRIES):
-                plan = request.plan
-                steps = [(number, step) for number, step in enumerate(plan.steps) if step.kind is not StepKind.COMPUTE]
-                wanted = [(number, step) for number, step in steps if self._pays(step.end - step.begin)]
-                refused = len(steps) - len(wanted)
-                if not wanted:
-                    return Fetched(ended=True, missing=missing, refused=refused)
-                self._fetched.put((fetch.number, Fetched(ended=False)))
-                found = self._copy(request, wanted)
-                if found is not None and request.finish() == ashlar.Verdict.OK:
+                steps = [(i, step) for i, step in enumerate(request.plan.steps) if step.kind is not StepKind.COMPUTE]
+                if not steps:
+                    return landed
+                tuples = self._copy(request, steps)
+                if tuples is not None and request.finish() == ashlar.Verdict.OK:
                     break
                 if landing.abandoned or request.finish() == ashlar.Verdict.OTHER_PAGES:
                     raise NotLanded("pages are unresolved after a failed landing")
@@ -416,15 +458,10 @@ class Composer:
                 raise NotLanded("the landing failed")
             if not landing.is_current():
                 raise NotLanded("the weights have changed")
-            tiers = {segment.tier for segment in plan.segments if segment.used and segment.tier}
-            landed = Fetched(
-                ended=True,
-                jumps=[(step.begin, step.end, step.kind is StepKind.CHECKPOINT) for _, step in wanted],
-                missing=missing,
-                refused=refused,
-                tier="ssd" if "ssd" in tiers else next(iter(tiers), "dram"),
-            )
-            landing.tuples = found
+            tiers = {segment.tier for segment in request.plan.segments if segment.used and segment.tier}
+            landed.tier = "ssd" if "ssd" in tiers else next(iter(tiers), "dram")
+            landed.jumps = [(step.begin, step.end, step.kind is StepKind.CHECKPOINT) for _, step in steps]
+            landing.tuples, landing.table = tuples, table
             return landed
         finally:
             is_quiesced = True
@@ -433,26 +470,24 @@ class Composer:
                 is_quiesced = request.poll_quiesced() == ashlar.Verdict.OK
                 request.end()
             if landed.jumps:
-                landing.table = table
+                landing.pages = pages
             elif is_quiesced:
-                self._pages.give(table.tolist())
+                self._pages.give(pages)
             else:
-                self._pages.kept += len(table)
+                self._pages.kept += len(pages)
 
     def _pays(self, tokens: int) -> bool:
         """Returns whether a hit of this number of tokens saves more time than the step that it costs."""
         least = self._options.min_segment_tokens
         return tokens >= least if least else tokens > self._pace.break_even_tokens
 
-    def _copy(
-        self, request: ashlar.Request, wanted: Sequence[tuple[int, ashlar.Step]]
-    ) -> dict[int, dict[str, _Tuple]] | None:
+    def _copy(self, request: ashlar.Request, steps: Sequence[tuple[int, Step]]) -> dict[int, dict[str, _Tuple]] | None:
         """Waits for all layers and copies the tuples of these steps. Returns None if something did not land."""
         for layer in range(len(self.model.layers)):
             if request.wait_layer(layer) != ashlar.Verdict.OK:
                 return None
         found: dict[int, dict[str, _Tuple]] = {}
-        for number, step in wanted:
+        for number, step in steps:
             tuples = found[step.end] = {}
             for name, (place, _) in self._states.items():
                 taken = self._take_tuple(request, number, step, place)
@@ -461,7 +496,7 @@ class Composer:
                 tuples[name] = taken
         return found
 
-    def _take_tuple(self, request: ashlar.Request, number: int, step: ashlar.Step, place: LinearPlace) -> _Tuple | None:
+    def _take_tuple(self, request: ashlar.Request, number: int, step: Step, place: LinearPlace) -> _Tuple | None:
         shape = self._linear(place)
         state, transition = torch.empty(_state_shape(shape)), torch.empty(_transition_shape(shape))
         tail = request.conv_tail(number, place.layer) if shape.conv_kernel else None
@@ -564,6 +599,11 @@ def _transition_shape(layer: ashlar.Linear) -> tuple[int, ...]:
     if layer.family is ashlar.Family.MAMBA1:
         return layer.value_heads, layer.d_v
     return (layer.value_heads, layer.d_k, layer.d_k) if layer.family in MATRIX else (layer.value_heads,)
+
+
+def _entries(steps: Sequence[Step]) -> list[int]:
+    """Returns the entries of a page table to which the positions of these steps belong, ascending."""
+    return sorted({each for step in steps for each in range(step.begin // PAGE_TOKENS, -(-step.end // PAGE_TOKENS))})
 
 
 def _where(table: npt.NDArray[np.int32], begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -28,7 +28,7 @@ from ashlar.vllm.lookups import SegmentLookups, await_plan, finds_segments, look
 from ashlar.vllm.messages import Fetch, Fetched, Jump
 from ashlar.vllm.model import Described
 from ashlar.vllm.options import Options
-from ashlar.vllm.segments import Names
+from ashlar.vllm.segments import Names, segment_tokens
 from ashlar.vllm.sharing import Sharing
 from ashlar.vllm.stats import AshlarStats
 
@@ -88,6 +88,7 @@ class Jumps:
         self._ranks = ranks
         self._described, self._options, self._stats = described, options, stats
         self._hash_tokens = hash_tokens
+        self._most_ahead = segment_tokens(described, options) // 2
         self.tokens_per_second = options.tokens_per_second  # `set_rate`
         self.generation = ""  # generation of the engine's weights
         self._prompts: dict[str, _Prompt] = {}
@@ -291,7 +292,7 @@ class Jumps:
         """Requests segments of later requests, in at most half of the worker's memory."""
         if time.monotonic() < self._paused_until or self._options.cold_parallel:  # others may compute missing ones
             return
-        left = self._options.segment_tokens // 2 - self._fetches.tokens
+        left = self._most_ahead - self._fetches.tokens
         for prompt in self._prompts.values():
             tokens = sum(prompt.lengths)
             idle = prompt.fetch is None and prompt.lookup is None and not prompt.ready

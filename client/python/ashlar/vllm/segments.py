@@ -26,6 +26,7 @@ from ashlar.vllm.options import Options
 PAGE_TOKENS = 16
 NORM_EPSILON, GPU_NORM_EPSILON = 1e-5, 1e-6  # added by vLLM's kernels to the squares of q and k
 KEY_TYPES = {ashlar.DType.F32: torch.float32, ashlar.DType.F16: torch.float16, ashlar.DType.BF16: torch.bfloat16}
+_USUAL_TOKENS, _USUAL_BYTES = 65536, 4 << 30  # limits of the default for segment_tokens
 _MAX_TABLES = 32 << 20  # bytes of all decay tables and frequencies of a layout
 PARAMETER = "ashlar_segments"
 _OURS = "ashlar-segments-"
@@ -67,6 +68,21 @@ def unsupported(described: Described) -> str:
             if layer.conv_dtype is ashlar.DType.F16:  # by Triton's kernels, whose inputs and states are others
                 return "gated delta nets in float16 only on GPUs"
     return ""
+
+
+def token_bytes(layer: ashlar.Attention) -> int:
+    """Returns the bytes of a token's keys and values in this layer."""
+    width: int = KEY_TYPES[layer.dtype].itemsize
+    return layer.kv_heads * (layer.key_dim + layer.value_dim) * width
+
+
+def segment_tokens(described: Described, options: Options) -> int:
+    """Returns the option, or its default: 65,536, or as many tokens as 4 GiB of keys and values hold."""
+    if options.segment_tokens:
+        return options.segment_tokens
+    attention = (layer for layer in described.segments if isinstance(layer, ashlar.Attention))
+    size = sum(token_bytes(layer) for layer in attention if layer.dtype in KEY_TYPES)
+    return min(_USUAL_TOKENS, _USUAL_BYTES // max(1, size))
 
 
 def segments_model(

@@ -77,7 +77,7 @@ class Engine:
     def __init__(self, lengths, tokens, **options):
         place = types.SimpleNamespace(group=1)
         described = types.SimpleNamespace(
-            linear=[place], block=BLOCK, key_groups=[0], count=lambda tokens: -(-tokens // BLOCK)
+            linear=[place], block=BLOCK, key_groups=[0], count=lambda tokens: -(-tokens // BLOCK), segments=[]
         )
         self.stats, self.pool = AshlarStats(), Pool()
         self.jumps = Jumps(described, Options(segments=True, **options), BLOCK, True, self.stats)

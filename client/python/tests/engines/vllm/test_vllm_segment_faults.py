@@ -128,6 +128,16 @@ def test_prompts_that_find_no_space_are_computed(segmented, expected):
         child.probe("give_pages", taken)
 
 
+def test_a_prompt_longer_than_the_pages_takes_the_segments_that_fit(shared_daemon, segmented, expected):
+    parts, query = texts("few pages", 4), prompt("few pages", 20)
+    segmented(MODEL).publish(parts)
+    options = connector(shared_daemon, segments=True, segment_tokens=256, **PATIENT)
+    with Segmented(MODEL, options) as child:
+        (answer, heard) = child.probe("ask_and_hear", sum(parts, []) + query, [100] * 4)
+        assert answer[2] == 100 + 84
+        assert [line for line in heard if "raise segment_tokens (256)" in line], heard
+
+
 def test_an_aborted_request_leaves_nothing(segmented):
     child, query = segmented(MODEL), prompt("left", 20)
     parts = texts("left", 4)

@@ -233,6 +233,16 @@ def test_segments_compose_to_the_recurrence_of_the_whole_prompt(kind, shared_dae
     assert max(map(max, errors)) <= 1e-5
 
 
+def composed_in_few_pages(kind, daemon):
+    return composed(kind, daemon, segment_tokens=256)
+
+
+def test_a_prompt_longer_than_the_pages_takes_the_segments_that_fit(shared_daemon):
+    published, _, errors = in_child(composed_in_few_pages, "ring", shared_daemon)
+    assert published == 3 and len(errors) == 2, "interiors at 0 to 100 and 108 to 256, of 364 tokens"
+    assert max(map(max, errors)) <= 1e-5
+
+
 def found_at_rates(kind, daemon):
     """Returns the jumps and the missing segments that a prompt finds at three rates of prefill, one after another."""
     engine = Engine(kind, daemon)
