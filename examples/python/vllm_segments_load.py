@@ -138,9 +138,7 @@ def engine_of(way, model, daemon, length):
     limits = dict(length=length, blocks=512, max_num_seqs=SEQUENCES, enable_prefix_caching=way != "none")
     transfer = None
     if way in ("prefixes", "segments"):
-        transfer = engines.ashlar_transfer(
-            daemon, segments=way == "segments", segment_tokens=65536, lookup_ms=5000, call_ms=5000
-        )
+        transfer = engines.ashlar_transfer(daemon, segments=way == "segments")
     return engines.Engine(model, **limits, transfer=transfer)
 
 

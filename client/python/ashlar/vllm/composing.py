@@ -29,7 +29,7 @@ from ashlar.request import Step, StepKind
 from ashlar.tensors import COMPUTED, EPSILON, MATRIX, compose, scaled_half, segment_tuple
 from ashlar.vllm.forward import Core, EngineModel, rotate
 from ashlar.vllm.identity import Unsupported
-from ashlar.vllm.lookups import missing_segments
+from ashlar.vllm.lookups import await_plan, missing_segments
 from ashlar.vllm.memory import States
 from ashlar.vllm.messages import Alone, Fetch, Fetched, Jump
 from ashlar.vllm.model import Described, LinearPlace
@@ -43,6 +43,7 @@ from ashlar.vllm.state import State
 logger = init_logger("vllm.ashlar")
 
 _TRIES = 4  # plans per prompt; each uses fewer hits
+_POLL = 0.0005  # seconds
 
 
 class NotLanded(Exception):
@@ -398,7 +399,10 @@ class Composer:
             self._pages.kept -= len(quiesced)
             self._pages.give(quiesced)
         with cache.start_begin(fetch.tokens, fetch.lengths, salt=fetch.salt) as lookup:  # without pages nothing lands
-            if lookup.wait_plan() != ashlar.Verdict.OK:
+            verdict = await_plan(lookup, time.monotonic() + options.lookup_ms / 1000)
+            if verdict == ashlar.Verdict.PENDING:
+                return Fetched(ended=True, late=True)
+            if verdict != ashlar.Verdict.OK:
                 raise NotLanded("the lookup failed")
             found = Fetched(ended=True, missing=missing_segments(lookup.plan))
             hits = [step for step in lookup.plan.steps if step.kind is not StepKind.COMPUTE]
@@ -410,7 +414,7 @@ class Composer:
             if len(wanted) < len(hits):
                 lookup.drop_segments([step.segment for step in hits if step not in wanted and step.segment is not None])
             plan, entries = lookup.plan_bytes(), _entries(wanted)
-            deadline = time.monotonic() + options.lookup_ms / 2000  # the scheduler waits twice as long
+            deadline = time.monotonic() + options.land_ms / 1000
             pages = self._pages.take(len(entries) * PAGE_TOKENS, deadline, lambda: not landing.abandoned)
             table = np.full(-(-len(fetch.tokens) // PAGE_TOKENS), pages[0], np.int32)
             table[entries] = pages
@@ -449,7 +453,7 @@ class Composer:
                 steps = [(i, step) for i, step in enumerate(request.plan.steps) if step.kind is not StepKind.COMPUTE]
                 if not steps:
                     return landed
-                tuples = self._copy(request, steps)
+                tuples = self._copy(request, steps, landing)
                 if tuples is not None and request.finish() == ashlar.Verdict.OK:
                     break
                 if landing.abandoned or request.finish() == ashlar.Verdict.OTHER_PAGES:
@@ -481,10 +485,15 @@ class Composer:
         least = self._options.min_segment_tokens
         return tokens >= least if least else tokens > self._pace.break_even_tokens
 
-    def _copy(self, request: ashlar.Request, steps: Sequence[tuple[int, Step]]) -> dict[int, dict[str, _Tuple]] | None:
-        """Waits for all layers and copies the tuples of these steps. Returns None if something did not land."""
+    def _copy(
+        self, request: ashlar.Request, steps: Sequence[tuple[int, Step]], landing: _Landing
+    ) -> dict[int, dict[str, _Tuple]] | None:
+        """Waits for all layers and copies the tuples of these steps. Returns None if something did not land, or the
+        landing was abandoned."""
         for layer in range(len(self.model.layers)):
-            if request.wait_layer(layer) != ashlar.Verdict.OK:
+            while (verdict := request.poll_layer(layer)) == ashlar.Verdict.PENDING and not landing.abandoned:
+                time.sleep(_POLL)
+            if verdict != ashlar.Verdict.OK:
                 return None
         found: dict[int, dict[str, _Tuple]] = {}
         for number, step in steps:

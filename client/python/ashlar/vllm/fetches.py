@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -17,7 +18,8 @@ from ashlar.vllm.messages import Fetch, Fetched
 class _Asked:
     prompt: Any
     tokens: int
-    landing: bool = False
+    ahead: int  # tokens of this fetch and of those before it that have no final answer
+    landing_since: float | None = None
     answers: dict[int, Fetched] = dataclasses.field(default_factory=dict)  # final answers, by rank
 
 
@@ -34,7 +36,8 @@ class Fetches:
     def ask(self, prompt: Any, tokens: npt.NDArray[np.int32], lengths: list[int], salt: str) -> int:
         """Returns the number of the fetch. Call `release` for it."""
         self._number += 1
-        self._asked[self._number] = _Asked(prompt, sum(lengths))
+        ahead = sum(each.tokens for each in self._asked.values() if len(each.answers) < self._ranks)
+        self._asked[self._number] = _Asked(prompt, sum(lengths), ahead + sum(lengths))
         self._new.append(Fetch(self._number, tokens, lengths, salt))
         return self._number
 
@@ -49,9 +52,17 @@ class Fetches:
         """Returns the number of tokens of all segments that were not released."""
         return sum(each.tokens for each in self._asked.values())
 
-    def is_landing(self, number: int | None) -> bool:
-        """Returns whether a worker has found segments and lands them."""
-        return number is not None and number in self._asked and self._asked[number].landing
+    def landing_since(self, number: int) -> float | None:
+        """Returns when a worker was heard to land segments; None: the fetch waits for others."""
+        return self._asked[number].landing_since
+
+    def tokens_ahead(self, number: int) -> int:
+        """Returns the tokens of this fetch and of those that were in progress when it was asked for."""
+        return self._asked[number].ahead
+
+    def waiting(self) -> list[Any]:
+        """Returns the prompts of which nothing lands yet, and no worker has answered."""
+        return [each.prompt for each in self._asked.values() if each.landing_since is None and not each.answers]
 
     def prompts_of(self, numbers: Iterable[int]) -> list[Any]:
         return [self._asked[number].prompt for number in numbers if number in self._asked]
@@ -64,7 +75,7 @@ class Fetches:
             asked = self._asked.get(number)
             if asked is None:
                 continue
-            asked.landing = True
+            asked.landing_since = asked.landing_since or time.monotonic()
             if not answer.ended:
                 continue
             asked.answers[rank] = answer

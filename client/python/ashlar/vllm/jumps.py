@@ -220,9 +220,8 @@ class Jumps:
             self._share(prompt, prompt.sharing)
         elif prompt.lookup is not None and not self._looked_up(prompt, found, pool):
             return not prompt.ready
-        waits_here = prompt.landed is None and prompt.sharing is None
-        if waits_here and time.monotonic() - prompt.since > self._patience(prompt):
-            self._late(prompt, pool)
+        if prompt.landed is None and prompt.sharing is None:
+            self._check_wait(prompt, pool)
         return not prompt.ready
 
     def _looked_up(self, prompt: _Prompt, found: int | None, pool: Any) -> bool:
@@ -239,7 +238,7 @@ class Jumps:
         plan = lookup.plan
         if verdict == ashlar.Verdict.OK and prompt.asked_others and lookup.segments_computed_elsewhere > 0:
             self._stats.add(lookup.segments_computed_elsewhere, "shared_segments")
-            seconds = min(options.land_ms / 1000, self._computing_seconds(prompt))
+            seconds = min(options.land_ms / 1000, self._computing_seconds(sum(prompt.lengths)))
             prompt.sharing = Sharing(lookup, time.monotonic() + seconds)
             return True
         if verdict == ashlar.Verdict.OK and self._may_share(prompt) and missing_segments(plan):
@@ -280,9 +279,12 @@ class Jumps:
         self._ask(prompt)
 
     def _late(self, prompt: _Prompt, pool: Any) -> None:
+        """The daemon is slow: other prompts do not wait for it either."""
         self._stats.add(1, "lookups", "timed_out")
         self._paused_until = time.monotonic() + _PAUSE
         self._abandon(prompt, pool)
+        for other in self._fetches.waiting():
+            self._leave(other, pool)
 
     def _ask(self, prompt: _Prompt) -> None:
         prompt.salt = self.generation + prompt.own_salt
@@ -303,15 +305,28 @@ class Jumps:
                 if tokens >= max(1, self._options.min_tokens):
                     self._ask(prompt)
 
-    def _patience(self, prompt: _Prompt) -> float:
-        """Seconds: `lookup_ms` for a lookup; for a landing also the time in which its tokens could be computed."""
-        options = self._options
-        if not self._fetches.is_landing(prompt.fetch):
-            return options.lookup_ms / 1000
-        return min(options.land_ms / 1000, options.lookup_ms / 1000 + self._computing_seconds(prompt))
+    def _check_wait(self, prompt: _Prompt, pool: Any) -> None:
+        """Ends a wait for a worker that has lasted `lookup_ms` longer than computing would. A landing's time begins
+        with its first answer. Before that, the fetch waits for others, which says nothing about the daemon."""
+        options, now = self._options, time.monotonic()
+        begun = None if prompt.fetch is None else self._fetches.landing_since(prompt.fetch)
+        if prompt.fetch is None:  # no worker has reported the layout of segments
+            limit = 0.0
+        elif begun is None:
+            limit = self._computing_seconds(self._fetches.tokens_ahead(prompt.fetch))
+        else:
+            limit = self._computing_seconds(sum(prompt.lengths))
+        waited = now - max(prompt.since, begun or 0.0)
+        if waited <= min(options.land_ms / 1000, options.lookup_ms / 1000 + limit):
+            return
+        if prompt.fetch is not None and begun is None:
+            self._stats.add(1, "lookups", "queued")
+            self._abandon(prompt, pool)
+        else:
+            self._late(prompt, pool)
 
-    def _computing_seconds(self, prompt: _Prompt) -> float:
-        return sum(prompt.lengths) / self.tokens_per_second if self.tokens_per_second else _USUAL_PATIENCE
+    def _computing_seconds(self, tokens: int) -> float:
+        return tokens / self.tokens_per_second if self.tokens_per_second else _USUAL_PATIENCE
 
     def _abandon(self, prompt: _Prompt, pool: Any) -> None:
         self._leave(prompt, pool)
@@ -471,6 +486,9 @@ class Jumps:
         """`fetched`: answers by number of the fetch, and rank. A prompt uses what all ranks have landed."""
         for prompt, answers in self._fetches.hear(fetched):
             first = answers[0]
+            if any(answer.late for answer in answers):
+                self._late(prompt, pool)
+                continue
             self._add_cold(prompt, sorted({lacking for answer in answers for lacking in answer.missing}))
             self._stats.add(first.refused, "segments_refused")
             if any(answer.failure for answer in answers):

@@ -67,13 +67,14 @@ class Fetch:
 
 @dataclasses.dataclass
 class Fetched:
-    """The answer to a `Fetch`. If anything lands, a first answer says that the fetch continues, and a second one that
-    it has ended."""
+    """The answer to a `Fetch`. If anything lands, a first answer says that the landing begins, and a second one that it
+    has ended."""
 
     ended: bool
     jumps: list[tuple[int, int, bool]] = dataclasses.field(default_factory=list)  # begin, end, whether from position 0
     missing: list[int] = dataclasses.field(default_factory=list)  # segments that the cache lacks
     refused: int = 0  # hits that would save no time
+    late: bool = False  # the daemon did not answer the lookup within lookup_ms
     tier: str = "dram"
     seconds: float = 0.0
     failure: str = ""

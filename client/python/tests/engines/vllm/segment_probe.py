@@ -20,7 +20,7 @@ from ashlar.tensors import MATRIX, compose, delta_tuple
 from ashlar.vllm import composing
 from ashlar.vllm.cold_segments import _Cold
 from ashlar.vllm.composing import Composer, _state_shape, _transition_shape
-from ashlar.vllm.lookups import SegmentLookups
+from ashlar.vllm.lookups import SegmentLookups, await_plan
 from ashlar.vllm.messages import Fetched
 from ashlar.vllm.segments import NORM_EPSILON, Names
 
@@ -405,11 +405,21 @@ def stall_the_next(server, seconds, prompts=1):
     composer._land = late
 
 
-def set_patience(server, lookup_ms):
+def set_patience(server, lookup_ms, land_ms=20000):
     jumps, composer = server.connector()._scheduler._jumps, worker()._composer
     jumps._paused_until = 0.0
     for each in (jumps, composer):
-        each._options = dataclasses.replace(each._options, lookup_ms=lookup_ms)
+        each._options = dataclasses.replace(each._options, lookup_ms=lookup_ms, land_ms=land_ms)
+
+
+def hang_lookups(server, hangs):
+    """Makes a worker's lookups get no answer, or answers again."""
+
+    def unanswered(handle, deadline):
+        time.sleep(max(0.0, deadline - time.monotonic()))
+        return ashlar.Verdict.PENDING
+
+    composing.await_plan = unanswered if hangs else await_plan
 
 
 def take_pages(server):

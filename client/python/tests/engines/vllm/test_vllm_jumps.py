@@ -249,19 +249,56 @@ def test_computed_segments_are_not_taken_from_the_cache():
     assert engine.step({})[2] == [fetch]
 
 
-def test_a_late_lookup_is_abandoned_and_the_next_ones_are_skipped(monkeypatch):
+def test_a_late_lookup_is_abandoned_and_the_next_ones_are_skipped():
+    """Also those of prompts whose lookups wait for the same thread."""
+    engine = Engine([100, 100], 220)
+    second, third = Request(220, "second"), Request(220, "third")
+    engine.jumps.add(second, [100, 100])
+    assert engine.jumps.waits(engine.request, 0, engine.pool) and engine.jumps.waits(second, 0, engine.pool)
+    fetch, other = engine.step({})[0]
+    engine.jumps.hear({(fetch.number, 0): Fetched(True, late=True)}, engine.pool)
+    engine.jumps.add(third, [100, 100])
+    for request in (engine.request, second, third):
+        assert not engine.jumps.waits(request, 0, engine.pool)
+    assert engine.step({})[::2] == ([], [fetch.number, other.number])
+    assert engine.stats.data["lookups|timed_out"] == 1
+
+
+def test_a_lookup_that_waits_for_others_is_not_late(monkeypatch):
+    """It waits while computing the tokens of all would take as long. Then the prompt is computed, and others are still
+    looked up."""
     now = [100.0]
     monkeypatch.setattr("ashlar.vllm.jumps.time.monotonic", lambda: now[0])
-    engine = Engine([100, 100], 220, lookup_ms=200)
-    assert engine.jumps.waits(engine.request, 0, engine.pool)
-    now[0] += 0.1
+    engine = Engine([100, 100], 220, lookup_ms=200, tokens_per_second=100.0)
+    second, third = Request(220, "second"), Request(220, "third")
+    engine.jumps.add(second, [100, 100])
+    for request in (engine.request, second):
+        assert engine.jumps.waits(request, 0, engine.pool)
+    engine.step({})
+    now[0] += 2.1
     assert engine.jumps.waits(engine.request, 0, engine.pool)
     now[0] += 0.2
     assert not engine.jumps.waits(engine.request, 0, engine.pool)
-    other = Request(220, "other")
-    engine.jumps.add(other, [100, 100])
-    assert not engine.jumps.waits(other, 0, engine.pool)
-    assert engine.stats.data["lookups|timed_out"] == 1
+    now[0] += 1.8
+    assert engine.jumps.waits(second, 0, engine.pool), "4.1 s; the tokens of both take 4 s"
+    engine.jumps.add(third, [100, 100])
+    assert engine.jumps.waits(third, 0, engine.pool)
+    assert engine.stats.data == {"lookups|queued": 1}
+
+
+def test_the_time_of_a_landing_begins_after_the_wait_for_others(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr("ashlar.vllm.jumps.time.monotonic", lambda: now[0])
+    engine = Engine([100, 100], 220, lookup_ms=200, tokens_per_second=100.0)
+    engine.jumps.waits(engine.request, 0, engine.pool)
+    ((fetch,), _, _) = engine.step({})
+    now[0] += 2.0
+    engine.jumps.hear({(fetch.number, 0): Fetched(False)}, engine.pool)
+    now[0] += 2.1
+    assert engine.jumps.waits(engine.request, 0, engine.pool)
+    now[0] += 0.2
+    assert not engine.jumps.waits(engine.request, 0, engine.pool)
+    assert engine.stats.data == {"lookups|timed_out": 1}
 
 
 def test_a_landing_has_the_time_of_computing_its_tokens(monkeypatch):
