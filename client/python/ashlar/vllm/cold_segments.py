@@ -2,13 +2,15 @@
 """Segments that this engine runs alone and publishes: those that its prompts lack, and those of other engines.
 
 A segment runs when the engine has no requests, or when a second request has it. Those of other engines come first (see
-serving.py).
+serving.py). Its tokens count in the step's budget (`max_num_batched_tokens`), so other requests wait no longer than for a
+prefill chunk. If steps are full, every second one leaves space for a segment that a second request has.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import sys
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -29,6 +31,7 @@ _REMEMBERED = 512  # maximum number of missing segments kept for later runs
 class _Cold:
     """A segment that is missing in the cache."""
 
+    name: bytes  # empty for a segment of another engine
     tokens: npt.NDArray[np.int32]
     first: bool
     salt: str
@@ -48,17 +51,25 @@ class _Run:
 
 class ColdSegments:
     def __init__(
-        self, described: Described, options: Options, publishes: bool, stats: AshlarStats, ranks: int = 1
+        self,
+        described: Described,
+        options: Options,
+        publishes: bool,
+        stats: AshlarStats,
+        ranks: int = 1,
+        step_tokens: int = sys.maxsize,
     ) -> None:
-        """`publishes`: whether missing segments are computed and stored."""
+        """`publishes`: whether missing segments are computed and stored. `step_tokens`: the engine's limit of tokens per
+        step."""
         self._described, self._options, self._stats = described, options, stats
-        self.publishes, self._ranks = publishes, ranks
+        self.publishes, self._ranks, self._step_tokens = publishes, ranks, step_tokens
         self._states = sorted({place.group for place in described.linear})
         self._generation = ""
         self._segments: OrderedDict[bytes, _Cold] = OrderedDict()
         self._unpublished: OrderedDict[bytes, None] = OrderedDict()  # runs that the cache did not keep
         self._running: _Run | None = None
         self._number = 0
+        self._reserved = False  # whether the last step left space for a run
         self.serving: Serving | None = None
 
     def close(self) -> None:
@@ -79,12 +90,13 @@ class ColdSegments:
             return names
         options = self._options
         for number in missing:
-            if lengths[number] < options.seam_head + options.seam_tail + max(1, options.min_segment_tokens):
+            least = options.seam_head + options.seam_tail + max(1, options.min_segment_tokens)
+            if not least <= lengths[number] <= self._step_tokens:
                 continue
             begin = sum(lengths[:number])
             tokens: npt.NDArray[np.int32] = np.array(token_ids[begin : begin + lengths[number]], np.int32)
             name = hashlib.sha256(repr((number == 0, salt)).encode() + tokens.tobytes()).digest()
-            cold = self._segments.pop(name, None) or _Cold(tokens, number == 0, salt)
+            cold = self._segments.pop(name, None) or _Cold(name, tokens, number == 0, salt)
             if asked > 1 or name not in self._unpublished:  # such a segment runs again only if the engine is idle
                 cold.asked += asked
             self._segments[name] = cold
@@ -103,33 +115,52 @@ class ColdSegments:
         serves = self.serving is not None and self.serving.pending
         return self._running is not None or bool(self._segments) or serves
 
-    def next(self, idle: bool, pool: Any) -> Alone | None:
+    def reserve(self, pool: Any) -> int:
+        """Call it before each step is scheduled. Returns the number of the step's tokens to leave for a run."""
+        cold = self._wanted(False, self._step_tokens) if self._running is None and not self._reserved else None
+        self._reserved = cold is not None and self._fits(len(cold.tokens), pool)
+        return len(cold.tokens) if cold is not None and self._reserved else 0
+
+    def _wanted(self, idle: bool, most: int) -> _Cold | None:
+        """Returns the segment of at most this number of tokens that most requests had; unless idle, at least two."""
+        wanted = [cold for cold in self._segments.values() if (idle or cold.asked > 1) and len(cold.tokens) <= most]
+        return max(wanted, key=lambda cold: cold.asked, default=None)
+
+    def _blocks(self, tokens: int) -> int:
+        return self._described.count(tokens) * len(self._described.key_groups) + len(self._states)
+
+    def _fits(self, tokens: int, pool: Any) -> bool:
+        free: int = pool.get_num_free_blocks()
+        return free >= 2 * self._blocks(tokens)
+
+    def next(self, idle: bool, pool: Any, scheduled: int = 0) -> Alone | None:
         """Returns a segment to run alone in this step: any segment if the engine is idle, else one that two requests
-        had."""
+        had and that fits into the step.
+
+        `scheduled`: tokens of requests in this step.
+        """
         self._count_served()
         if self._running is not None:
             return None
         served = self.serving.take() if self.serving is not None and idle else None
         if served is not None:
-            name, cold = b"", _Cold(served.tokens, served.first, "")
+            cold = _Cold(b"", served.tokens, served.first, "")
+        elif (found := self._wanted(idle, self._step_tokens - scheduled)) is not None:
+            cold = found
         else:
-            wanted = [(name, cold) for name, cold in self._segments.items() if idle or cold.asked > 1]
-            if not wanted:
-                return None
-            name, cold = max(wanted, key=lambda each: each[1].asked)
+            return None
         count, groups = self._described.count(len(cold.tokens)), self._described.key_groups
-        needed = count * len(groups) + len(self._states)
-        fits = pool.get_num_free_blocks() >= 2 * needed
+        fits = self._fits(len(cold.tokens), pool)
         if fits or idle:
-            self._segments.pop(name, None)
+            self._segments.pop(cold.name, None)
         if served is not None and self._generation:  # its name does not belong to the new weights
             fits = False
         if not fits:
             self._end_served(served, False)
             return None
-        blocks = pool.get_new_blocks(needed)
+        blocks = pool.get_new_blocks(self._blocks(len(cold.tokens)))
         self._number += 1
-        self._running = _Run(self._number, name, blocks, served)
+        self._running = _Run(self._number, cold.name, blocks, served)
         ids = [each.block_id for each in blocks]
         pages = {group: ids[place * count : (place + 1) * count] for place, group in enumerate(groups)}
         states = dict(zip(self._states, ids[count * len(groups) :]))

@@ -105,6 +105,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 )
                 if stops_for_states or self._options.segments:
                     stops.install()
+                limits = vllm_config.scheduler_config
                 self._scheduler = Scheduler(
                     described,
                     self._options,
@@ -113,6 +114,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                     saves=transfer.is_kv_producer,
                     event_tokens=event_tokens,
                     hash_tokens=kv_cache_config.hash_block_size or described.block,
+                    step_tokens=limits.max_num_scheduled_tokens or limits.max_num_batched_tokens,
                     state=self._state,
                     boundaries=boundaries,
                     wake=self._find_wake(),
@@ -284,6 +286,12 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def jumps(self) -> bool:
         """Returns whether requests may jump. Called by stops.py."""
         return self._scheduler is not None and self._options.segments
+
+    @_or(lambda: 0)
+    def reserved_tokens(self) -> int:
+        """Returns the number of the next step's tokens that are left for a segment. Called by stops.py before each
+        step."""
+        return self._scheduler.reserved_tokens() if self._scheduler is not None and self._options.segments else 0
 
     @_or(lambda: None)
     def leap(self, request: Any, tokens: int, managers: Any) -> int | None:

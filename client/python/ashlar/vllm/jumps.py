@@ -13,6 +13,7 @@ Missing segments are computed separately later (see cold_segments.py).
 from __future__ import annotations
 
 import dataclasses
+import sys
 import time
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -82,9 +83,9 @@ class Jumps:
         publishes: bool,
         stats: AshlarStats,
         ranks: int = 1,
+        step_tokens: int = sys.maxsize,
     ):
-        """`hash_tokens`: tokens per block hash of the engine. `publishes`: whether missing segments are computed and
-        stored."""
+        """`hash_tokens`: tokens per block hash of the engine. `publishes` and `step_tokens`: as of `ColdSegments`."""
         self._ranks = ranks
         self._described, self._options, self._stats = described, options, stats
         self._hash_tokens = hash_tokens
@@ -93,7 +94,7 @@ class Jumps:
         self.generation = ""  # generation of the engine's weights
         self._prompts: dict[str, _Prompt] = {}
         self._fetches = Fetches(ranks)
-        self.cold = ColdSegments(described, options, publishes, stats, ranks)
+        self.cold = ColdSegments(described, options, publishes, stats, ranks, step_tokens)
         # Kept after their lookups end, because dropping one blocks until its call to the daemon is over.
         self._ending: list[Sharing] = []
         self._paused_until = 0.0

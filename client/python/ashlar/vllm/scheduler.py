@@ -49,11 +49,13 @@ class Scheduler:
         saves: bool,
         event_tokens: int,
         hash_tokens: int,
+        step_tokens: int,
         state: State,
         boundaries: Boundaries | None = None,
         wake: Callable[[], None] | None = None,
     ) -> None:
-        """`wake`: as `serving.find_wake`; None: the engine serves no prefill."""
+        """`step_tokens`: the engine's limit of tokens per step. `wake`: as `serving.find_wake`; None: the engine serves
+        no prefill."""
         self.stats = AshlarStats()
         self._described, self._options = described, options
         self._loads, self._saves = loads, saves
@@ -64,7 +66,7 @@ class Scheduler:
             self._segments.enabled = False
         self._serving_start = ServingStart(wake if self._segments.enabled and saves else None)
         self._worked = 0.0  # time of the last step that computed tokens
-        self._jumps = Jumps(described, options, hash_tokens, saves, self.stats, ranks)
+        self._jumps = Jumps(described, options, hash_tokens, saves, self.stats, ranks, step_tokens)
         if not described.identity.plain:
             logger.warning(
                 "Ashlar: enable_lora on a CPU: prompts without an adapter are computed without the cache, as vLLM may apply "
@@ -269,7 +271,7 @@ class Scheduler:
                     self._offers.note_drafts(followed, tokens, len(drafts))
             self._renew()
             self._offer_all(output, saves)
-            alone = self._jumps.cold.next(idle, self._pool)
+            alone = self._jumps.cold.next(idle, self._pool, output.total_num_scheduled_tokens)
         except Exception:  # the loads must still be sent, because their requests wait for them
             logger.exception("Ashlar: the rest of this step is not saved")
         if saves:
@@ -338,6 +340,11 @@ class Scheduler:
         """Moves a request over an interior if it has reached the interior's start. Returns the number of tokens of its
         step, if it is limited."""
         return self._jumps.leap(request, tokens, managers, self._pool)
+
+    def reserved_tokens(self) -> int:
+        """Returns the number of the next step's tokens that are left for a segment. Call it before each step is
+        scheduled."""
+        return self._jumps.cold.reserve(self._pool)
 
     def next_stop(self, request: Any, start: int) -> int | None:
         """Returns where a step must end because a jump follows."""

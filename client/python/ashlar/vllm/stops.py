@@ -3,7 +3,8 @@
 
 In one method, vLLM's scheduler ends the prefill steps of hybrids at block ends; it may also end them inside a block.
 The wrapper here only makes the returned step shorter, as if fewer tokens fitted into it. A request at the start of a
-jump is moved to the jump's end there, before blocks are allocated for the step.
+jump is moved to the jump's end there, before blocks are allocated for the step. A step in which a segment runs alone has fewer tokens for
+requests.
 """
 
 from __future__ import annotations
@@ -54,7 +55,15 @@ def install() -> None:
     def schedule(self: Any, *args: Any, **kwargs: Any) -> Any:
         if any(getattr(each, "jumps", False) for each in _connectors(self.connector)):
             self.need_mamba_block_aligned_split = True  # models without states also jump
-        return own_schedule(self, *args, **kwargs)
+        limit = self.max_num_scheduled_tokens
+        reserved = sum(
+            each.reserved_tokens() for each in _connectors(self.connector) if hasattr(each, "reserved_tokens")
+        )
+        self.max_num_scheduled_tokens = limit - reserved
+        try:
+            return own_schedule(self, *args, **kwargs)
+        finally:
+            self.max_num_scheduled_tokens = limit
 
     Scheduler.schedule = schedule
 

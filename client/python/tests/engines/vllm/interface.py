@@ -79,7 +79,8 @@ PARTS = {
     "vllm.v1.core.sched.output:NewRequestData": "req_id num_computed_tokens",
     "vllm.v1.core.sched.output:SchedulerOutput": """scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens
         scheduled_spec_decode_tokens total_num_scheduled_tokens kv_connector_block_state has_sync_kv_loads""",
-    "vllm.v1.core.sched.scheduler:Scheduler": "connector kv_cache_manager _mamba_block_aligned_split",
+    "vllm.v1.core.sched.scheduler:Scheduler": """connector kv_cache_manager max_num_scheduled_tokens
+        _mamba_block_aligned_split""",
     "vllm.v1.core.single_type_kv_cache_manager:ChunkedLocalAttentionManager": "get_num_skipped_tokens",
     "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager": "get_num_skipped_tokens",
     "vllm.v1.core.single_type_kv_cache_manager:MambaManager": "get_num_skipped_tokens",

@@ -91,7 +91,9 @@ class Naive(Composer):
 
 def run_alone(server, tokens):
     """Runs these tokens alone, like another engine's segment."""
-    server.connector()._scheduler._jumps.cold._segments[b"given"] = _Cold(np.array(tokens, np.int32), True, "")
+    server.connector()._scheduler._jumps.cold._segments[b"given"] = _Cold(
+        b"given", np.array(tokens, np.int32), True, ""
+    )
     settle(server)
 
 
@@ -366,6 +368,14 @@ def ask_and_count(server, tokens, lengths):
     with mock.patch.object(half, "begin_step", lambda step, own=half.begin_step: (steps.append(step), own(step))):
         answer = ask(server, tokens, lengths, 1)
     return answer, sum(step.scheduled_tokens == 0 for step in steps)
+
+
+def ask_together_and_count(server, prompts):
+    """Returns the answers, and each step's numbers of tokens: of requests, and of a segment that runs alone."""
+    half, steps = worker(), []
+    with mock.patch.object(half, "begin_step", lambda step, own=half.begin_step: (steps.append(step), own(step))):
+        answers = ask_together(server, prompts)
+    return answers, [(step.scheduled_tokens, 0 if step.alone is None else len(step.alone.tokens)) for step in steps]
 
 
 def settle(server, seconds=60):

@@ -5,8 +5,11 @@ import dataclasses
 import hashlib
 import types
 
+import numpy as np
 import pytest
+from vllm.v1.core.sched.scheduler import Scheduler as Engines
 
+from ashlar.vllm import stops
 from ashlar.vllm.jumps import Jumps
 from ashlar.vllm.messages import Fetched
 from ashlar.vllm.options import Options
@@ -74,13 +77,14 @@ def hasher(request):
 class Engine:
     """One group of attention, and one with a linear layer."""
 
-    def __init__(self, lengths, tokens, **options):
+    def __init__(self, lengths, tokens, step_tokens=1000, **options):
         place = types.SimpleNamespace(group=1)
         described = types.SimpleNamespace(
             linear=[place], block=BLOCK, key_groups=[0], count=lambda tokens: -(-tokens // BLOCK), segments=[]
         )
         self.stats, self.pool = AshlarStats(), Pool()
-        self.jumps = Jumps(described, Options(segments=True, **options), BLOCK, True, self.stats)
+        given = described, Options(segments=True, **options), BLOCK, True, self.stats
+        self.jumps = Jumps(*given, step_tokens=step_tokens)
         self.request = Request(tokens)
         self.jumps.add(self.request, lengths, "salt")
         self.tables = [[Block(i + 1) for i in range(20)], [Block(30)]]
@@ -365,7 +369,7 @@ def test_a_segment_that_was_not_published_runs_again_only_when_idle():
     engine = Engine([100, 100], 220)
     for _ in range(2):
         engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
-    alone = engine.jumps.cold.next(False, engine.pool)
+    alone = engine.jumps.cold.next(False, engine.pool, 0)
     engine.jumps.cold.ran({(alone.number, 0): 0}, engine.pool)
     for _ in range(2):
         engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
@@ -375,6 +379,40 @@ def test_a_segment_that_was_not_published_runs_again_only_when_idle():
     for _ in range(2):
         engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
     assert engine.jumps.cold.next(False, engine.pool) is not None
+
+
+def test_a_run_alone_fits_into_its_step_and_every_second_step_leaves_space_for_it():
+    engine, wanted = Engine([100, 200], 320, step_tokens=150), np.arange(300)
+    cold = engine.jumps.cold
+    assert len(cold.add(wanted, [100, 100, 100], "", [0, 1, 2], asked=2)) == 3 and cold.reserve(engine.pool) == 100
+    assert cold.next(False, engine.pool, 51) is None, "51 + 100 tokens are more than a step's"
+    assert cold.reserve(engine.pool) == 0 and cold.next(False, engine.pool, 150) is None, "requests have the whole step"
+    assert cold.reserve(engine.pool) == 100
+    alone = cold.next(False, engine.pool, 50)
+    assert len(alone.tokens) == 100 and cold.reserve(engine.pool) == 0, "one at a time"
+    cold.ran({(alone.number, 0): 1}, engine.pool)
+    assert cold.next(False, engine.pool, 20) is not None, "a step that is not full needs no reservation"
+    engine = Engine([100], 120, step_tokens=150)
+    assert engine.jumps.cold.add(wanted, [100], "", [0]) and engine.jumps.cold.reserve(engine.pool) == 0, "asked once"
+    engine.jumps.cold.add(wanted, [100], "", [0])
+    engine.pool.free = 9
+    assert engine.jumps.cold.reserve(engine.pool) == 0, "requests need the blocks"
+    assert engine.jumps.cold.add(wanted, [151], "", [0]) == [], "longer than a step"
+
+
+def test_a_step_has_fewer_tokens_for_requests_if_a_segment_runs_alone_in_it(monkeypatch):
+    limits = []
+    monkeypatch.setattr(Engines, "_mamba_block_aligned_split", Engines._mamba_block_aligned_split)
+    monkeypatch.setattr(Engines, "schedule", lambda self: limits.append(self.max_num_scheduled_tokens))
+    if hasattr(Engines._mamba_block_aligned_split, "stops_for_ashlar"):
+        monkeypatch.delattr(Engines._mamba_block_aligned_split, "stops_for_ashlar")
+    stops.install()
+    ours = types.SimpleNamespace(reserved_tokens=lambda: 100)
+    for connector in (ours, types.SimpleNamespace(_connectors=[types.SimpleNamespace(), ours]), None):
+        scheduler = types.SimpleNamespace(connector=connector, max_num_scheduled_tokens=150)
+        Engines.schedule(scheduler)
+        assert scheduler.max_num_scheduled_tokens == 150
+    assert limits == [50, 50, 150]
 
 
 def test_no_segment_runs_alone_in_blocks_that_requests_need():

@@ -403,6 +403,19 @@ def test_a_segment_that_a_second_request_has_is_run_while_others_are_served(segm
     child.probe("settle")
 
 
+def test_a_segments_run_counts_in_the_budget_of_a_step(shared_daemon, expected):
+    """Every step is full of prefill, so that it leaves space for the run, and only for that."""
+    options, part = connector(shared_daemon, segments=True, **PATIENT), prompt("budget", 150)
+    prompts = [(prompt(f"budget {i}", 40) + part + prompt(f"budget query {i}", 700), [40, 150]) for i in range(4)]
+    with Segmented(MODEL, options, max_num_batched_tokens=400) as child:
+        answers, steps = child.probe("ask_together_and_count", prompts)
+    print(steps)
+    for (_, logs, _), (_, wanted) in zip(answers, expected(MODEL, [tokens for tokens, _ in prompts], 4)):
+        assert abs(logs[0] - wanted[0]) < 2e-2, "exact, but for the rounding of other steps"
+    assert max(map(sum, steps)) <= 400
+    assert any(scheduled > 0 and alone == 150 for scheduled, alone in steps)
+
+
 def test_segments_of_few_tokens_and_prompts_without_a_query(segmented, expected):
     child = segmented(MODEL)
     parts = [prompt("few 0", 2), prompt("few 1", 10), prompt("few 2", 16), prompt("few 3", 17), prompt("few 4", 120)]
