@@ -4,6 +4,10 @@
 A segment runs when the engine has no requests, or when a second request has it. Those of other engines come first (see
 serving.py). Its tokens count in the step's budget (`max_num_batched_tokens`), so other requests wait no longer than for a
 prefill chunk. If steps are full, every second one leaves space for a segment that a second request has.
+
+An idle engine also runs segments that only one prompt had, so a document's first repetition hits. Such a run delays no
+request. Whether a segment is worth its bytes is decided by the daemon, which knows the reuse of all engines: it evicts by
+expected uses, and by default writes a segment to the disk after its second use.
 """
 
 from __future__ import annotations
