@@ -11,6 +11,7 @@ from vllm.logger import init_logger
 
 import ashlar
 from ashlar.vllm.drafts import Place
+from ashlar.vllm.host_memory import HostMemory
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.memory import Allocator, BlockWindow, Keys, States, Window, pages, places
 from ashlar.vllm.messages import Load, Save
@@ -48,10 +49,13 @@ class EngineCaches:
         self.windows: list[Window | BlockWindow] = []
         self.keys: dict[int, Keys] = {}
         self.within_blocks = True
+        self._host = HostMemory(torch.device("cpu"))
+        self._lease = self._host.lease()  # memory of the copies of one `fill`
 
     def register(self, allocator: Allocator, caches: Mapping[str, torch.Tensor], layers: Mapping[str, Any]) -> None:
         """Raises Unsupported if the daemon cannot reach the caches. `layers`: the engine's layers by name."""
         described, memory = self._described, allocator.memory
+        self._host = HostMemory(caches[described.a_layer].device)
         if described.staged:
             self.staging = Staging(described, caches, caches[described.a_layer].device)
             self.order, self.region = self.staging.order, self.staging.options()
@@ -100,6 +104,7 @@ class EngineCaches:
         return found
 
     def close(self) -> None:
+        self._host.close()
         if self.staging is not None:
             self.staging.close()
 
@@ -163,19 +168,24 @@ class EngineCaches:
         within = load.tokens % self._described.block
         if within and not self.within_blocks:
             return None
-        with self.order.copies(wait=self.staging is None) as copies:
-            if not self.copy_states(handle, load) or handle.finish() != ashlar.Verdict.OK:
-                return None
-            if self.staging is not None and staged:
-                self._scatter(self.staging, load, staged, within)
-            for group, layers in self._described.attention_groups.items() if within and self.keys else ():
-                for layer in layers:
-                    self.keys[layer].pack(load.blocks[group][self._described.count(load.tokens) - 1], within)
+        copies, self._lease = Copies(), self._host.lease()
+        try:
+            with self.order.copies(wait=self.staging is None) as copies:
+                if not self.copy_states(handle, load) or handle.finish() != ashlar.Verdict.OK:
+                    return None
+                if self.staging is not None and staged:
+                    self._scatter(self.staging, load, staged, within)
+                for group, layers in self._described.attention_groups.items() if within and self.keys else ():
+                    for layer in layers:
+                        self.keys[layer].pack(load.blocks[group][self._described.count(load.tokens) - 1], within)
+        finally:
+            self._lease.give(copies.mark)
         return copies
 
     def copy_states(self, handle: ashlar.Request, load: Load) -> bool:
         last = self._described.count(load.tokens) - 1
-        if not all(states.load(load.blocks[states.group][last], handle, load.tokens) for states in self.states):
+        blocks = [load.blocks[states.group][last] for states in self.states]
+        if not all(states.load(block, handle, load.tokens, self._lease) for states, block in zip(self.states, blocks)):
             return False
         for window in self.windows:
             held = window.empty()

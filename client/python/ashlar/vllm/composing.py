@@ -4,7 +4,8 @@
 A separate thread calls the daemon. Keys and values land in pages of this process, because only the engine's writer has
 the layout of the engine's blocks. Transitions and states are copied to tensors. After a prompt's segments are reported
 as landed, a later step does not depend on the daemon. Only the engine's thread runs the model and writes blocks, in the
-order of the engine's own work on its device. The other thread reads what a run has left only after that work.
+order of the engine's own work on its device. The other thread reads what a run has left only after that work. A jump
+does not wait for the device: what has landed stays in its memory until the device has copied it.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ import ashlar
 from ashlar.request import Step, StepKind
 from ashlar.tensors import COMPUTED, EPSILON, MATRIX, compose, scaled_half, segment_tuple
 from ashlar.vllm.forward import Core, EngineModel, rotate
+from ashlar.vllm.host_memory import HostMemory, Lease, pieces, pin, unpin
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.lookups import await_plan, missing_segments
-from ashlar.vllm.memory import States
+from ashlar.vllm.memory import States, bytes_of
 from ashlar.vllm.messages import Alone, Fetch, Fetched, Jump
 from ashlar.vllm.model import Described, LinearPlace
 from ashlar.vllm.opening import Opening
@@ -56,7 +58,8 @@ class Pages:
     The daemon allocates all of it when the cache is opened.
     """
 
-    def __init__(self, model: ashlar.Model, tokens: int) -> None:
+    def __init__(self, model: ashlar.Model, tokens: int, device: torch.device) -> None:
+        """`device`: the engine's, which copies from this memory."""
         self.count = -(-tokens // PAGE_TOKENS)
         self.places: list[ashlar.PagePlace] = []
         size = 0
@@ -75,7 +78,15 @@ class Pages:
         os.ftruncate(self.descriptor, size)
         fcntl.fcntl(self.descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
         self.kept = 0  # number of pages that the cache keeps, because the daemon may still write to them
-        self._memory = mmap.mmap(self.descriptor, size) if size else None
+        self._memory = torch.frombuffer(mmap.mmap(self.descriptor, size), dtype=torch.uint8)
+        self._pinned = pin(self._memory, device)
+        self._model, self._device = model, device
+        self._rows: dict[int, torch.Tensor] = {}  # by layer: [pages, PAGE_TOKENS, numbers of a token's keys and values]
+        for place in self.places:
+            begin, size = place.key_offset, place.page_stride * self.count
+            rows = self._memory[begin : begin + size].view(KEY_TYPES[self._attention(place.layer).dtype])
+            self._rows[place.layer] = rows.view(self.count, PAGE_TOKENS, -1)
+        self._left: list[tuple[Mark, Sequence[int]]] = []  # pages that the device may still copy; guarded by _changed
         self._free = list(range(self.count))
         self._changed = threading.Condition()
 
@@ -88,7 +99,7 @@ class Pages:
         deadline has passed, or there are too few pages in all."""
         count = -(-tokens // PAGE_TOKENS)
         with self._changed:
-            while len(self._free) < count:
+            while self._collect() < count:
                 if count > self.count or not wanted() or time.monotonic() >= deadline:
                     free = len(self._free) * PAGE_TOKENS
                     raise NotLanded(f"{tokens} tokens; {free} of {self.count * PAGE_TOKENS} (segment_tokens) are free")
@@ -99,29 +110,56 @@ class Pages:
             )  # pages that were used last are already in memory
         return np.array(taken, np.int32)
 
-    def give(self, pages: Sequence[int]) -> None:
+    def give(self, pages: Sequence[int], mark: Mark | None = None) -> None:
+        """Pages are free once the work before the mark has ended; None: it has ended."""
         with self._changed:
-            self._free += pages
+            if mark is None:
+                self._free += pages
+            else:
+                self._left.append((mark, pages))
             self._changed.notify_all()
 
-    def rows(self, layer: ashlar.Attention, place: ashlar.PagePlace) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns the keys and the values of a layer, in place: [pages, PAGE_TOKENS, heads, dim]."""
-        assert self._memory is not None
-        kind = KEY_TYPES[layer.dtype]
-        memory = torch.frombuffer(self._memory, dtype=torch.uint8).view(kind)
-        strides = [place.page_stride, place.token_stride]
+    def _collect(self) -> int:
+        """Returns the number of free pages."""
+        left, self._left = self._left, []
+        for mark, pages in left:
+            if mark.query():
+                self._free += pages
+            else:
+                self._left.append((mark, pages))
+        return len(self._free)
 
-        def view(offset: int, head_stride: int, dim: int) -> torch.Tensor:
-            elements = [each // kind.itemsize for each in (*strides, head_stride)]
-            shape = self.count, PAGE_TOKENS, layer.kv_heads, dim
-            return memory.as_strided(shape, (*elements, 1), offset // kind.itemsize)
+    def _attention(self, layer: int) -> ashlar.Attention:
+        attention = self._model.layers[layer]
+        assert isinstance(attention, ashlar.Attention)
+        return attention
 
-        return (
-            view(place.key_offset, place.key_head_stride, layer.key_dim),
-            view(place.value_offset, place.value_head_stride, layer.value_dim),
-        )
+    def rows(self, layer: int, table: npt.NDArray[np.int32], begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns the keys and values of positions [begin, end) on the device, [tokens, heads, dim]. The pages must not
+        change before the device has copied them."""
+        held, shape, first = self._rows[layer], self._attention(layer), begin // PAGE_TOKENS
+        pages = table[first : -(-end // PAGE_TOKENS)].tolist()
+        parts = [
+            held[page : page + last - start].to(self._device, non_blocking=True)
+            for start, last, page in pieces(held, pages)
+        ]
+        both = torch.cat(parts).flatten(0, 1)[begin - first * PAGE_TOKENS : end - first * PAGE_TOKENS]
+        sizes = [shape.kv_heads * shape.key_dim, shape.kv_heads * shape.value_dim]
+        keys, values = (each.unflatten(1, (shape.kv_heads, -1)).contiguous() for each in both.split(sizes, 1))
+        return keys, values
+
+    def write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, table: npt.NDArray[np.int32]) -> None:
+        """Writes keys and values in CPU memory, [tokens, heads, dim], from position 0 on."""
+        positions = np.arange(len(keys))
+        pages = torch.from_numpy(table[positions // PAGE_TOKENS].astype(np.int64))
+        slots = torch.from_numpy(positions % PAGE_TOKENS)
+        self._rows[layer][pages, slots] = torch.cat([keys.flatten(1), values.flatten(1)], 1)
 
     def close(self) -> None:
+        """Call it when the device copies no pages."""
+        if self._pinned:
+            unpin(self._memory)
+            self._pinned = False
         if self.descriptor >= 0:
             os.close(self.descriptor)
             self.descriptor = -1
@@ -133,7 +171,7 @@ class _Tuple:
 
     transition: torch.Tensor | None  # as in LinearTensors; None: the state replaces S
     state: torch.Tensor  # [heads, d_k, d_v], in the state's order
-    tail: bytes | None  # None: the layer has no convolution
+    tail: torch.Tensor | None  # bytes; None: the layer has no convolution
 
 
 @dataclasses.dataclass(eq=False)
@@ -148,6 +186,8 @@ class _Landing:
     tuples: dict[int, dict[str, _Tuple]] = dataclasses.field(
         default_factory=dict
     )  # by end of the jump and name of the layer
+    memory: Lease | None = None  # memory of the tuples
+    mark: Mark | None = None  # the engine's work up to the last jump, which reads the table and the tuples
 
 
 @dataclasses.dataclass
@@ -187,16 +227,12 @@ class Composer:
         self._engine, self._described, self._options, self._pace = engine, described, options, pace
         self._order = order
         self._states = {place.name: (place, held) for place, held in zip(described.linear, states, strict=True)}
-        self._groups = {name: group for _, name, group in described.keys}
         self._most, self._publishes = most_tokens, publishes
         found = {place.name: engine.decays(place.name) for place in described.linear}
         self._decays = {name: table.clone() for name, table in found.items() if table is not None}
         self.model = segments_model(described, engine.ropes(described), self._decays, options)
-        self._pages = Pages(self.model, segment_tokens(described, options))
-        places = {place.layer: place for place in self._pages.places}
-        self._rows = {
-            name: self._pages.rows(self._attention(layer), places[layer]) for layer, name, _ in described.keys
-        }
+        self._pages = Pages(self.model, segment_tokens(described, options), engine.device)
+        self._host = HostMemory(engine.device)
         self._tokens_per_second = options.tokens_per_second
         self._told_shortage = False
         self._landings: dict[int, _Landing] = {}
@@ -225,6 +261,9 @@ class Composer:
         self._asked.put(None)
         self._thread.join(timeout=3)
         self._opening.close()
+        for landing in self._landings.values():
+            self._drop(landing)
+        self._host.close()
         self._pages.close()
 
     # ---- the engine's thread
@@ -251,8 +290,11 @@ class Composer:
         with self._lock:  # either thread may drop it
             landing.abandoned = True
             pages, landing.pages = landing.pages, []
-        self._pages.give(pages)
+            memory, landing.memory = landing.memory, None
+        self._pages.give(pages, landing.mark)
         landing.tuples = {}
+        if memory is not None:
+            memory.give(landing.mark)
 
     @property
     def busy(self) -> bool:
@@ -283,25 +325,28 @@ class Composer:
         The engine has already copied the running state to the block in which this step leaves its state.
         """
         landing = self._landings[jump.fetch]
-        assert landing.table is not None
-        at, slots = _where(landing.table, jump.begin, jump.end)
-        targets = {
-            group: self._engine.slots(jump.blocks[group], jump.begin, jump.end) for group in self._groups.values()
-        }
-        for name, (keys, values) in self._rows.items():
-            there = targets[self._groups[name]]
-            kept = there >= self._described.block  # a window's earlier tokens have the null block, which is number 0
-            self._engine.put_keys(name, keys[at[kept], slots[kept]], values[at[kept], slots[kept]], there[kept])
+        assert landing.table is not None and landing.memory is not None
+        targets = {}
+        for group in self._described.key_groups:
+            slots = self._engine.slots(jump.blocks[group], jump.begin, jump.end)
+            # A window's earlier tokens have the null block, which is number 0.
+            slots = landing.memory.copy(slots[slots >= self._described.block])
+            targets[group] = slots.to(self._engine.device, non_blocking=True)
+        for layer, name, group in self._described.keys:
+            if len(targets[group]) > 0:
+                rows = self._pages.rows(layer, landing.table, jump.end - len(targets[group]), jump.end)
+                self._engine.put_keys(name, *rows, targets[group])
         whole = jump.end % self._described.block == 0
         for name, found in landing.tuples[jump.end].items():
             place, states = self._states[name]
             block = jump.blocks[place.group][jump.state_block]
             state = self._state(states, block, place)
+            update = found.state.to(state.device, non_blocking=True)
             if found.transition is None:
-                state.copy_(found.state)
+                state.copy_(update)
             else:
-                both = (found.transition.to(state.device), found.state.to(state.device))
-                compose(state, *both, self._linear(place), self._decays.get(name))
+                transition = found.transition.to(state.device, non_blocking=True)
+                compose(state, transition, update, self._linear(place), self._decays.get(name))
             if found.tail is not None:
                 states.fill_tail(block, found.tail)
             # If the block that ends here is allocated, the engine's own cache names it.
@@ -310,6 +355,7 @@ class Composer:
                 self._state(states, before, place).copy_(state)
                 if found.tail is not None:
                     states.fill_tail(before, found.tail)
+        landing.mark = self._order.mark()
 
     def run_alone(self, alone: Alone, is_current: Callable[[], bool]) -> None:
         """Runs a segment from a zero state, in blocks that belong to no request. The thread publishes it."""
@@ -351,11 +397,6 @@ class Composer:
 
     def _state(self, states: States, block: int, place: LinearPlace) -> torch.Tensor:
         return states.state(block).view(_state_shape(self._linear(place)))
-
-    def _attention(self, layer: int) -> ashlar.Attention:
-        attention = self.model.layers[layer]
-        assert isinstance(attention, ashlar.Attention)
-        return attention
 
     def _linear(self, place: LinearPlace) -> ashlar.Linear:
         layer = self.model.layers[place.layer]
@@ -446,6 +487,7 @@ class Composer:
     ) -> Fetched:
         """Lands a plan. Returns `landed` with its jumps; none if nothing could land."""
         request: ashlar.Request | None = None
+        memory = self._host.lease()
         try:
             request = cache.land(plan, table, wait=False)
             request.wait_plan()
@@ -453,7 +495,7 @@ class Composer:
                 steps = [(i, step) for i, step in enumerate(request.plan.steps) if step.kind is not StepKind.COMPUTE]
                 if not steps:
                     return landed
-                tuples = self._copy(request, steps, landing)
+                tuples = self._copy(request, steps, landing, memory)
                 if tuples is not None and request.finish() == ashlar.Verdict.OK:
                     break
                 if landing.abandoned or request.finish() == ashlar.Verdict.OTHER_PAGES:
@@ -474,11 +516,13 @@ class Composer:
                 is_quiesced = request.poll_quiesced() == ashlar.Verdict.OK
                 request.end()
             if landed.jumps:
-                landing.pages = pages
-            elif is_quiesced:
-                self._pages.give(pages)
+                landing.pages, landing.memory = pages, memory
             else:
-                self._pages.kept += len(pages)
+                memory.give(None)
+                if is_quiesced:
+                    self._pages.give(pages)
+                else:
+                    self._pages.kept += len(pages)
 
     def _pays(self, tokens: int) -> bool:
         """Returns whether a hit of this number of tokens saves more time than the step that it costs."""
@@ -486,7 +530,7 @@ class Composer:
         return tokens >= least if least else tokens > self._pace.break_even_tokens
 
     def _copy(
-        self, request: ashlar.Request, steps: Sequence[tuple[int, Step]], landing: _Landing
+        self, request: ashlar.Request, steps: Sequence[tuple[int, Step]], landing: _Landing, memory: Lease
     ) -> dict[int, dict[str, _Tuple]] | None:
         """Waits for all layers and copies the tuples of these steps. Returns None if something did not land, or the
         landing was abandoned."""
@@ -499,24 +543,27 @@ class Composer:
         for number, step in steps:
             tuples = found[step.end] = {}
             for name, (place, _) in self._states.items():
-                taken = self._take_tuple(request, number, step, place)
+                taken = self._take_tuple(request, number, step, place, memory)
                 if taken is None:
                     return None
                 tuples[name] = taken
         return found
 
-    def _take_tuple(self, request: ashlar.Request, number: int, step: Step, place: LinearPlace) -> _Tuple | None:
+    def _take_tuple(
+        self, request: ashlar.Request, number: int, step: Step, place: LinearPlace, memory: Lease
+    ) -> _Tuple | None:
         shape = self._linear(place)
-        state, transition = torch.empty(_state_shape(shape)), torch.empty(_transition_shape(shape))
-        tail = request.conv_tail(number, place.layer) if shape.conv_kernel else None
-        if (tail is None and shape.conv_kernel) or not request.read_tuple(number, place.layer, state, transition):
+        state, transition = memory.take(_state_shape(shape)), memory.take(_transition_shape(shape))
+        read = request.conv_tail(number, place.layer) if shape.conv_kernel else None
+        if (read is None and shape.conv_kernel) or not request.read_tuple(number, place.layer, state, transition):
             return None
+        tail = None if read is None else memory.copy(bytes_of(read))
         if step.kind is StepKind.CHECKPOINT:
             return _Tuple(None, state, tail)
         if shape.rope is not None:  # its family's states are [heads, d_k, d_v]
             keys = state.transpose(1, 2).reshape(-1, shape.d_k).double()
             turned = rotate(keys, shape.rope, step.begin - self.model.head)
-            state = turned.float().view(-1, shape.d_v, shape.d_k).transpose(1, 2).contiguous()
+            state.copy_(turned.float().view(-1, shape.d_v, shape.d_k).transpose(1, 2))
         return _Tuple(transition, state, tail)
 
     # ---- publishing
@@ -529,7 +576,7 @@ class Composer:
         if cache is None or not ran.is_current():
             return 0
         with self._order.copies():
-            if not all(bool(each) for each in ran.same_decays):
+            if not all(bool(each.cpu()) for each in ran.same_decays):
                 raise Unsupported("the decay tables have changed with the model's weights; restart the engine")
         # A segment that is not the first follows a segment of one token, which is not published.
         before = [] if alone.first else [1]
@@ -548,8 +595,8 @@ class Composer:
                         request.abandon(number)
                         continue
                     with self._order.copies():
-                        for name, rows in self._rows.items():
-                            self._write(rows, ran.keys[name], table)
+                        for layer, name, _ in self._described.keys:
+                            self._write(layer, *ran.keys[name], table)
                         linear = [self._tensors(cache, request, number, ran, name) for name in self._states]
                     published += request.publish(number, linear, table) == "published"
                 request.cancel()
@@ -587,15 +634,8 @@ class Composer:
         cache.compute_alone(request, number, place.layer, state, **scales, **made, **ran.rows[name])
         return ashlar.LinearTensors(place.layer, state, tail, **made)
 
-    def _write(
-        self,
-        rows: tuple[torch.Tensor, torch.Tensor],
-        given: tuple[torch.Tensor, torch.Tensor],
-        table: npt.NDArray[np.int32],
-    ) -> None:
-        at, slots = _where(table, 0, len(given[0]))
-        for there, values in zip(rows, given, strict=True):
-            there[at, slots] = values.cpu().view(len(values), *there.shape[2:])
+    def _write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, table: npt.NDArray[np.int32]) -> None:
+        self._pages.write(layer, keys.cpu(), values.cpu(), table)
 
 
 def _state_shape(layer: ashlar.Linear) -> tuple[int, int, int]:
@@ -613,10 +653,3 @@ def _transition_shape(layer: ashlar.Linear) -> tuple[int, ...]:
 def _entries(steps: Sequence[Step]) -> list[int]:
     """Returns the entries of a page table to which the positions of these steps belong, ascending."""
     return sorted({each for step in steps for each in range(step.begin // PAGE_TOKENS, -(-step.end // PAGE_TOKENS))})
-
-
-def _where(table: npt.NDArray[np.int32], begin: int, end: int) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the pages and slots of positions."""
-    positions = np.arange(begin, end)
-    pages = torch.from_numpy(table[positions // PAGE_TOKENS].astype(np.int64))
-    return pages, torch.from_numpy(positions % PAGE_TOKENS)

@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 
 import ashlar
 from ashlar.vllm.cuda import CudaMemory
+from ashlar.vllm.host_memory import Lease
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.model import Described, LinearPlace, WindowPlace
 from ashlar.vllm.order import CpuOrder, Order
@@ -38,6 +39,10 @@ def raw(tensor: torch.Tensor) -> torch.Tensor:
 
 def index_of(blocks: Sequence[int], device: torch.device) -> torch.Tensor:
     return torch.tensor(list(blocks), dtype=torch.long).to(device)
+
+
+def bytes_of(data: bytes) -> torch.Tensor:
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 class SharedMemory:
@@ -287,23 +292,25 @@ class States:
         """Returns the part if it is in one piece in CPU memory, otherwise a copy there."""
         return torch.empty(part.shape, dtype=part.dtype).copy_(part) if self._is_far else part.contiguous()
 
-    def load(self, block: int, request: ashlar.Request, tokens: int) -> bool:
+    def load(self, block: int, request: ashlar.Request, tokens: int, memory: Lease) -> bool:
         """Copies the state after a landed prefix, and its tail if it has one, into a block. Returns False if they
-        cannot be read."""
+        cannot be read.
+
+        `memory`: for copies that may end later than this call."""
         if self._opaque and self._place.drafts:
             return self._load_pieces(block, request, tokens)
         state = self._whole(block) if self._opaque else self.state(block)
-        near = torch.zeros(state.shape, dtype=state.dtype) if self._is_far else state
+        near = memory.take(state.shape, state.dtype).zero_() if self._is_far else state
         if request.advance(self.layer, 0, tokens, near) != ashlar.Verdict.OK:
             return False
         if self._is_far:
-            state.copy_(near)
+            state.copy_(near, non_blocking=True)
         if self._opaque or not self.has_tail:
             return True
         tail = request.conv_tail(0, self.layer)
         if tail is None:
             return False
-        self.fill_tail(block, tail)
+        self.fill_tail(block, memory.copy(bytes_of(tail)))
         return True
 
     def _load_pieces(self, block: int, request: ashlar.Request, tokens: int) -> bool:
@@ -316,9 +323,10 @@ class States:
             piece.copy_(held.clone().view(piece.dtype).view(piece.shape))
         return True
 
-    def fill_tail(self, block: int, data: bytes) -> None:
+    def fill_tail(self, block: int, data: torch.Tensor) -> None:
+        """`data`: the tail's bytes, in CPU memory that a device copies later."""
         tail = self.tail(block)
-        tail.copy_(torch.frombuffer(bytearray(data), dtype=tail.dtype).view(tail.shape))
+        tail.copy_(data.view(tail.dtype).view(tail.shape), non_blocking=True)
 
 
 class Keys:

@@ -8,27 +8,23 @@ engine's blocks. For a save, torch copies blocks into pages and the daemon reads
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import threading
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import torch
-from vllm.logger import init_logger
 
 import ashlar
+from ashlar.vllm.host_memory import pieces, pin, unpin
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.memory import SharedMemory, index_of, kernel_blocks, raw, unsupported_shape
 from ashlar.vllm.model import Described
 from ashlar.vllm.order import CpuOrder, DeviceOrder, Order
 
-logger = init_logger("vllm.ashlar")
-
 _ALIGNMENT = 64  # bytes; alignment of a layer's pages
-_PIECE = 32 << 20  # bytes of device memory that one copy uses
 _KEPT = 4  # number of saved texts whose pages are kept until a load or save needs them
 
 
@@ -89,7 +85,7 @@ class Staging:
         for layer, bytes_of_page in sizes.items():
             begins[layer], size = size, size + -(-bytes_of_page * self.pages // _ALIGNMENT) * _ALIGNMENT
         self._memory = SharedMemory(size) if views else None
-        self._pinned = self._memory is not None and self._pin(self._memory.bytes)
+        self._pinned = self._memory is not None and pin(self._memory.bytes, device)
         pages = {}
         for layer, view in views.items():
             assert self._memory is not None
@@ -110,19 +106,6 @@ class Staging:
         values = begin + head * shape.key_dim // (shape.key_dim + shape.value_dim)
         return ashlar.PagePlace(layer, begin, values, size, token, head, head)
 
-    def _pin(self, memory: torch.Tensor) -> bool:
-        """Registers the memory: CUDA and ROCm copy asynchronously and at full speed from registered memory only."""
-        if self._device.type != "cuda":
-            return False
-        code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel(), 0))
-        if code != 0:
-            with contextlib.suppress(RuntimeError):  # the next kernel launch reports the error again
-                torch.zeros(1, device=self._device)
-            logger.warning(
-                "Ashlar: staging memory is not pinned, so copies are slower: cudaHostRegister: error %d", code
-            )
-        return code == 0
-
     def options(self) -> dict[str, Any]:
         """Returns the arguments of ashlar.Cache for this memory."""
         if self._memory is None:
@@ -134,7 +117,7 @@ class Staging:
         if self._memory is None:
             return
         if self._pinned:
-            torch.cuda.cudart().cudaHostUnregister(self._memory.bytes.data_ptr())
+            unpin(self._memory.bytes)
         self._memory.close()
 
     # ---- pages
@@ -204,7 +187,7 @@ class Staging:
             for blocks, held in group:
                 if within:
                     held[pages[-1]].view(self._block, -1)[within:] = 0
-                for first, last, begin in self._pieces(held, pages):
+                for first, last, begin in pieces(held, pages):
                     rows = held[begin : begin + last - first].to(self._device, non_blocking=True)
                     blocks.index_copy_(0, index[first:last], rows)
 
@@ -213,16 +196,6 @@ class Staging:
         indices = [index_of(table, self._device) for table in tables]
         for group, index in zip(self._groups, indices, strict=True):
             for blocks, held in group:
-                for first, last, begin in self._pieces(held, pages):
+                for first, last, begin in pieces(held, pages):
                     rows = blocks.index_select(0, index[first:last])
                     held[begin : begin + last - first].copy_(rows, non_blocking=True)
-
-    @staticmethod
-    def _pieces(held: torch.Tensor, pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-        """Yields (first, end, page): entries [first, end) of `pages` are consecutive pages from `page` on."""
-        most = max(1, _PIECE // (held[0].numel() * held.element_size()))
-        first = 0
-        for end in range(1, len(pages) + 1):
-            if end == len(pages) or pages[end] != pages[end - 1] + 1 or end - first == most:
-                yield first, end, pages[first]
-                first = end

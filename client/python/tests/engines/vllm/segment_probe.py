@@ -82,8 +82,8 @@ def prompt_logs(server, tokens, lengths):
 class Naive(Composer):
     """Adds a segment's state instead of composing it: the transition is omitted."""
 
-    def _take_tuple(self, request, number, step, place):
-        taken = super()._take_tuple(request, number, step, place)
+    def _take_tuple(self, request, number, step, *given):
+        taken = super()._take_tuple(request, number, step, *given)
         if taken is not None and step.kind is not StepKind.CHECKPOINT:
             taken.transition = torch.eye(taken.transition.shape[-1]).expand_as(taken.transition)
         return taken

@@ -11,10 +11,10 @@ from tiny_engines import BLOCK, PAIR, Child, connector, count, prompt, repeated,
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Backend
 
 import ashlar
-from ashlar.vllm import AshlarConnector
+from ashlar.vllm import AshlarConnector, host_memory
+from ashlar.vllm.host_memory import HostMemory, pin
 from ashlar.vllm.messages import Load, StepMetadata
 from ashlar.vllm.options import Options
-from ashlar.vllm.staging import Staging
 
 MIB = 1 << 20
 GDN = {"model.layers.0.gdn": states(Backend.GDN_ATTN, (3, 192), (4, 16, 16)), "model.layers.1.attn": FULL}
@@ -282,10 +282,45 @@ def test_memory_is_registered_with_cuda_where_that_is_the_device(code, monkeypat
 
     monkeypatch.setattr(torch.cuda, "cudart", lambda: types.SimpleNamespace(cudaHostRegister=register))
     monkeypatch.setattr(torch, "zeros", launch)
-    memory, staging = torch.empty(64, dtype=torch.int8), Staging.__new__(Staging)
-    staging._device = torch.device("cuda")
-    assert staging._pin(memory) is (code == 0)
-    assert calls == [(memory.data_ptr(), 64, 0), *([staging._device] if code else [])]
+    memory, device = torch.empty(64, dtype=torch.int8), torch.device("cuda")
+    assert pin(memory, device) is (code == 0)
+    assert calls == [(memory.data_ptr(), 64, 0), *([device] if code else [])]
+
+
+class Mark:
+    ended = False
+
+    def query(self):
+        return self.ended
+
+    def synchronize(self):
+        self.ended = True
+
+
+def test_host_memory_is_used_again_after_its_mark(monkeypatch):
+    pinned = []
+    monkeypatch.setattr(host_memory, "pin", lambda memory, device: pinned.append(memory.data_ptr()) or True)
+    monkeypatch.setattr(host_memory, "unpin", lambda memory: pinned.remove(memory.data_ptr()))
+    monkeypatch.setattr(host_memory, "_KEPT", 3 << 12)
+    memory, mark = HostMemory(torch.device("cuda")), Mark()
+    one, other = memory.lease(), memory.lease()
+    with torch.inference_mode():
+        first = one.take((3, 4), torch.int64)
+    one.give(mark)
+    assert other.take((1000,)).data_ptr() != first.data_ptr() and len(pinned) == 2
+    mark.ended = True
+    again = other.take((1024,)).fill_(7)  # by a thread outside that mode
+    assert again.data_ptr() == first.data_ptr() and len(pinned) == 2
+    assert (
+        other.copy(torch.arange(2000)).tolist() == list(range(2000)) and other.take((5000,), torch.int8).numel() == 5000
+    )
+    other.give(None)
+    assert len(pinned) == 2, "no more than _KEPT bytes are kept"
+    late = memory.lease()
+    late.take((1,))
+    late.give(Mark())
+    memory.close()
+    assert not pinned, "copies have ended"
 
 
 def test_options_are_checked():

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 from segmented_engines import MODEL, PATIENT, Segmented, texts
 from tiny_engines import connector, count, prompt, same
 
@@ -174,7 +175,7 @@ def test_pages_of_a_publish_that_the_cache_keeps_are_not_given_back(verdict, fre
         def poll_quiesced(self):
             return getattr(ashlar.Verdict, verdict)
 
-    pages = Pages(SimpleNamespace(layers=[]), 48)
+    pages = Pages(SimpleNamespace(layers=[ashlar.Attention(1, 16, 16, ashlar.DType.F32)]), 48, torch.device("cpu"))
     cache = SimpleNamespace(start_begin=lambda *given, **options: Request())
     order = SimpleNamespace(copies=contextlib.nullcontext)
     composer = SimpleNamespace(_opening=SimpleNamespace(cache=cache), _options=Options(), _order=order, _pages=pages)

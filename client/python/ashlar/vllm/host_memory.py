@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""CPU memory from which tensors are copied to the engine's device without waiting.
+
+CUDA and ROCm copy asynchronously from registered (pinned) memory only. Memory must not change before such a copy has
+ended, so it is used again only after a mark in the engine's work (order.py).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import threading
+from collections.abc import Iterator, Sequence
+
+import torch
+from vllm.logger import init_logger
+
+from ashlar.vllm.order import Mark
+
+logger = init_logger("vllm.ashlar")
+
+_PIECE = 32 << 20  # bytes of device memory that one copy uses
+_LEAST = 1 << 12  # bytes; sizes of memory are powers of two from this one on
+_KEPT = 4 << 30  # bytes of unused memory that is kept
+
+
+def pin(memory: torch.Tensor, device: torch.device) -> bool:
+    """Registers memory for copies to and from the device. Returns whether `unpin` must be called."""
+    if device.type != "cuda":
+        return False
+    code = int(torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), memory.numel() * memory.element_size(), 0))
+    if code != 0:
+        with contextlib.suppress(RuntimeError):  # the next kernel launch reports the error again
+            torch.zeros(1, device=device)
+        logger.warning("Ashlar: host memory is not pinned, so copies are slower: cudaHostRegister: error %d", code)
+    return code == 0
+
+
+def unpin(memory: torch.Tensor) -> None:
+    torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())
+
+
+def pieces(held: torch.Tensor, pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """Yields (first, end, page): entries [first, end) of `pages` are consecutive pages from `page` on. `held`: all
+    pages."""
+    most = max(1, _PIECE // (held[0].numel() * held.element_size()))
+    first = 0
+    for end in range(1, len(pages) + 1):
+        if end == len(pages) or pages[end] != pages[end - 1] + 1 or end - first == most:
+            yield first, end, pages[first]
+            first = end
+
+
+class HostMemory:
+    """Memory of one owner after another. Thread-safe. If the device is the CPU, it is ordinary memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._free: dict[int, list[torch.Tensor]] = {}  # by size in bytes; guarded by _lock
+        self._kept = 0  # bytes of _free
+        self._left: list[tuple[Mark, list[torch.Tensor]]] = []  # guarded by _lock
+        self._pinned: set[int] = set()  # addresses
+        self._lock = threading.Lock()
+
+    def lease(self) -> Lease:
+        return Lease(self)
+
+    def close(self) -> None:
+        """Waits for the copies of memory that was given back. The memory of other leases stays pinned."""
+        with self._lock:
+            self._collect(wait=True)
+            for memory in sum(self._free.values(), []):
+                self._unpin(memory)
+            self._free, self._kept = {}, 0
+
+    def take(self, size: int) -> torch.Tensor:
+        """Returns memory of at least `size` bytes, with any content."""
+        if self._device.type == "cpu":
+            return self._allocate(size)
+        whole = max(_LEAST, 1 << (size - 1).bit_length())
+        with self._lock:
+            self._collect()
+            if self._free.get(whole):
+                self._kept -= whole
+                return self._free[whole].pop()
+        memory = self._allocate(whole)
+        if pin(memory, self._device):
+            with self._lock:
+                self._pinned.add(memory.data_ptr())
+        return memory
+
+    @staticmethod
+    def _allocate(size: int) -> torch.Tensor:
+        with torch.inference_mode(False):  # threads outside this mode may write to the memory later
+            return torch.empty(size, dtype=torch.uint8)
+
+    def give(self, taken: list[torch.Tensor], mark: Mark | None) -> None:
+        """Uses memory again once the work before the mark has ended; None: it has ended."""
+        if self._device.type == "cpu":
+            return
+        with self._lock:
+            if mark is None:
+                self._keep(taken)
+            else:
+                self._left.append((mark, taken))
+
+    def _collect(self, wait: bool = False) -> None:
+        left, self._left = self._left, []
+        for mark, taken in left:
+            if wait:
+                mark.synchronize()
+            if wait or mark.query():
+                self._keep(taken)
+            else:
+                self._left.append((mark, taken))
+
+    def _keep(self, taken: list[torch.Tensor]) -> None:
+        for memory in taken:
+            if self._kept + len(memory) <= _KEPT:
+                self._free.setdefault(len(memory), []).append(memory)
+                self._kept += len(memory)
+            else:
+                self._unpin(memory)
+
+    def _unpin(self, memory: torch.Tensor) -> None:
+        if memory.data_ptr() in self._pinned:
+            self._pinned.remove(memory.data_ptr())
+            unpin(memory)
+
+
+class Lease:
+    """The memory of one owner, until `give`."""
+
+    def __init__(self, memory: HostMemory) -> None:
+        self._memory = memory
+        self._taken: list[torch.Tensor] = []
+
+    def take(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        """Returns a tensor with any content."""
+        size = math.prod(shape) * dtype.itemsize
+        self._taken.append(self._memory.take(size))
+        return self._taken[-1][:size].view(dtype).view(*shape)
+
+    def copy(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self.take(tensor.shape, tensor.dtype).copy_(tensor)
+
+    def give(self, mark: Mark | None) -> None:
+        """Gives all memory back. `mark`: a mark after the last copy from it; None: the copies have ended."""
+        taken, self._taken = self._taken, []
+        self._memory.give(taken, mark)
