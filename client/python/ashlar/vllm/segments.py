@@ -112,7 +112,7 @@ def segments_model(
         if isinstance(layer, ashlar.Attention):
             layers.append(dataclasses.replace(layer, rope=ropes[names[number]]))
             continue
-        table = decays[names[number]].flatten().tolist() if names[number] in decays else None
+        table = decays[names[number]].flatten().cpu().tolist() if names[number] in decays else None
         tuples, rope = SEGMENT_TYPES[options.segment_dtype], ropes.get(names[number])
         layers.append(dataclasses.replace(layer, state_dtype=tuples, decay_table=table, rope=rope))
         head = max(head, layer.conv_kernel - 1)

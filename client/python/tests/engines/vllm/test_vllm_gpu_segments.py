@@ -17,12 +17,13 @@ import vllm
 from driven_specs import Driven, be_far, config_of, describe, in_child
 from segmented_engines import MODEL, PATIENT, Segmented, texts
 from test_vllm_devices import GDN, MIB, TEXT
-from test_vllm_opaque import LATENT
+from test_vllm_opaque import FULL, LATENT, states
 from tiny_engines import connector, count, model_folder, prompt, same, settings_of
 from vllm.config import CUDAGraphMode, set_current_vllm_config
 from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.v1.attention.backends import gdn_attn
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
+from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Backend
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 
 import ashlar
@@ -207,6 +208,52 @@ class Gdn:
 
     def as_engine(self, state):
         return state.transpose(1, 2)
+
+
+class Kda(Gdn):
+    specs = {DELTA: GDN[DELTA], KEYS: LATENT}
+    text = types.SimpleNamespace(kv_lora_rank=64)
+
+    def rows(self, tokens):
+        k = torch.nn.functional.normalize(torch.randn(tokens, 4, 16), dim=-1)
+        _, v, g, beta = _rows_of(tokens)
+        return k, v, g[:, :, None] * torch.rand(16), beta
+
+
+class Lightning(Gdn):
+    specs = {DELTA: states(Backend.LINEAR, (4, 32, 32), dtypes=(torch.float32,)), KEYS: LATENT}
+    text, decays, turns = Kda.text, -torch.tensor([0.3, 0.1, 0.03, 0.01]), True
+    names, channels, shape = ("k", "v"), 0, (4, 32, 32)
+
+    def rows(self, tokens):
+        return torch.randn(2, tokens, 4, 32).unbind()
+
+    def recur(self, state, k, v):
+        state = state.double()
+        for row in zip(k.double(), v.double()):
+            state = self.decays.double().exp()[:, None, None] * state + torch.einsum("hk,hv->hkv", *row)
+        return state
+
+    def as_engine(self, state):
+        return state
+
+
+class Mamba1(Gdn):
+    specs = {DELTA: states(Backend.MAMBA1, (3, 128), (128, 16)), KEYS: FULL}
+    text, decays = None, -torch.linspace(0.1, 1, 16 * 128).view(1, 16, 128)
+    names, channels, shape = ("k", "v", "beta"), 128, (1, 16, 128)
+
+    def rows(self, tokens):
+        return torch.randn(tokens, 16), torch.randn(tokens, 128), torch.rand(tokens, 128) / 10
+
+    def recur(self, state, k, v, beta):
+        state = state.double()
+        for b, x, dt in zip(k.double(), v.double(), beta.double()):
+            state = (self.decays.double() * dt).exp() * state + torch.einsum("k,v->kv", b, dt * x)
+        return state
+
+    def as_engine(self, state):
+        return state[0].T
 
 
 class Text:
@@ -413,7 +460,11 @@ def omit_the_wait_for_the_run(device):
 
 @pytest.mark.parametrize(
     "family, spoil, right",
-    [(Gdn, wait, True), (Gdn, omit_the_wait_for_the_run, False)],
+    [
+        (Gdn, wait, True),
+        (Gdn, omit_the_wait_for_the_run, False),
+        *((each, wait, True) for each in (Kda, Lightning, Mamba1)),
+    ],
 )
 def test_segments_are_published_landed_and_composed_with_two_streams(family, spoil, right, shared_daemon):
     """The composer's thread copies on its own stream."""
