@@ -12,10 +12,11 @@ import ashlar.daemon
 
 sys.path.insert(0, str(pathlib.Path(__file__).parent))
 
+os.environ["TRITON_INTERPRET"] = "1"  # for model_runner_v2; Triton reads it when it is imported
 pytest.importorskip("vllm", reason="vLLM is not installed")
 engines = pytest.importorskip("tiny_engines")
 engines.import_once()
-segments = pytest.importorskip("segmented_engines")
+fixtures = pytest.importorskip("engine_fixtures")
 
 
 @pytest.fixture(autouse=True)
@@ -37,50 +38,14 @@ def shared_daemon(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def expected():
-    """Answers of engines without a cache, by model. Each prompt is computed once."""
-    children, answers = {}, {}
-
-    def answer(model, prompts, tokens=6):
-        keys = [(model, tokens, tuple(prompt)) for prompt in prompts]
-        missing = {key: prompt for key, prompt in zip(keys, prompts) if key not in answers}
-        if missing:
-            if model not in children:
-                children[model] = engines.Child(model, enable_prefix_caching=True)
-            for key, prompt in missing.items():  # one by one: a batch of another shape may round differently
-                children[model].call("erase")
-                answers[key] = children[model].generate([prompt], tokens)[0][:2]
-        return [answers[key] for key in keys]
-
-    yield answer
-    for child in children.values():
-        child.close()
+    yield from fixtures.answers()
 
 
 @pytest.fixture(scope="session")
 def engine(shared_daemon):
-    """One engine with the cache per model, for tests that do not end it."""
-    children = {}
-
-    def get(model):
-        if model not in children:
-            children[model] = engines.Child(model, engines.connector(shared_daemon))
-        return children[model]
-
-    yield get
-    for child in children.values():
-        child.close()
+    yield from fixtures.cached(shared_daemon)
 
 
 @pytest.fixture(scope="module")
 def segmented(shared_daemon):
-    children = {}
-
-    def get(model):
-        if model not in children:
-            options = engines.connector(shared_daemon, segments=True, **segments.PATIENT)
-            children[model] = segments.Segmented(model, options, max_logprobs=512)
-        return children[model]
-
-    yield get
-    for child in children.values():
-        child.close()
+    yield from fixtures.segmented(shared_daemon)

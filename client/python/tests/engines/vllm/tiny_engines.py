@@ -29,6 +29,7 @@ os.environ.update(
 
 import draft_states
 import mamba2_checkpoints
+import model_runner_v2
 import prometheus_client
 import torch
 import torch._dynamo
@@ -342,6 +343,8 @@ def _serve(pipe, settings, processes, environment):
     # Forks the workers of several ranks, which vLLM would otherwise spawn.
     multiproc_executor.get_mp_context = lambda: multiprocessing.get_context("fork")
     try:
+        if model_runner_v2.wanted():
+            model_runner_v2.run_on_cpu()
         server = Server(settings)
         pipe.send(("value", server.seconds))
     except BaseException:
