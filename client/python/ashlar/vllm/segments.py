@@ -40,10 +40,6 @@ def refused(vllm_config: Any, options: Options) -> str:
         return "enable_lora is not supported"
     if device != "cpu" and not options.segments_on_gpu:
         return f"they have never run on {device}; run tools/gpu-check, then set segments_on_gpu"
-    if (
-        vllm_config.use_v2_model_runner
-    ):  # it keeps the numbers of computed tokens on the device, where jumps cannot change them
-        return "vLLM's model runner V2 is not supported; set VLLM_USE_V2_MODEL_RUNNER to 0"
     if parallel.data_parallel_size > 1 and vllm_config.model_config.is_moe:  # all ranks would have to run a segment
         return "data_parallel_size above 1 is not supported for mixtures of experts"
     return ""

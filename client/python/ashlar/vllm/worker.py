@@ -14,6 +14,7 @@ import torch
 from vllm.logger import init_logger
 
 import ashlar
+from ashlar.vllm import device_counts
 from ashlar.vllm.caches import EngineCaches
 from ashlar.vllm.composing import Composer
 from ashlar.vllm.cuda import CudaMemory
@@ -127,6 +128,8 @@ class Worker:
             return
         caches = self._caches
         try:
+            if vllm_config.use_v2_model_runner:
+                device_counts.install()
             engine = EngineModel(vllm_config, kv_cache_config, self._described)
             # Positions after max_model_len may have no rotary frequencies.
             most = min(vllm_config.scheduler_config.max_num_batched_tokens, vllm_config.model_config.max_model_len)

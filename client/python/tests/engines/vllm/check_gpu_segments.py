@@ -14,7 +14,7 @@ import os
 import sys
 import tempfile
 
-os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0", VLLM_USE_V2_MODEL_RUNNER="0")
+os.environ.update(VLLM_ENABLE_V1_MULTIPROCESSING="0")
 
 import vllm.model_executor.model_loader.dummy_loader as dummy_loader
 from segmented_engines import PATIENT, Segmented, texts

@@ -101,6 +101,10 @@ PARTS = {
         skip_reading_prefix_cache status num_in_flight_tokens _block_hasher num_preemptions prefill_stats
         num_tokens_with_spec num_output_placeholders""",
     "vllm.v1.request:RequestStatus": "RUNNING FINISHED_STOPPED FINISHED_LENGTH_CAPPED FINISHED_ABORTED",
+    "vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor": "gpu",
+    "vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor": "np",
+    "vllm.v1.worker.gpu.model_runner:GPUModelRunner": "update_requests req_states",
+    "vllm.v1.worker.gpu.states:RequestState": "req_id_to_index prefill_len num_computed_tokens",
 }
 FUNCTIONS = [
     "vllm.config:set_current_vllm_config",

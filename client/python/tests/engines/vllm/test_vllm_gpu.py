@@ -432,7 +432,6 @@ def test_segments_are_refused_on_a_gpu_with_a_warning(monkeypatch):
             lora_config=None,
             model_config=None,
             parallel_config=types.SimpleNamespace(data_parallel_size=1),
-            use_v2_model_runner=False,
         )
         caches = types.SimpleNamespace(kv_cache_groups=[1])
         made = module.AshlarConnector(config, module.KVConnectorRole.SCHEDULER, caches)

@@ -112,12 +112,11 @@ def test_a_wrong_transition_fails_the_check_for_gpus(shared_daemon, monkeypatch)
 # ---- configurations
 
 
-def config(device="cuda", lora=None, v2=False, ranks=1, moe=False):
+def config(device="cuda", lora=None, ranks=1, moe=False):
     return types.SimpleNamespace(
         device_config=types.SimpleNamespace(device_type=device),
         lora_config=lora,
         parallel_config=types.SimpleNamespace(data_parallel_size=ranks),
-        use_v2_model_runner=v2,
         model_config=types.SimpleNamespace(is_moe=moe),
     )
 
@@ -128,7 +127,6 @@ def config(device="cuda", lora=None, v2=False, ranks=1, moe=False):
         (config(), False, "they have never run on cuda; run tools/gpu-check, then set segments_on_gpu"),
         (config(), True, ""),
         (config("cpu"), False, ""),
-        (config(v2=True), True, "vLLM's model runner V2 is not supported; set VLLM_USE_V2_MODEL_RUNNER to 0"),
         (config(lora=object()), True, "enable_lora is not supported"),
         (config(ranks=2), True, ""),
         (config(ranks=2, moe=True), True, "data_parallel_size above 1 is not supported for mixtures of experts"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's model runner V2, the default on GPUs: tests of prefixes with engines that use it."""
+"""vLLM's model runner V2, the default on GPUs: tests of prefixes and segments with engines that use it."""
 
 import os
 
@@ -7,6 +7,7 @@ import engine_fixtures
 import pytest
 import test_vllm_faults
 import test_vllm_prefixes
+import test_vllm_segments
 from model_runner_v2 import ENVIRONMENT
 from tiny_engines import BLOCK, CLOSE, PAIR, Child, connector, count, prompt, same, saved
 
@@ -39,6 +40,11 @@ def expected(runner):
 @pytest.fixture(scope="module")
 def engine(shared_daemon):
     yield from engine_fixtures.cached(shared_daemon)
+
+
+@pytest.fixture(scope="module")
+def segmented(shared_daemon):
+    yield from engine_fixtures.segmented(shared_daemon)
 
 
 def test_engines_use_the_runner(engine):
@@ -82,3 +88,11 @@ def test_chunked_prefill(shared_daemon, expected, model="qwen3_5"):
 
 def test_preemption(shared_daemon, expected):
     test_vllm_prefixes.test_preempted_requests_resume_with_the_same_answer("qwen3_5", shared_daemon, expected)
+
+
+def test_segments(segmented, expected):
+    test_vllm_segments.test_segments_are_found_in_any_order_and_at_any_position("qwen3_5", segmented, expected)
+
+
+def test_segments_in_several_steps(shared_daemon, segmented):
+    test_vllm_segments.test_a_prompt_longer_than_a_step_is_taken_in_several(shared_daemon, segmented)
