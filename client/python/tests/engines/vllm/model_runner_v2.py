@@ -22,6 +22,7 @@ def run_on_cpu():
     """Imports the runner's modules again, with Triton in place of vLLM's placeholder. Call it before an engine starts,
     with TRITON_INTERPRET=1 set since before Triton was imported."""
     import triton
+    import vllm.config.vllm as config
     import vllm.triton_utils as utils
     import vllm.v1.worker.gpu_worker as gpu_worker
     from vllm.platforms.cpu import CpuPlatform
@@ -33,7 +34,7 @@ def run_on_cpu():
             del sys.modules[name]
     importlib.import_module("vllm.v1.worker.cpu.shm")
     importlib.import_module("vllm.v1.worker.cpu.model_runner")
-    gpu_worker.HAS_TRITON = True
+    gpu_worker.HAS_TRITON = config.HAS_TRITON = True
     importlib.import_module(_KERNELS[0])._TEMPORAL_TILES = 1  # the interpreter runs tiles one by one
 
     own = CpuPlatform.check_and_update_config
