@@ -46,11 +46,12 @@ def ask(server, tokens, lengths, count=4, everything=False, salt=None):
     return list(best.token_ids), logs, output.num_cached_tokens
 
 
-def ask_together(server, prompts, count=4, salt=None):
-    """Like `ask`, for several (tokens, lengths) that are served at once."""
+def ask_together(server, prompts, count=4, salt=None, margins=False):
+    """Like `ask`, for several (tokens, lengths) that are served at once. `margins`: also returns, for each token, how much
+    its log-probability exceeds that of the second one."""
     sampling = [
         vllm.SamplingParams(
-            temperature=0, ignore_eos=True, detokenize=False, logprobs=1, max_tokens=count,
+            temperature=0, ignore_eos=True, detokenize=False, logprobs=2 if margins else 1, max_tokens=count,
             extra_args=None if lengths is None else {"kv_transfer_params": {"ashlar_segments": lengths}},
         )
         for _, lengths in prompts
@@ -58,15 +59,15 @@ def ask_together(server, prompts, count=4, salt=None):
     salted = {} if salt is None else {"cache_salt": salt}
     asked = [{"prompt_token_ids": tokens, **salted} for tokens, _ in prompts]
     outputs = server.llm.generate(asked, sampling, use_tqdm=False)
-    best = [output.outputs[0] for output in outputs]
-    return [
-        (
-            list(one.token_ids),
-            [each[token].logprob for each, token in zip(one.logprobs, one.token_ids)],
-            out.num_cached_tokens,
-        )
-        for one, out in zip(best, outputs)
-    ]
+    found = []
+    for output in outputs:
+        best = output.outputs[0]
+        logs = [each[token].logprob for each, token in zip(best.logprobs, best.token_ids)]
+        found.append((list(best.token_ids), logs, output.num_cached_tokens))
+        if margins:
+            ranked = [sorted((one.logprob for one in each.values()), reverse=True) for each in best.logprobs]
+            found[-1] += ([first - second for first, second, *_ in ranked],)
+    return found
 
 
 def prompt_logs(server, tokens, lengths):
@@ -246,7 +247,7 @@ def tuples_against_one_run(server, tokens, lengths):
     return list(found.values())
 
 
-def _remember(composer, seen):
+def remember_jumps(composer, seen):
     """Records, for each jump, its begin and end, and every layer's state in fp64 before and after it."""
     own = composer.apply
 
@@ -278,9 +279,14 @@ class Apart:
 def composed_against_one_run(server, tokens, lengths):
     """Returns the differences between a request's states and those of one run of the whole prompt, by layer."""
     composer, seen = worker()._composer, []
-    with _remember(composer, seen):
+    with remember_jumps(composer, seen):
         *_, cached = ask(server, tokens, lengths, 1)
     assert cached == sum(end - begin for begin, end, *_ in seen) > 0
+    return jumps_against_one_run(composer, seen, tokens)
+
+
+def jumps_against_one_run(composer, seen, tokens):
+    """Returns the differences by layer. `seen`: a request's jumps, as `remember_jumps` records them."""
     most = seen[-1][1]
     (pages, blocks), found = _spare(composer, tokens[:most]), []
 

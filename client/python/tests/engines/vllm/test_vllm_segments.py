@@ -12,7 +12,7 @@ import time
 
 import pytest
 from segmented_engines import MODEL, PATIENT, Segmented, texts
-from tiny_engines import connector, count, prompt, same
+from tiny_engines import CLOSE, connector, count, prompt, same
 
 import ashlar.daemon
 from ashlar.vllm.segments import NORM_EPSILON
@@ -306,8 +306,14 @@ def test_segments_of_a_model_with_only_attention(segmented, expected, model="qwe
     same([child.probe("ask", whole, None)], [wanted])
 
 
-def test_sixteen_concurrent_prompts_answer_as_one_at_a_time(shared_daemon, expected):
-    """They are scheduled together with one that has no segments."""
+def test_sixteen_concurrent_prompts_answer_as_one_at_a_time(shared_daemon, expected, new=8):
+    """They are scheduled together with one that has no segments.
+
+    On one kind of CPU nothing differed. On others, bf16 products of a higher matrix may round differently, which moves
+    logits by a bf16 step: 2⁻⁶ between 2 and 4. So log-probabilities are compared within CLOSE, which is above that step.
+    Two tokens can change places if each of them moves by CLOSE: tokens are compared up to the first whose lead is below
+    twice that.
+    """
     options = connector(shared_daemon, segments=True, **PATIENT)
     parts = texts("many", 8, 120)
     with Segmented(MODEL, options, max_num_seqs=17) as child:
@@ -319,14 +325,21 @@ def test_sixteen_concurrent_prompts_answer_as_one_at_a_time(shared_daemon, expec
             prompts.append((sum(some, []) + prompt(f"many query {number}", 20), [120] * 4))
         alone = []
         for one in prompts:
-            alone += child.probe("ask_together", [one])
+            alone += child.probe("ask_together", [one], new, margins=True)
             child.call("erase")
-        plain = prompt("many plain", 500)
-        together = child.probe("ask_together", [*prompts, (plain, None)])
+        plain, compared = prompt("many plain", 500), 0
+        together = child.probe("ask_together", [*prompts, (plain, None)], new, margins=True)
         for one, other in zip(together, alone):
             assert one[2] == other[2] == 120 + interiors(120, 120, 120)
-            assert one[0][0] == other[0][0] and abs(one[1][0] - other[1][0]) < 2e-2, (one, other)
-        same(together[16:], expected(MODEL, [plain], 4), 2e-2)
+            decided = next((i for i, lead in enumerate(other[3]) if lead < 2 * CLOSE), new)
+            assert one[0][:decided] == other[0][:decided], (one, other)
+            # After equal tokens, also the best log-probability of a near tie is comparable.
+            apart = max(abs(a - b) for a, b in zip(one[1][: decided + 1], other[1]))
+            print(f"{decided} tokens until a near tie, apart by {apart:.1e}")
+            assert apart < CLOSE, (one, other)
+            compared += decided
+        assert compared > 16 * new / 2, "most tokens have a clear lead"
+        same([together[16][:2]], expected(MODEL, [plain], new), CLOSE)
         assert child.probe("state_of", 20)[1] == 0, "nothing is held"
 
 
