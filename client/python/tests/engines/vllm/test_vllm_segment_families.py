@@ -76,9 +76,19 @@ def test_every_rank_takes_its_own_part_of_a_segment(shared_daemon):
         assert child.publish(parts) > 0
         with ashlar.Prober(shared_daemon.rpc_socket, shared_daemon.session_socket) as prober:  # asks rank 0
             probed = prober.probe(sum(parts, []) + query, [150] * 3, model_id="two ranks").nodes[0]
+        child.call("evaluate", "llm.collective_rpc('remember_jumps')")
         first = child.ask(parts, query)
         assert first[2] == probed.saved_tokens == 150 + interiors(150, 150)
-        assert abs(first[1][0] - logs[0]) < 0.2, "close to full prefill"
+        assert abs(first[1][0] - logs[0]) < 0.2, "composition is close to full prefill, not equal"
+        ranks = child.call("evaluate", f"llm.collective_rpc('composed_apart', args=({sum(parts, []) + query!r},))")
+        print(ranks)
+        for layers in ranks:
+            # The first layer's inputs have no position: each rank's shard is composed exactly, in fp32. The bound is that
+            # of one rank (test_vllm_segments.py).
+            assert len(layers) == 3 and 0 < layers[0]["interior"] <= 2e-6 and layers[0]["computed"] <= 2e-6
+            # Deeper layers have computed their interiors without what stands before them.
+            assert all(layer["chain"] < 0.6 for layer in layers)
+        assert ranks[0] != ranks[1], "shards differ"
         child.call("erase")
         free = child.call("free_blocks")
         # One rank has landed nothing: no rank jumps.

@@ -109,6 +109,22 @@ class Watched:
             if each.dim() > 1:
                 each.data.copy_(each.data.flip(0))
 
+    def remember_jumps(self):
+        """Records this rank's jumps until `composed_apart`."""
+        import segment_probe  # it imports modules that engines without segments do not need
+
+        self._jumps = []
+        self._remembering = segment_probe.remember_jumps(self._half()._composer, self._jumps)
+        self._remembering.start()
+
+    def composed_apart(self, tokens):
+        """Returns, for each of this rank's layers, the differences of its shard of the states: `segment_probe.Apart`."""
+        import segment_probe
+
+        self._remembering.stop()
+        found = segment_probe.jumps_against_one_run(self._half()._composer, self._jumps, tokens)
+        return [vars(each) for each in found]
+
     def spoil_segments(self, rank):
         """Makes this rank's segments land nowhere; None: no rank's."""
         half = self._half()
