@@ -63,11 +63,12 @@ def test_failed_loads(engine, expected):
     test_vllm_faults.test_a_plan_of_another_version_is_computed_instead("qwen3_5", engine, expected)
 
 
-def test_decoded_tokens(engine, expected, shared_daemon, model="granite"):
+def test_decoded_tokens(engine, expected, shared_daemon, model="granite", new=20):
     """The state after them is saved when the request ends. Another engine resumes from it."""
     text = prompt("decoded", BLOCK[model] + 20)
-    ((answer, logs),) = expected(model, [text])
-    same(engine(model).generate([text]), [(answer, logs)])
+    ((answer, logs),) = expected(model, [text], new)
+    same(engine(model).generate([text], new), [(answer, logs)])
+    engine(model).call("erase")  # steps until the save has ended
     longer = text + answer + prompt("next turn", 25)
     with Child(model, connector(shared_daemon)) as other:
         same(other.generate([longer]), expected(model, [longer]), CLOSE)
