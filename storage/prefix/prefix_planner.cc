@@ -2,6 +2,7 @@
 #include "storage/prefix/prefix_planner.h"
 
 #include <algorithm>
+#include <bit>
 #include <iterator>
 #include <memory>
 #include <utility>
@@ -50,20 +51,26 @@ PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool
   if (!candidates.empty() && candidates.back()->depth() > match.resume) match.missed = candidates.back();
   Credit(candidates, resume, match.resume);
   // A prompt that diverges from known prompts here creates a branch, whether or not it is ever computed.
-  const uint64_t branch = reached.depth / options_.capture_tokens * options_.capture_tokens;
+  const uint64_t branch = reached.depth / Grid(reached.depth) * Grid(reached.depth);
   const bool parts = reached.depth < prompt.size() || reached.inside != nullptr;
-  if (parts && branch > match.resume) {
+  const bool served = std::ranges::any_of(candidates, [&](const PrefixNode* node) {
+    return node->depth() >= branch && node->depth() % options_.capture_tokens == 0;
+  });
+  if (parts && branch > match.resume && !served) {
     PrefixNode& node = history_.NodeAt(prompt.first(branch));
-    if (!node.data.kind) {
-      MakeCandidate(node, ReuseKind::kBranch);
-      candidates.push_back(&node);
-    }
+    MakeCandidate(node, ReuseKind::kBranch);
+    candidates.push_back(&node);
   }
   const std::vector<uint64_t> placed = Placed(match.resume, reached.depth, prompt.size());
   match.checkpoint_at = Wanted(candidates, match.resume, options_.most_checkpoints - placed.size());
   match.checkpoint_at.insert(match.checkpoint_at.end(), placed.begin(), placed.end());
   if (resume != nullptr) budget_.Lease(*resume);
   return match;
+}
+
+uint64_t PrefixPlanner::Grid(uint64_t depth) const {
+  const uint64_t captures = depth / kGridShare / options_.capture_tokens;
+  return std::bit_floor(std::max<uint64_t>(captures, 1)) * options_.capture_tokens;
 }
 
 std::vector<PrefixPlanner::Match::Span> PrefixPlanner::Spans(const PrefixTree<PrefixEntry>::Reached& reached,
@@ -162,7 +169,7 @@ std::vector<uint64_t> PrefixPlanner::Placed(uint64_t resume, uint64_t shared, ui
   if (model.empty()) return {};
   const auto flops = [this](uint64_t depth) { return costs_.Flops(depth); };
   const size_t most = std::min(options_.most_placed, options_.most_checkpoints);
-  CheckpointPlan plan(model, resume, options_.capture_tokens, most, flops);
+  CheckpointPlan plan(model, resume, Grid(prompt), most, flops);
   const double rate = reuse_.Rate(kEdge, 1), going = budget_.going_price() * kPlacedMargin;
   size_t pays = 0;
   for (size_t m = 1; m <= plan.most(); ++m) {

@@ -129,6 +129,23 @@ TEST(PrefixPlannerTest, TheSecondPromptRevealsABranch) {
   EXPECT_THAT(third.checkpoint_at, ::testing::Each(::testing::Gt(300u)));
 }
 
+// Otherwise each prompt would leave a checkpoint of its own, without the uses of the others.
+TEST(PrefixPlannerTest, PromptsThatDivergeAFewTokensApartUseOneCheckpoint) {
+  PrefixPlanner planner(kTokenCosts, {.capacity_bytes = kAmple, .most_placed = 0});
+  const Tokens text = Numbers(0, 4109);
+  const auto ask = [&](size_t shared, int32_t question) {
+    return Request(planner, Join(Tokens(text.begin(), text.begin() + shared), Numbers(-100 * question, 9)));
+  };
+  Request(planner, text);
+  EXPECT_THAT(ask(4100, 1).checkpoint_at, ElementsAre(4096u));
+  const PrefixPlanner::Match second = ask(4105, 2), third = ask(4099, 3);
+  EXPECT_EQ(second.resume, 4096u);
+  EXPECT_THAT(second.checkpoint_at, IsEmpty());
+  EXPECT_EQ(third.resume, 4096u);
+  EXPECT_EQ(UsesOf(planner, Tokens(text.begin(), text.begin() + 4096)), 2u);
+  EXPECT_EQ(Request(planner, Join(text, Numbers(9000, 9))).resume, text.size()) << "conversations continue exactly";
+}
+
 // Documents of any length, asked about twice by short questions: from the second document on, the model of where
 // prompts part puts a checkpoint close before the question, on the first visit.
 TEST(PrefixPlannerTest, APlacedCheckpointHitsOnADocumentsSecondPrompt) {
