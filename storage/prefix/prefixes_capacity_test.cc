@@ -191,7 +191,7 @@ TEST_F(PricedPrefixesTest, RandomTextsNeverGetAnothersBytes) {
       rig_.cache->Release(kAnn, match.lease);
       known.push_back(std::move(prompt));
     }
-    EXPECT_GT(resumed, 10u) << seed;
+    EXPECT_GE(resumed, 8u) << seed;
   }
 }
 

@@ -67,7 +67,7 @@ def main():
     for trace in options.traces.split(","):
         for capture in map(int, options.captures.split(",")):
             cells = {}
-            for run in replay(options.program, options.folder / trace, capture, CAPACITIES[trace], policies):
+            for run in replay(options.program.resolve(), options.folder / trace, capture, CAPACITIES[trace], policies):
                 cells.setdefault(run["capacity_bytes"], {})[run["policy"]] = run
             for capacity, cell in cells.items():
                 rates = {policy: run["token_hit_rate"] for policy, run in cell.items()}
