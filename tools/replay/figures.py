@@ -2,8 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The figures of docs/benchmarks/prefix-policies.md: every trace, capacity and granularity, by policy.
 
-Prints the rows of the page's table, the cells where Ashlar is behind, and the distance to the optimum. Hours on two
-cores. usage: figures.py ASHLAR_REPLAY TRACES [--traces NAME,…] [--captures N,…] [--policies NAME,…]
+Prints the rows of the page's table, the cells where Ashlar is behind, and the distance to the optimum. Ten minutes on
+two idle cores. usage: figures.py ASHLAR_REPLAY TRACES [--traces NAME,…] [--captures N,…] [--policies NAME,…]
 """
 
 import argparse
