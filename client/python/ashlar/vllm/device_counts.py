@@ -12,7 +12,7 @@ def install() -> None:
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     own = GPUModelRunner.update_requests
-    if hasattr(own, "__wrapped__"):
+    if getattr(own, "moves_for_ashlar", False):
         return
 
     @functools.wraps(own)
@@ -26,4 +26,5 @@ def install() -> None:
             if computed < states.prefill_len.np[index]:  # no drafts yet: the scheduler's number is exact
                 states.num_computed_tokens.gpu[index].fill_(computed)
 
+    update_requests.moves_for_ashlar = True  # type: ignore[attr-defined]
     GPUModelRunner.update_requests = update_requests

@@ -7,9 +7,11 @@ import types
 
 import numpy as np
 import pytest
+import torch
 from vllm.v1.core.sched.scheduler import Scheduler as Engines
+from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
-from ashlar.vllm import stops
+from ashlar.vllm import device_counts, stops
 from ashlar.vllm.jumps import Jumps
 from ashlar.vllm.messages import Fetched
 from ashlar.vllm.options import Options
@@ -454,3 +456,20 @@ def test_names_follow_a_token_that_a_sessions_next_turn_replaces():
     other.block_hashes.clear()
     Names(other, BLOCK).set([(40, 50)])
     assert request.block_hashes == other.block_hashes and len(request.block_hashes) == 4
+
+
+@pytest.mark.parametrize("jumps, counts", [(True, [700, 300, 50]), (False, [400, 300, 50])])
+def test_the_device_counts_the_tokens_of_requests_that_jumped(jumps, counts, monkeypatch):
+    """`a` jumps from 400 tokens to 700. `b` decodes: the scheduler's number includes a rejected draft. `c` is not
+    scheduled."""
+    monkeypatch.setattr(GPUModelRunner, "update_requests", lambda runner, output: None)
+    device_counts.install()
+    states = types.SimpleNamespace(
+        req_id_to_index={"a": 0, "b": 1, "c": 2},
+        prefill_len=types.SimpleNamespace(np=np.array([900, 280, 60])),
+        num_computed_tokens=types.SimpleNamespace(gpu=torch.tensor([400, 300, 50])),
+    )
+    cached = types.SimpleNamespace(req_ids=["a", "b"], num_computed_tokens=[700, 301])
+    output = types.SimpleNamespace(scheduled_cached_reqs=cached, has_sync_kv_loads=jumps)
+    GPUModelRunner.update_requests(types.SimpleNamespace(req_states=states), output)
+    assert states.num_computed_tokens.gpu.tolist() == counts
