@@ -113,7 +113,8 @@ absl::string_view Name(HandoffOutcome outcome);
 enum class PageContent : uint8_t {
   kFilled = 1,  // keys and values are complete; read them in place
   kToFill = 2,  // empty; this request fills them and reports it
-  // another request fills them, or none yet; if that request ends early, the oldest one that can fill them has to
+  // another request fills them, or no request can fill them yet; if the filling request ends early, the oldest request
+  // that can fill them must do so
   kBeingFilled = 3,
 };
 

@@ -29,7 +29,7 @@ std::string Hex(const NamespaceId& ns) {
 }
 
 // Returns whether two layouts are of one model with the same weights. Their dtypes may differ, because engines also
-// name the form of their caches there.
+// encode the format of their caches in the dtype.
 bool SameModel(const Identity& a, const Identity& b) {
   const auto fields = [](const Identity& identity) {
     return std::tie(identity.model_id, identity.weights_digest, identity.quantization, identity.tokenizer_digest,

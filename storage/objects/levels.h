@@ -55,8 +55,9 @@ class Levels {
   // if there is none.
   size_t SourceBelow(const Entry& entry, size_t level) const;
   // The nearest lower tier that keeps a whole copy; otherwise kRemote if a peer keeps one, and kNone if none does. A
-  // peer may evict its copy at any time without notice. So it counts while it is leased for this node, after the peer
-  // has accepted the object in a drain, and after this node has fetched it, until it is found here again.
+  // peer may evict its copy at any time without notice. Its copy therefore counts only while it is leased for this
+  // node, after the peer has accepted the object in a drain, or after this node has fetched the object and until a
+  // lookup finds it here again.
   TierKind Lower(const Entry& entry, size_t level) const;
   size_t OnAnotherGpu(const Entry& entry, size_t level) const;
   static bool IsCopiedFrom(const Entry& entry, size_t level, size_t source);

@@ -35,8 +35,8 @@ inline constexpr size_t kReuseKinds = 9;
 // The price at an age is Gittins' index (1979) of the hazard from there on: the largest number of uses per expected
 // request of waiting that any stopping age achieves. It is the rent that a slot is worth.
 //
-// The model learns from uses alone, and none of its constants changes at run time. Neither a duel of several policies
-// by ghost caches (ARC, LeCaR) nor sampled simulations of its own constants (Mini-Sim, Caffeine) were built.
+// The model learns from uses only, and its constants do not change at run time. It neither compares policies by ghost
+// caches (ARC, LeCaR) nor tunes its constants by sampled simulations (Mini-Sim, Caffeine).
 class ReuseModel {
  public:
   struct Subject {

@@ -44,7 +44,7 @@ class OverlapModel {
   // Each histogram is divided into ranges of neighbouring places that have at most 1/`parts` of its weight, or one
   // place. A range counts at the place where a checkpoint serves all of it, so savings are underestimated by less than
   // its width. At most 2 · `parts` masses per histogram; by default, all places are exact. O(places). The planner calls
-  // it on the metadata thread, every 64 divergences at the latest; a refresh in the background was not built.
+  // it on the metadata thread, every 64 divergences at the latest, never in the background.
   OverlapForecast Forecast(size_t parts = SIZE_MAX) const;
 
  private:

@@ -61,9 +61,9 @@ class PagePool {
   // Heap bytes of the table for that many pages.
   static uint64_t MemoryBytes(uint32_t pages) { return uint64_t{pages} * (sizeof(Page) + sizeof(PageId)); }
 
-  // The first request that can fill a new segment fills it; other requests hold the same pages meanwhile. If the first
-  // one ends without filling it, the oldest of the others that can must fill it, once nothing writes to the pages any
-  // longer: the landing of an ended request may still write bytes that its checksums will reject.
+  // The first request that can fill a new segment fills it; other requests hold the same pages meanwhile. If that
+  // request ends early, the oldest of the other requests that can fill the segment must do so, once nothing writes to
+  // the pages: the landing of an ended request may still write bytes that its checksums will reject.
   struct Segment {
     PageContent content = PageContent::kFilled;
     std::span<const PageId> pages;
@@ -78,7 +78,7 @@ class PagePool {
   // `most` at once if all are available; call again for the rest.
   bool Extend(AdmissionId admission, uint64_t own_pages, Shortage& shortage, uint64_t most = UINT64_MAX);
 
-  // Replaces the segments that the request can fill, by index. It must not write to the pages of others any longer.
+  // Replaces the segments that the request can fill, by index. It must no longer write to the pages of the others.
   void SetFills(AdmissionId admission, std::span<const uint32_t> segments);
 
   // The request has filled its segment `segment`. Returns false without a change if the request was not its filler.

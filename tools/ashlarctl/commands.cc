@@ -33,9 +33,9 @@ std::vector<Command> CommandsOnObjects() {
        kTokens,
        "estimate what this node would save of a prompt, and how busy it is",
        "The files together are the prompt. With --segments, each file but the last is one of its segments. If the "
-       "engine has opened the model a second time for its segments, both layouts are probed; with tensor parallelism, "
-       "vLLM's segments of rank 0. No lookup is counted. With --cluster, nodes that do not answer within 100 ms are "
-       "left out; the cheapest is where the first token is expected first.",
+       "engine has opened the model a second time for its segments, both layouts are probed. With tensor parallelism, "
+       "only the segments of vLLM's rank 0 are probed. No lookup is counted. With --cluster, nodes that do not answer "
+       "within 100 ms are left out; the cheapest is where the first token is expected first.",
        {kTenant,
         {"namespace", "HEX", "namespace of the model, or a unique prefix of it", {}},
         {"model-id", "NAME", "model_id of the model, instead of --namespace; neither is needed for a single model", {}},

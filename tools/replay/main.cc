@@ -27,7 +27,7 @@ constexpr const char* kPolicies =
     "  marconi          like sglang, evicted by FLOP efficiency; alpha is tuned as published, fixed by marconi:ALPHA,\n"
     "                   or the best of all by marconi:oracle\n"
     "  marconi-offload  like vllm, evicted by uses × exp(−DECAY × age) / (depth + 1), with the age in requests;\n"
-    "                   DECAY is 0.1 by default, fixed by marconi-offload:DECAY\n"
+    "                   marconi-offload:DECAY sets DECAY (default: 0.1)\n"
     "  ashlar           the daemon's policy; ashlar:N checkpoints inside prompts at multiples of N only\n";
 
 using Command = absl::Status (*)(const Options&, Figures&);
@@ -222,8 +222,8 @@ int Main(int argc, char** argv) {
              "States are captured, and prompts resume, at multiples of N tokens only, with every policy; default: 64.");
   run->add_option(
          "--page", options.page,
-         "Least tokens of ashlar's pages. A partly filled page takes as many bytes as a full one. The daemon's have at "
-         "least 256. Other policies pay for their tokens only. Default: 1.")
+         "Minimum number of tokens in a page of the ashlar policy. A partly filled page takes as many bytes as a full "
+         "one. The daemon's pages have at least 256 tokens. Other policies are charged for tokens only. Default: 1.")
       ->type_name("N")
       ->check(CLI::Range(1, 1 << 20).description(""))
       ->take_last();

@@ -55,7 +55,7 @@ constexpr uint64_t kPage = 64;            // tokens: what block policies store, 
 constexpr uint64_t kLeastVllmBlock = 16;  // tokens
 
 // Per request. vllm-marconi-offload 0.2.2 decays by 0 unless configured, and by 0.005 per scheduler step in its
-// example; with 20 steps per request this is that example. Without decay it keeps what was popular once.
+// example, which is 0.1 at 20 steps per request. Without decay, it keeps objects that were popular only in the past.
 constexpr double kOffloadDecay = 0.1;
 
 // The oracle's grid, as in Marconi's published code.

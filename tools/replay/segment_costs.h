@@ -14,8 +14,8 @@ enum class StateType : uint8_t { kBf16, kFp32 };
 // Models have 16-bit numbers. Returns the model with its states and transitions in `type`.
 Model Stored(Model model, StateType type);
 
-// A segment is stored and moved as one object: keys, values and tuple. Keys and values alone, with states recomputed,
-// groups of passages in one object, and cheaper tiers for the tails of segments were not built.
+// A segment is stored and moved as one object: keys, values and tuple. Not implemented: objects without tuples, whose
+// states are recomputed; several passages per object; cheaper tiers for the tails of segments.
 class SegmentCosts {
  public:
   // `adaptive`: heads whose transitions vanish over the segment are not stored.

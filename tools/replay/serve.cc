@@ -82,7 +82,7 @@ ThreadCounts ReadMetadataThread(pid_t daemon) {
       if (field.first == "nonvoluntary_ctxt_switches") counts.involuntary_switches = value;
     }
     std::getline(std::ifstream(task.path() / "stat"), line);
-    const size_t end = line.rfind(')');  // of the name; then the state, the third field
+    const size_t end = line.rfind(')');  // end of the thread's name; the third field, its state, follows
     if (end == std::string::npos) continue;
     const std::vector<std::string> fields = absl::StrSplit(line.substr(end + 1), ' ', absl::SkipEmpty());
     if (fields.size() < 10) continue;

@@ -15,8 +15,8 @@ namespace ashlar::replay {
 // Costs per unit of `unit` tokens: a unit takes the place of a token, and has its own page.
 storage::PrefixCosts InUnits(const storage::PrefixCosts& costs, uint64_t unit);
 
-// The same costs per token, in pages of at least `page` tokens, a multiple of the earlier ones. A checkpoint's partial
-// last page takes as many bytes as a whole one.
+// Returns the same costs per token, with larger pages: the smallest multiple of the earlier page of at least `page`
+// tokens. A checkpoint's partial last page takes as many bytes as a whole one.
 storage::PrefixCosts InPages(const storage::PrefixCosts& costs, uint64_t page);
 
 // A policy over whole units: it holds states at multiples of `unit` tokens only, and a prompt can resume only there.

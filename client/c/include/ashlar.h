@@ -38,9 +38,9 @@ ASHLAR_API const char* ashlar_version(void);
 /* The text of this thread's last error, valid until its next call. Never null. */
 ASHLAR_API const char* ashlar_error_message(void);
 
-/* Cuts a prompt's tokens into segments, each of which ends with the separator: token ids of the engine's tokenizer; see
- * ashlar::engine::SegmentLengths. Writes the number of segments to `count`, and, if `capacity` suffices, their lengths
- * to `lengths`, for ashlar_prompt.segment_lengths. */
+/* Cuts a prompt's tokens into segments, each of which ends with the separator: one or more token ids of the engine's
+ * tokenizer. See ashlar::engine::SegmentLengths. Writes the number of segments to `count`. If it is at most `capacity`,
+ * writes their lengths in tokens to `lengths`, for ashlar_prompt.segment_lengths; otherwise writes no lengths. */
 ASHLAR_API int32_t ashlar_segment_lengths(const int32_t* tokens, uint64_t token_count, const int32_t* separator,
                                           uint64_t separator_count, uint64_t min_tokens, uint64_t* lengths,
                                           uint64_t capacity, uint64_t* count);

@@ -38,7 +38,8 @@
 // them: Admit lands hits into them in the background, or, if missing() was not empty, LookAgain does. WaitLayer and
 // Finish wait until all segments that the plan uses are filled, also by other requests. Attention reads a shared key in
 // place: it is rotated to its slot (SharedSegment), so rotate the query by the difference. Compute missed segments in
-// the request's own pages, Publish them, and call LookAgain without pages. The pages return when the request ends.
+// the request's own pages, Publish them, and call LookAgain without pages. When the request ends, the daemon releases
+// its pages.
 // Whole blocks of an exact prefix are shared in the same way (Plan::shared_prefix_tokens, AdmittedPages::prefix). Their
 // keys are rotated to their positions, so the page table of a prompt without segments is the shared pages of the
 // prefix, followed by the request's own pages. The rest of the prefix lands after Admit. Texts with shared interiors
@@ -427,12 +428,13 @@ class Cache {
 };
 
 // Cuts a prompt's tokens into segments, each of which ends with the separator: one or more token ids. The library has
-// no tokenizer: encode the separator with the engine's, without the tokens that it adds to a text. Use one that has the
-// same ids everywhere, such as a special token. The tokens after the last separator are the query. A prompt's last
-// token is always computed: a segment that would end with it is left to the query. Neighbouring segments of fewer than
-// `min_tokens` are joined.
-// Writes the number of segments to `count`, and, if `capacity` suffices, their lengths from position 0 on to `lengths`,
-// for Prompt::segment_lengths. kInvalidArgument: the separator is empty, or a pointer is null.
+// no tokenizer: encode the separator with the engine's tokenizer, without the tokens that it adds to a text. Use a
+// separator that has the same ids in every text, such as a special token. The tokens after the last separator are the
+// query. A prompt's last token is always computed, so a segment that would end with it becomes part of the query.
+// Adjacent segments of fewer than `min_tokens` tokens are joined.
+// Writes the number of segments to `count`. If it is at most `capacity`, writes their lengths in tokens to `lengths`,
+// from position 0, for Prompt::segment_lengths; otherwise writes no lengths. kInvalidArgument: the separator is empty,
+// or a pointer is null.
 Status SegmentLengths(const int32_t* tokens, uint64_t token_count, const int32_t* separator, uint64_t separator_count,
                       uint64_t min_tokens, uint64_t* lengths, uint64_t capacity, uint64_t* count) noexcept;
 

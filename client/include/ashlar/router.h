@@ -23,10 +23,11 @@ struct ProberOptions {
 // A model that engines of the caller's tenant have open on the node. Null or empty strings leave it open; then exactly
 // one open model must match. Adapters (Model::lora) are only found by `ns`.
 //
-// An engine may open a model twice, as vLLM's connector does: with OpenOptions::capture_tokens, and without it for
-// segments, with the same identity but for Model::dtype. That counts as one model. A prompt's prefix is then looked up
-// in the first layout, and its segments in the second. Of tensor-parallel ranks with layouts of their own for segments,
-// vLLM's connector gives only rank 0 the model_id, so rank 0 is probed. `ns` of the second layout probes it alone.
+// An engine may open a model twice, as vLLM's connector does: with OpenOptions::capture_tokens for prefixes, and
+// without it for segments. If the identities differ at most in Model::dtype, the two layouts count as one model: the
+// probe looks up a prompt's prefix in the first layout, and its segments in the second. To probe only the second
+// layout, pass its `ns`. With tensor parallelism, each rank of vLLM has its own layout for segments; only that of rank
+// 0 has the model_id, so rank 0 is probed.
 struct ProbeModel {
   const char* ns = nullptr;        // its namespace, or at least 4 first digits of it, in hexadecimal
   const char* model_id = nullptr;  // Model::model_id; vLLM's connector sets the model's name

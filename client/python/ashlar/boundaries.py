@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of prompts that declare none: found in the prompt's tokens, so that any client can use them.
+"""Finds segments in the tokens of prompts that declare none, so that any client can use segments.
 
 A separator ends a segment and is part of it. With the boundaries "messages", each message of a chat template begins a
 segment. The tokens after the last boundary are the query, which is not a segment.
@@ -22,7 +22,7 @@ _ROLES = (("system", "user", "assistant", "user"), ("user", "assistant", "user")
 
 class Boundaries:
     def __init__(self, separator: Sequence[int], message: int | None = None, short: int = 0) -> None:
-        """`message`: the token with which messages begin. Neighbouring segments of fewer than `short` tokens are
+        """`message`: the token with which messages begin. Adjacent segments of fewer than `short` tokens are
         joined."""
         self._separator, self._message, self._short = list(separator), message, short
 
@@ -42,10 +42,12 @@ def declared_boundaries(
     template: str | None = None,
     short: int = 0,
 ) -> Boundaries | None:
-    """Returns None if neither a separator, tokens or text, nor "messages" are given.
+    """Returns None if there is no separator and `segment_boundaries` is empty.
 
-    `tokenizer`: one of Transformers, for text and messages. `template`: the chat template; None: the tokenizer's.
-    TypeError, ValueError: the message begins with the argument's name.
+    `segment_separator`: tokens or text that end a segment; empty: no separator. `segment_boundaries`: "messages" or "".
+    `tokenizer`: a Transformers tokenizer, required for text and messages. `template`: the chat template; None: the
+    tokenizer's. `short`: as in `Boundaries`, in tokens. TypeError, ValueError: the message begins with the argument's
+    name.
     """
     if segment_boundaries not in ("", "messages"):
         raise ValueError(f"segment_boundaries: {segment_boundaries!r} was given; expected 'messages' or ''")

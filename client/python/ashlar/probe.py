@@ -83,8 +83,8 @@ class Prober:
 
         `tokens`: [tokens]. `segments`: lengths of the prompt's segments, in tokens, from position 0. `model_id`,
         `namespace` (hexadecimal digits): the model as engines have opened it; needed only if the daemon has several.
-        Two layouts of one model, the second without `capture_tokens` for its segments, count as one, and both are
-        probed; with tensor parallelism, vLLM's segments of rank 0.
+        If an engine has opened the model twice, with `capture_tokens` for prefixes and without it for segments, both
+        layouts are probed as one model. With tensor parallelism, only the segments of vLLM's rank 0 are probed.
         `conversation`, `salt`: as in `Cache.begin`. `cluster`: whether to probe the cluster's other nodes, too.
 
         ConnectionError: the daemon does not answer. RuntimeError: no engine has opened the model. ValueError: an

@@ -42,8 +42,8 @@ def token_row(name: str, given: Any) -> Tokens:
 
 
 def encoded_row(name: str, given: Any, tokenizer: Any, *, special: bool) -> Tokens:
-    """As `token_row`, also of text. `tokenizer`: one of Transformers; None: text raises TypeError. `special`: whether
-    the tokens that the tokenizer adds to a text are included."""
+    """As `token_row`; also accepts text. `tokenizer`: a Transformers tokenizer; None: text raises TypeError. `special`:
+    whether to include the tokens that the tokenizer adds to a text."""
     if isinstance(given, str):
         if tokenizer is None:
             raise TypeError(f"{name}: a str of {len(given)} characters was given; expected tokens, or also a tokenizer")
@@ -81,10 +81,10 @@ def segment_lengths(tokens: Any, separator: Any, *, min_tokens: int = 0, tokeniz
     """Returns the lengths of a prompt's segments in tokens, from position 0 on, for `Cache.begin`. Each ends with the
     separator.
 
-    `tokens`, `separator`: lists, arrays or tensors of tokens; with a `tokenizer` of Transformers also text. The tokens
-    of a text are those of `tokenizer.encode(text)`. The separator's own tokens are found among them, so use one that
-    always has the same tokens, such as a special token. The tokens after the last separator are the query, which has at
-    least one token. Neighbouring segments of fewer than `min_tokens` are joined. ValueError: the separator is empty.
+    `tokens`, `separator`: lists, arrays or tensors of tokens; with a Transformers `tokenizer` also text. The tokens of
+    a text are those of `tokenizer.encode(text)`. The separator is found by its tokens, so use one that has the same
+    tokens in every text, such as a special token. The tokens after the last separator are the query, which has at least
+    one token. Adjacent segments of fewer than `min_tokens` are joined. ValueError: the separator is empty.
     """
     row = encoded_row("tokens", tokens, tokenizer, special=True)
     end = encoded_row("separator", separator, tokenizer, special=False)

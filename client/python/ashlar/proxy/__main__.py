@@ -14,7 +14,7 @@ from ashlar.checkpoint import model_name
 
 
 def separator(text: str) -> str | list[int]:
-    """Reads text, or a JSON list of token ids."""
+    """Returns the token ids if `text` is a JSON list of them, otherwise `text`."""
     try:
         ids = json.loads(text)
     except ValueError:
@@ -85,9 +85,9 @@ def main(given: list[str] | None = None) -> int:
         if isinstance(value, (int, float)) and not isinstance(value, bool) and value <= 0 and name != "short_segment":
             parser.error(f"--{name.replace('_', '-')}: {value} was given; expected more than 0")
     if isinstance(options.segment_separator, str) and options.segment_separator and not options.model:
-        parser.error("--segment-separator: --model is required, to find the separator's tokens; or give their ids")
+        parser.error("--segment-separator: --model is required, to tokenize text; or pass a list of token ids")
     if options.segment_boundaries and not options.model:
-        parser.error("--segment-boundaries: --model is required, to find the beginning of messages")
+        parser.error("--segment-boundaries: --model is required, for its chat template")
     try:
         from aiohttp import web
 
@@ -115,7 +115,7 @@ def main(given: list[str] | None = None) -> int:
                 options.segment_separator, options.segment_boundaries, found, short=options.short_segment
             )
             prompts = Prompts(found, ends)
-        except ValueError as error:  # begins with segment_separator or segment_boundaries
+        except ValueError as error:  # the message begins with segment_separator or segment_boundaries
             parser.error(f"--{str(error).replace('_', '-', 1)}")
     limits = Limits(
         in_flight=options.max_in_flight, waiting=options.max_waiting, wait_seconds=options.wait_seconds,

@@ -130,7 +130,7 @@ class Backends:
         options: dict[str, Any] = dict(model_id=self._model_id, salt=question.salt, cluster=cluster)
         try:
             found = prober.probe(question.tokens, question.segments, **options)
-        except ValueError:  # several layouts for segments are open, or the prompt has too many
+        except ValueError:  # several layouts for segments are open, or the prompt has too many segments
             if not question.segments:
                 raise
             found = prober.probe(question.tokens, **options)

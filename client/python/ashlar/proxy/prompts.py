@@ -48,8 +48,8 @@ class Prompts:
     """Converts requests into questions. Thread-safe if the tokenizer is."""
 
     def __init__(self, tokenizer: Tokenizer | None, boundaries: Boundaries | None = None) -> None:
-        """`tokenizer`: None: only prompts of token ids are probed. `boundaries`: as the connector has them; None: only
-        requests declare segments."""
+        """`tokenizer`: None: only prompts of token ids are probed. `boundaries`: the connector's; None: only requests
+        declare segments."""
         self._tokenizer, self._boundaries = tokenizer, boundaries
 
     def question(self, path: str, body: Mapping[str, Any]) -> Question:

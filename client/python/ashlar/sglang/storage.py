@@ -196,8 +196,8 @@ class AshlarStorage(HiCacheStorage):
         return " ".join(parts)
 
     def _is_own_part(self, name: str, pool: _Pool) -> bool:
-        """All ranks have the same latents, but each has its own part of keys, values and states. A draft model may have
-        keys where the model has latents."""
+        """Returns whether each rank has its own part of the pool: of keys, values and states. All ranks have the same
+        latents. A draft model may have keys where the model has latents."""
         heads = name.startswith("draft") and isinstance(pool.host, MHATokenToKVPoolHost)
         return not self._config.is_mla_model or name == PoolName.MAMBA.value or heads
 

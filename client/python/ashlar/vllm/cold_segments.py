@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments that this engine runs alone and publishes: those that its prompts lack, and those of other engines.
 
-A segment runs when the engine has no requests, or when a second request has it. Those of other engines come first (see
-serving.py). Its tokens count in the step's budget (`max_num_batched_tokens`), so other requests wait no longer than for a
-prefill chunk. If steps are full, every second one leaves space for a segment that a second request has.
+To run a segment alone means to compute it in a forward pass of its own, from a zero state, without a request. The
+engine runs a segment when it has no requests, or when a second request contains the segment. Segments of other engines
+come first (see serving.py). A run's tokens count in the step's budget (`max_num_batched_tokens`), so other requests
+wait no longer than for a prefill chunk. If steps are full, every second step leaves space for a segment that two
+requests contain.
 
-An idle engine also runs segments that only one prompt had, so a document's first repetition hits. Such a run delays no
-request. Whether a segment is worth its bytes is decided by the daemon, which knows the reuse of all engines: it evicts by
-expected uses, and by default writes a segment to the disk after its second use.
+An idle engine also runs segments that only one prompt contained, so that a document's first repetition hits. Such a run
+delays no request. The daemon, which knows the reuse of all engines, decides whether a segment is worth its bytes: it
+evicts by expected uses, and by default writes a segment to the disk after its second use.
 """
 
 from __future__ import annotations
@@ -63,14 +65,14 @@ class ColdSegments:
         ranks: int = 1,
         step_tokens: int = sys.maxsize,
     ) -> None:
-        """`publishes`: whether missing segments are computed and stored. `step_tokens`: the engine's limit of tokens per
-        step."""
+        """`publishes`: whether missing segments are computed and stored. `step_tokens`: the engine's limit of tokens
+        per step."""
         self._described, self._options, self._stats = described, options, stats
         self.publishes, self._ranks, self._step_tokens = publishes, ranks, step_tokens
         self._states = sorted({place.group for place in described.linear})
         self._generation = ""
         self._segments: OrderedDict[bytes, _Cold] = OrderedDict()
-        self._unpublished: OrderedDict[bytes, None] = OrderedDict()  # runs that the cache did not keep
+        self._unpublished: OrderedDict[bytes, None] = OrderedDict()  # segments whose runs the cache did not keep
         self._running: _Run | None = None
         self._number = 0
         self._reserved = False  # whether the last step left space for a run
@@ -101,7 +103,7 @@ class ColdSegments:
             tokens: npt.NDArray[np.int32] = np.array(token_ids[begin : begin + lengths[number]], np.int32)
             name = hashlib.sha256(repr((number == 0, salt)).encode() + tokens.tobytes()).digest()
             cold = self._segments.pop(name, None) or _Cold(name, tokens, number == 0, salt)
-            if asked > 1 or name not in self._unpublished:  # such a segment runs again only if the engine is idle
+            if asked > 1 or name not in self._unpublished:  # else it runs again only when idle
                 cold.asked += asked
             self._segments[name] = cold
             names.append(name)
@@ -126,7 +128,8 @@ class ColdSegments:
         return len(cold.tokens) if cold is not None and self._reserved else 0
 
     def _wanted(self, idle: bool, most: int) -> _Cold | None:
-        """Returns the segment of at most this number of tokens that most requests had; unless idle, at least two."""
+        """Returns the segment of at most this number of tokens that most requests contained. Unless `idle`, at
+        least two requests must contain it."""
         wanted = [cold for cold in self._segments.values() if (idle or cold.asked > 1) and len(cold.tokens) <= most]
         return max(wanted, key=lambda cold: cold.asked, default=None)
 
@@ -139,7 +142,7 @@ class ColdSegments:
 
     def next(self, idle: bool, pool: Any, scheduled: int = 0) -> Alone | None:
         """Returns a segment to run alone in this step: any segment if the engine is idle, else one that two requests
-        had and that fits into the step.
+        contain and that fits into the step.
 
         `scheduled`: tokens of requests in this step.
         """

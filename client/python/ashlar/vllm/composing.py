@@ -5,7 +5,7 @@ A separate thread calls the daemon. Keys and values land in pages of this proces
 the layout of the engine's blocks. Transitions and states are copied to tensors. After a prompt's segments are reported
 as landed, a later step does not depend on the daemon. Only the engine's thread runs the model and writes blocks, in the
 order of the engine's own work on its device. The other thread reads what a run has left only after that work. A jump
-does not wait for the device: what has landed stays in its memory until the device has copied it.
+does not wait for the device: landed data stays in host memory until the device has copied it.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Pages:
             while self._collect() < count:
                 if count > self.count or not wanted() or time.monotonic() >= deadline:
                     free = len(self._free) * PAGE_TOKENS
-                    raise NotLanded(f"{tokens} tokens; {free} of {self.count * PAGE_TOKENS} (segment_tokens) are free")
+                    raise NotLanded(f"{tokens} tokens; segment_tokens has {free} free of {self.count * PAGE_TOKENS}")
                 self._changed.wait(0.01)
             taken, self._free = (
                 self._free[-count:],
@@ -111,7 +111,7 @@ class Pages:
         return np.array(taken, np.int32)
 
     def give(self, pages: Sequence[int], mark: Mark | None = None) -> None:
-        """Pages are free once the work before the mark has ended; None: it has ended."""
+        """Frees pages once the device's work before the mark has ended; None: it has ended."""
         with self._changed:
             if mark is None:
                 self._free += pages
@@ -181,7 +181,7 @@ class _Landing:
     since: float = dataclasses.field(default_factory=time.monotonic)
     abandoned: bool = False
     pages: list[int] = dataclasses.field(default_factory=list)
-    # The page of each PAGE_TOKENS positions. Where nothing lands, any of `pages`.
+    # The page of each PAGE_TOKENS positions; an arbitrary one of `pages` where nothing lands.
     table: npt.NDArray[np.int32] | None = None
     tuples: dict[int, dict[str, _Tuple]] = dataclasses.field(
         default_factory=dict
@@ -470,8 +470,8 @@ class Composer:
         if count < len(steps) and not self._told_shortage:
             self._told_shortage = True
             logger.warning(
-                "Ashlar: the cached segments of a prompt need space for %d tokens; only the first %d of %d are used; "
-                "raise segment_tokens (%d)",
+                "Ashlar: a prompt's cached segments need space for %d tokens; only the first %d of %d segments are "
+                "used; raise segment_tokens (%d)",
                 len(_entries(steps)) * PAGE_TOKENS, count, len(steps), self._pages.count * PAGE_TOKENS,
             )  # fmt: skip
         return steps[:count]
@@ -485,7 +485,7 @@ class Composer:
         pages: list[int],
         landed: Fetched,
     ) -> Fetched:
-        """Lands a plan. Returns `landed` with its jumps; none if nothing could land."""
+        """Lands a plan. Returns `landed` with the jumps over all that landed; without jumps if nothing landed."""
         request: ashlar.Request | None = None
         memory = self._host.lease()
         try:

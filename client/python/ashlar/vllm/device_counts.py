@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Moves requests that jump in vLLM's model runner V2, which counts computed tokens on the device."""
+"""Jumps in vLLM's model runner V2, which counts the computed tokens of each request on the device."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def install() -> None:
-    """Wraps all V2 runners of this process. Call it in the worker."""
+    """Makes all V2 runners of this process copy the scheduler's counts after jumps. Call it in the worker."""
     from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
     own = GPUModelRunner.update_requests

@@ -38,8 +38,8 @@ class Step:
         column = -(-last // block) - 1
         if not first <= depth <= end <= last:
             return None
-        # If a stop token precedes accepted drafts, `end` of vLLM 0.33 does not include them, but they may have moved the
-        # states.
+        # If a stop token precedes accepted drafts, vLLM 0.33 does not include these drafts in `end`, but they may have
+        # moved the states.
         if last == (column + 1) * block:
             return Place(column) if depth == end == last else None
         return Place(column, depth - first)

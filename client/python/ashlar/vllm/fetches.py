@@ -53,7 +53,7 @@ class Fetches:
         return sum(each.tokens for each in self._asked.values())
 
     def landing_since(self, number: int) -> float | None:
-        """Returns when a worker was heard to land segments; None: the fetch waits for others."""
+        """Returns when a worker first answered the fetch; None: the fetch waits for other fetches."""
         return self._asked[number].landing_since
 
     def tokens_ahead(self, number: int) -> int:
@@ -61,7 +61,7 @@ class Fetches:
         return self._asked[number].ahead
 
     def waiting(self) -> list[Any]:
-        """Returns the prompts of which nothing lands yet, and no worker has answered."""
+        """Returns the prompts of the fetches for which no worker has reported anything."""
         return [each.prompt for each in self._asked.values() if each.landing_since is None and not each.answers]
 
     def prompts_of(self, numbers: Iterable[int]) -> list[Any]:

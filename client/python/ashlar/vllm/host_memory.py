@@ -20,7 +20,7 @@ from ashlar.vllm.order import Mark
 logger = init_logger("vllm.ashlar")
 
 _PIECE = 32 << 20  # bytes of device memory that one copy uses
-_LEAST = 1 << 12  # bytes; sizes of memory are powers of two from this one on
+_LEAST = 1 << 12  # bytes; smallest size; all sizes are powers of two
 _KEPT = 4 << 30  # bytes of unused memory that is kept
 
 
@@ -41,8 +41,8 @@ def unpin(memory: torch.Tensor) -> None:
 
 
 def pieces(held: torch.Tensor, pages: Sequence[int]) -> Iterator[tuple[int, int, int]]:
-    """Yields (first, end, page): entries [first, end) of `pages` are consecutive pages from `page` on. `held`: all
-    pages."""
+    """Yields (first, end, page): entries [first, end) of `pages` are consecutive pages from `page` on. `held`: the
+    tensor of all pages, [pages, …]."""
     most = max(1, _PIECE // (held[0].numel() * held.element_size()))
     first = 0
     for end in range(1, len(pages) + 1):
@@ -52,7 +52,7 @@ def pieces(held: torch.Tensor, pages: Sequence[int]) -> Iterator[tuple[int, int,
 
 
 class HostMemory:
-    """Memory of one owner after another. Thread-safe. If the device is the CPU, it is ordinary memory."""
+    """A pool of host memory. Thread-safe. If the device is the CPU, it allocates ordinary memory and keeps none."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -74,7 +74,7 @@ class HostMemory:
             self._free, self._kept = {}, 0
 
     def take(self, size: int) -> torch.Tensor:
-        """Returns memory of at least `size` bytes, with any content."""
+        """Returns uninitialized memory of at least `size` bytes."""
         if self._device.type == "cpu":
             return self._allocate(size)
         whole = max(_LEAST, 1 << (size - 1).bit_length())
@@ -95,7 +95,7 @@ class HostMemory:
             return torch.empty(size, dtype=torch.uint8)
 
     def give(self, taken: list[torch.Tensor], mark: Mark | None) -> None:
-        """Uses memory again once the work before the mark has ended; None: it has ended."""
+        """Returns memory to the pool once the work before the mark has ended; None: it has ended."""
         if self._device.type == "cpu":
             return
         with self._lock:
@@ -129,14 +129,14 @@ class HostMemory:
 
 
 class Lease:
-    """The memory of one owner, until `give`."""
+    """Memory that one owner has taken from a pool, until `give`."""
 
     def __init__(self, memory: HostMemory) -> None:
         self._memory = memory
         self._taken: list[torch.Tensor] = []
 
     def take(self, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """Returns a tensor with any content."""
+        """Returns an uninitialized tensor."""
         size = math.prod(shape) * dtype.itemsize
         self._taken.append(self._memory.take(size))
         return self._taken[-1][:size].view(dtype).view(*shape)
@@ -145,6 +145,6 @@ class Lease:
         return self.take(tensor.shape, tensor.dtype).copy_(tensor)
 
     def give(self, mark: Mark | None) -> None:
-        """Gives all memory back. `mark`: a mark after the last copy from it; None: the copies have ended."""
+        """Returns all memory to the pool. `mark`: a mark after the last copy from it; None: the copies have ended."""
         taken, self._taken = self._taken, []
         self._memory.give(taken, mark)

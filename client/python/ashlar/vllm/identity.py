@@ -58,8 +58,8 @@ IRRELEVANT: dict[str, str] = {
     """ allow_deprecated_quantization enforce_eager disable_cascade_attn enable_sleep_mode
         sleep_preserve_parameter_names sleep_mode_backend sleep_mode_offload_cudagraph enable_nccl_comm_suspend
         enable_cumem_allocator""",
-    # The layout of blocks and the types of states are part of the model's layers: vLLM chooses mamba_ssm_cache_dtype by the
-    # CPU, also for models without states. The rest decides the number of blocks and which are kept.
+    # The layout of blocks and the types of states are part of the model's layers. mamba_ssm_cache_dtype depends on the
+    # CPU, even for models without states. The other fields decide the number of blocks and which ones are kept.
     "cache": """mamba_ssm_cache_dtype block_size user_specified_block_size kv_cache_layout prefix_match_unit
         gpu_memory_utilization is_attention_free num_gpu_blocks_override sliding_window enable_prefix_caching prefix_caching_hash_algo
         prefix_cache_retention_interval mamba_page_size_padded skip_page_size_padded mamba_block_size mamba_cache_mode

@@ -57,7 +57,7 @@ class _Prompt:
     fetch: int | None = None  # number of its fetch; None: not requested
     since: float = 0.0  # time at which the scheduler first considered the request; 0: not yet
     lookup: ashlar.Request | None = None  # the scheduler's own lookup, which comes before a fetch
-    found: ashlar.Request | None = None  # the same with hits: their copies from lower tiers go on during the fetch
+    found: ashlar.Request | None = None  # `lookup` with hits, until the fetch ends: lower tiers copy them
     asked_others: bool = False  # the daemon was asked whether other engines compute its missing segments
     sharing: Sharing | None = None  # the wait for these engines; None: they compute nothing
     own: list[bytes] = dataclasses.field(default_factory=list)  # segments that this engine runs alone meanwhile
@@ -90,7 +90,7 @@ class Jumps:
         self._described, self._options, self._stats = described, options, stats
         self._hash_tokens = hash_tokens
         self._most_ahead = segment_tokens(described, options) // 2
-        self.tokens_per_second = options.tokens_per_second  # `set_rate`
+        self.tokens_per_second = options.tokens_per_second  # changed by set_rate
         self.generation = ""  # generation of the engine's weights
         self._prompts: dict[str, _Prompt] = {}
         self._fetches = Fetches(ranks)
@@ -108,12 +108,12 @@ class Jumps:
         self.lookups.close()
 
     def set_rate(self, tokens_per_second: float) -> None:
-        """Takes a measured rate of prefill."""
+        """Stores a measured rate of prefill, and reports it to the daemon for later lookups."""
         self.tokens_per_second = tokens_per_second
         self.lookups.set_rate(tokens_per_second)
 
     def refresh(self) -> None:
-        """Call it with each step."""
+        """Reopens the cache of lookups after `set_rate`. Call it in each step."""
         used = any(prompt.lookup or prompt.found or prompt.sharing for prompt in self._prompts.values())
         unused = not used and all(each.ended for each in self._ending)
         if self.cold.serving is None:
@@ -280,7 +280,7 @@ class Jumps:
         self._ask(prompt)
 
     def _late(self, prompt: _Prompt, pool: Any) -> None:
-        """The daemon is slow: other prompts do not wait for it either."""
+        """Abandons the prompt and all prompts that no worker has answered, and pauses lookups: the daemon is slow."""
         self._stats.add(1, "lookups", "timed_out")
         self._paused_until = time.monotonic() + _PAUSE
         self._abandon(prompt, pool)
@@ -307,8 +307,8 @@ class Jumps:
                     self._ask(prompt)
 
     def _check_wait(self, prompt: _Prompt, pool: Any) -> None:
-        """Ends a wait for a worker that has lasted `lookup_ms` longer than computing would. A landing's time begins
-        with its first answer. Before that, the fetch waits for others, which says nothing about the daemon."""
+        """Ends a wait for a worker that has lasted `lookup_ms` longer than computing would take. A landing is timed
+        from its first answer. Before that, the fetch waits for other fetches, so the daemon need not be slow."""
         options, now = self._options, time.monotonic()
         begun = None if prompt.fetch is None else self._fetches.landing_since(prompt.fetch)
         if prompt.fetch is None:  # no worker has reported the layout of segments

@@ -44,7 +44,7 @@ def await_plan(handle: ashlar.Request, deadline: float) -> ashlar.Verdict:
 
 
 def missing_segments(plan: ashlar.Plan) -> list[int]:
-    """Returns the segments that the cache lacks. It has those that would load more slowly than they are computed."""
+    """Returns the segments that the cache lacks; not those that it has and that load more slowly than computing."""
     misses = (segment.miss for segment in plan.segments)
     return [number for number, miss in enumerate(misses) if miss not in (None, "slower_than_recompute")]
 
@@ -90,7 +90,7 @@ class SegmentLookups:
             self._opening.reopen()
 
     def refresh(self, unused: bool) -> None:
-        """`unused`: whether no lookup is left. New lookups use the rate as soon as possible."""
+        """`unused`: whether no lookup is in progress. New lookups use the rate as soon as the cache is reopened."""
         if self._opening is not None:
             self._opening.refresh(unused, early=True)
 

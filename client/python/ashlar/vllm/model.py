@@ -273,9 +273,9 @@ def _check(vllm_config: Any, options: Options) -> None:
         raise Unsupported("diffusion models are not supported")
     if not vllm_config.cache_config.enable_prefix_caching:
         raise Unsupported("prefix caching is off; set enable_prefix_caching")
-    # A step keeps one state, after all accepted drafts, even if a stop token precedes some of them.
+    # KDA's RecoverSSM keeps one state per step, after all accepted drafts, even if a stop token precedes some of them.
     if vllm_config.cache_config.use_kda_recoverssm:
-        raise Unsupported("use_replayssm: not supported with speculative decoding; expected false")
+        raise Unsupported("use_replayssm: not supported with speculative decoding of KDA; expected false")
 
 
 def _fields(value: Any) -> Any:

@@ -80,12 +80,15 @@ class Opening:
                 return
 
     def reopen(self) -> None:
-        """Requests another cache, because `open_cache` would now open it with a more specific model. Call `refresh`."""
+        """Makes `refresh` open the cache again, because `open_cache` now declares the model differently."""
         self._outdated = True
 
     def refresh(self, unused: bool, early: bool = False) -> None:
-        """Opens the requested cache on a thread, while the current one stays open. A later call replaces the current one
-        if it is `unused`, which means that no request of it is left, or `early`. It is closed once it is unused."""
+        """After `reopen`, opens another cache on a thread, while the current one stays open. A later call replaces the
+        current one: at once if `early`, otherwise when it is `unused`. Closes the replaced cache once it is unused.
+
+        `unused`: whether no request of the caches is in progress.
+        """
         if self._outdated and self._former is None:
             self._outdated = False
             if not self._renew():

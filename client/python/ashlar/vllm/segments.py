@@ -61,7 +61,7 @@ def unsupported(described: Described) -> str:
         if isinstance(layer, ashlar.Linear) and layer.family is ashlar.Family.MAMBA2 and not described.packed:
             return "Mamba-2 only on CPUs"
         if isinstance(layer, ashlar.Linear) and layer.family is ashlar.Family.GDN and described.packed:
-            if layer.conv_dtype is ashlar.DType.F16:  # by Triton's kernels, whose inputs and states are others
+            if layer.conv_dtype is ashlar.DType.F16:  # Triton's kernels have other inputs and states
                 return "gated delta nets in float16 only on GPUs"
     return ""
 
@@ -90,7 +90,7 @@ def segments_model(
     """Returns the layout of this rank's segments: with rotated keys, and states as the engine's kernels store them.
 
     `ropes`: the rotation of each layer that rotates keys, by name. `decays`: decay tables of linear layers. Each rank's
-    segments have a namespace of their own. That of rank 0 has the engine's model_id, so probes ask rank 0. A prompt
+    segments have their own namespace. Only that of rank 0 has the engine's model_id, so probes ask rank 0. A prompt
     jumps over an interior if all ranks have landed it. Unsupported: the tables are too large.
     """
     size = sum(4 * table.numel() for table in decays.values())

@@ -76,7 +76,7 @@ class Serving:
         self._cache, self._may_serve, self._wake, self._run_seconds = cache, may_serve, wake, run_seconds
         self._given: Served | None = None
         self._changed = threading.Condition()
-        self._using = threading.Lock()  # the thread holds it until it has reported all results to the cache
+        self._using = threading.Lock()  # the thread holds it until it has reported all results to the daemon
         self._outcomes: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._ended = threading.Event()
         self._thread = threading.Thread(target=self._serve, name="ashlar-serve", daemon=True)
@@ -134,7 +134,8 @@ class Serving:
                 self._ended.wait(_BUSY)
 
     def _serve_some(self) -> bool:
-        """Waits for a segment, and continues until every result is reported. Returns False if there is no daemon."""
+        """Waits for a segment, and serves until all results are reported to the daemon. Returns False if there is no
+        daemon."""
         idle, reports = True, False  # the next call reports a segment's result to the daemon
         while (cache := self._cache()) is not None:
             try:

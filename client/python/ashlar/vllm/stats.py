@@ -16,7 +16,7 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "load_failures": ((), "Loads that failed; the engine recomputed their tokens."),
     "lookups": (
         ("outcome",),
-        "Prompt lookups by outcome. no_gain: the hit is no longer than that of the engine's own cache. paused: skipped after a timeout. queued: segments that waited too long for other landings. unnamed: an adapter or a medium was not hashed.",
+        "Prompt lookups by outcome. no_gain: the hit is no longer than that of the engine's own cache. paused: skipped after a timeout. queued: segments that waited too long for the landings of other prompts. unnamed: an adapter or a medium was not hashed.",
     ),
     "jumps": ((), "Parts of prompts that were composed from cached segments instead of computed."),
     "segments_refused": ((), "Cached segments that were computed because taking them would save no time."),

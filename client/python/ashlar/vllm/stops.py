@@ -3,8 +3,8 @@
 
 In one method, vLLM's scheduler ends the prefill steps of hybrids at block ends; it may also end them inside a block.
 The wrapper here only makes the returned step shorter, as if fewer tokens fitted into it. A request at the start of a
-jump is moved to the jump's end there, before blocks are allocated for the step. A step in which a segment runs alone has fewer tokens for
-requests.
+jump is moved to the jump's end there, before blocks are allocated for the step. If a segment runs alone in a step (see
+cold_segments.py), the step has fewer tokens for requests.
 """
 
 from __future__ import annotations

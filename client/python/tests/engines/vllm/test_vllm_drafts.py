@@ -166,7 +166,7 @@ def test_states_that_follow_all_accepted_drafts_are_refused():
         diffusion_config=None,
         cache_config=SimpleNamespace(enable_prefix_caching=True, use_kda_recoverssm=True),
     )
-    with pytest.raises(Unsupported, match="use_replayssm: not supported with speculative decoding; expected false"):
+    with pytest.raises(Unsupported, match="use_replayssm: not supported with speculative decoding of KDA; expected"):
         _check(config, Options())
     config.cache_config.use_kda_recoverssm = False
     _check(config, Options())

@@ -367,7 +367,7 @@ def test_missing_segments_run_alone_when_idle_or_asked_for_twice():
 
 
 def test_a_segment_that_was_not_published_runs_again_only_when_idle():
-    """The cache may decline it, because it lands more slowly than it is computed."""
+    """The cache may decline a segment that lands more slowly than it is computed."""
     engine = Engine([100, 100], 220)
     for _ in range(2):
         engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
