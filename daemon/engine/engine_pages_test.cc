@@ -269,7 +269,7 @@ TEST(EnginePages, UnsharedSegmentsHaveNoPages) {
               StartsWith("unshared_segments: 3 is out of range; the prompt has 3"));
 }
 
-TEST(EnginePages, RequestsThatCannotFillLeaveItToOthers) {
+TEST(EnginePages, SegmentsAreFilledByRequestsThatCanFillThem) {
   TestNode node;
   SharingEngine engine(node);
   const PageContent filled = PageContent::kFilled, to_fill = PageContent::kToFill, waits = PageContent::kBeingFilled;

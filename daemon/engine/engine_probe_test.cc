@@ -187,7 +187,7 @@ class EngineProbeLayoutsTest : public ::testing::Test {
   const TestEngine::Opened opened_ = exact_.OpenWithPrefixes();
 };
 
-TEST_F(EngineProbeLayoutsTest, SegmentsAreFoundInTheirLayoutAndThePrefixInTheOther) {
+TEST_F(EngineProbeLayoutsTest, PrefixAndSegmentsAreFoundInSeparateLayouts) {
   EXPECT_EQ(Probe(RequestOf(false)), Found(0, 0));
   EXPECT_EQ(Probe(RequestOf(true)), Found(0, 0));
   PublishSecond();
@@ -219,7 +219,7 @@ TEST_F(EngineProbeLayoutsTest, ANamespaceOfSegmentsIsProbedAlone) {
 }
 
 // Ranks above 0 have another model_id, and layouts of other weights are not of the same model.
-TEST_F(EngineProbeLayoutsTest, LayoutsOfOtherRanksAndWeightsAreLeftOut) {
+TEST_F(EngineProbeLayoutsTest, LayoutsOfOtherRanksAndWeightsAreNotProbed) {
   PublishSecond();
   Identity rank = SmallIdentity(), weights = SmallIdentity();
   rank.model_id += " rank 1 of 2";
@@ -241,13 +241,13 @@ TEST_F(EngineProbeLayoutsTest, SeveralLayoutsForSegmentsAreRefusedOnlyForSegment
   EXPECT_THAT(std::string(refused.message()), ::testing::StartsWith("ns: 2 open models match; expected one of "));
 }
 
-// Seams that do not tell the layouts apart.
+// Both layouts have the same seams.
 class EngineProbeEqualSeamsTest : public EngineProbeLayoutsTest {
  protected:
   EngineProbeEqualSeamsTest() : EngineProbeLayoutsTest(kConvolution, 0) {}
 };
 
-TEST_F(EngineProbeEqualSeamsTest, LayoutsAreToldApartByTheirPrefixes) {
+TEST_F(EngineProbeEqualSeamsTest, LayoutsAreDistinguishedByPrefixUse) {
   PublishSecond();
   v1::CommitReply committed;
   ASSERT_TRUE(exact_.Call(exact_.CommitRequest(opened_, Ascending(kFirst, 7)), &committed).ok());

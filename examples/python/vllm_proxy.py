@@ -46,7 +46,7 @@ def text(seed, tokens):
 
 
 def arrivals(options, turn):
-    """(seconds, tokens, lengths of segments): Poisson; the documents of a turn are its own."""
+    """Returns (seconds, tokens, lengths of segments) of Poisson arrivals. Each turn has its own documents."""
     chance, found, at = random.Random(f"arrivals {turn}"), [], 0.0
     weights = [1 / (rank + 1) ** options.zipf for rank in range(options.documents)]
     documents = [text((turn, "document", i), options.tokens) for i in range(options.documents)]

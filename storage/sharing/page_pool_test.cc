@@ -94,7 +94,7 @@ TEST(PagePool, ConcurrentRequestInheritsFill) {
   EXPECT_FALSE(pool.Filled(third, 1));
 }
 
-TEST(PagePool, OnlyRequestsThatCanFillHaveTo) {
+TEST(PagePool, OnlyRequestsThatCanFillSegmentsMustFillThem) {
   PagePool pool(20);
   const std::vector wants = {Text(1, 4), Text(2, 3), Text(1, 4)};
   const auto later = pool.Admit(wants, 0, UINT64_MAX, /*fills=*/false).admission;
@@ -128,7 +128,7 @@ TEST(PagePool, OnlyRequestsThatCanFillHaveTo) {
   EXPECT_EQ(pool.levels(), (PagePool::Levels{.pages = 20, .free = 16, .idle = 4, .segments = 1}));
 }
 
-TEST(PagePool, ARequestThatStopsFillingPassesTheDutyOnceNoWritesRemain) {
+TEST(PagePool, AnotherRequestFillsASegmentOnceTheFirstHasStoppedWriting) {
   PagePool pool(6);
   const auto first = pool.Admit(std::vector{Text(1, 3)}, 0).admission;
   const auto second = pool.Admit(std::vector{Text(1, 3)}, 0).admission;

@@ -116,7 +116,7 @@ TEST(PublishedPolicies, ReuseAndDepthOutweighRecencyInOffloadsFormula) {
 }
 
 // The default decay is that of the connector's example.
-TEST(PublishedPolicies, OffloadsFormulaForgetsOldUsesUnlessItsDecayIs0) {
+TEST(PublishedPolicies, OffloadPolicyIgnoresOldUsesUnlessDecayIsZero) {
   for (const auto& [name, resumed] : {std::pair{"marconi-offload", 0u}, {"marconi-offload:0", 96u}}) {
     SCOPED_TRACE(name);
     const auto policy = *MakePolicy(name, kCosts, 4200);  // two texts of 96 tokens with their states
@@ -178,7 +178,7 @@ TEST(Policies, NoPolicyExceedsItsCapacity) {
   }
 }
 
-TEST(Policies, AshlarsLastPagesAreChargedAsWholeOnes) {
+TEST(Policies, AshlarIsChargedForWholePages) {
   const storage::PrefixCosts costs = InPages({.page_tokens = 16, .page_bytes = 160, .checkpoint_bytes = 1000}, 250);
   EXPECT_EQ(costs.page_tokens, 256u);
   EXPECT_EQ(costs.page_bytes, 2560u);

@@ -429,7 +429,7 @@ def set_patience(server, lookup_ms, land_ms=20000):
 
 
 def hang_lookups(server, hangs):
-    """Makes a worker's lookups get no answer, or answers again."""
+    """Makes a worker's lookups time out if `hangs`; otherwise lets them get answers again."""
 
     def unanswered(handle, deadline):
         time.sleep(max(0.0, deadline - time.monotonic()))

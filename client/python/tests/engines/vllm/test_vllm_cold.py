@@ -95,7 +95,7 @@ def control(shared, *words):
 
 
 def namespace(shared):
-    """The namespace of segments. That of exact prefixes has the convolution's head, and no tail."""
+    """Returns the namespace of segments. That of exact prefixes has the convolution's head, and no tail."""
     _, found = control(shared, "models", "--tenant", "default")
     models = found["tenants"][0]["models"]
     (ns,) = {each["namespace"] for each in models if (each["head"], each["tail"]) == (HEAD, TAIL)}

@@ -297,7 +297,7 @@ class Engine(EngineModel):
         self._attention = {KEYS: layer}
 
     def rows(self, blocks, begin, end):
-        """Returns what the cache has at these positions: what is rotated, and what is not."""
+        """Returns the rotated and the unrotated values in the cache at positions [begin, end)."""
         cache = self._attention[KEYS].kv_cache
         cache = cache if cache.dim() == 3 else cache.transpose(1, 2)
         rows = [cache[blocks[position // BLOCK], position % BLOCK] for position in range(begin, end)]

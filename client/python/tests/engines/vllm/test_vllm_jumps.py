@@ -256,7 +256,7 @@ def test_computed_segments_are_not_taken_from_the_cache():
 
 
 def test_a_late_lookup_is_abandoned_and_the_next_ones_are_skipped():
-    """Also those of prompts whose lookups wait for the same thread."""
+    """Prompts whose lookups wait for the same thread are also abandoned."""
     engine = Engine([100, 100], 220)
     second, third = Request(220, "second"), Request(220, "third")
     engine.jumps.add(second, [100, 100])
@@ -271,8 +271,8 @@ def test_a_late_lookup_is_abandoned_and_the_next_ones_are_skipped():
 
 
 def test_a_lookup_that_waits_for_others_is_not_late(monkeypatch):
-    """It waits while computing the tokens of all would take as long. Then the prompt is computed, and others are still
-    looked up."""
+    """A prompt waits as long as computing its tokens and those before it would take. Then it is computed, and other
+    prompts are still looked up."""
     now = [100.0]
     monkeypatch.setattr("ashlar.vllm.jumps.time.monotonic", lambda: now[0])
     engine = Engine([100, 100], 220, lookup_ms=200, tokens_per_second=100.0)

@@ -61,7 +61,7 @@ def test_an_end_is_offered_only_if_a_step_has_computed_it():
 
 
 def test_a_match_that_the_engine_does_not_load_releases_its_lease():
-    """vLLM may refuse matched tokens, and MultiConnector loads them by one connector."""
+    """vLLM may refuse matched tokens, and MultiConnector may load them by another connector."""
     request, ended = SimpleNamespace(request_id="one"), []
     handle = SimpleNamespace(end=lambda: ended.append(True))
     followed = Followed(request, "", lookup=Lookup(handle, None, 400, 400, 0.0), loading=384)

@@ -155,7 +155,7 @@ def test_opaque_layers_have_no_segments():
 
 
 def test_delta_nets_in_float16_have_no_segments_on_a_cpu():
-    """vLLM 0.33 computes them there by Triton."""
+    """On a CPU, vLLM 0.33 computes these layers by Triton kernels."""
     gdn = states(Backend.GDN_ATTN, (3, 512), (4, 64, 64), dtypes=(torch.float16, F32))
     config = config_of({"model.layers.0.gdn": gdn, "model.layers.1.attn": FULL})
     text = types.SimpleNamespace(linear_num_key_heads=2)

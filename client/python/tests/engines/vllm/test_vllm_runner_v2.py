@@ -16,7 +16,7 @@ import ashlar.daemon
 
 @pytest.fixture(scope="module", autouse=True)
 def runner():
-    """Later engines inherit the variables."""
+    """Sets environment variables that later engines inherit."""
     before = {name: os.environ.get(name) for name in ENVIRONMENT}
     os.environ.update(ENVIRONMENT)
     yield
@@ -64,7 +64,7 @@ def test_failed_loads(engine, expected):
 
 
 def test_decoded_tokens(engine, expected, shared_daemon, model="granite", new=20):
-    """The state after them is saved when the request ends. Another engine resumes from it."""
+    """The state after decoded tokens is saved when the request ends. Another engine resumes from it."""
     text = prompt("decoded", BLOCK[model] + 20)
     ((answer, logs),) = expected(model, [text], new)
     same(engine(model).generate([text], new), [(answer, logs)])

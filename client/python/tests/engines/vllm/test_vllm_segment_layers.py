@@ -275,7 +275,7 @@ def found_at_rates(kind, daemon):
 
 
 def test_segments_that_land_more_slowly_than_they_are_computed_are_no_hits(tmp_path):
-    """They are not missing either: computing them alone again would not help."""
+    """The cache has these segments, so they are not missing: computing them again would not help."""
     with ashlar.daemon.start(dram="128MiB", arena="8MiB", folder=str(tmp_path)) as daemon:
         found, all_free = in_child(found_at_rates, "ring", daemon)
     assert found == [(3, []), (0, []), (3, [])] and all_free
@@ -379,7 +379,7 @@ def test_decay_tables_that_no_layout_can_hold_are_refused():
 
 
 def test_only_rank_0_has_the_engines_name():
-    """Probes ask for that name. No two ranks share a namespace, nor does rank 0 with an engine of one rank."""
+    """Probes ask for that name. Ranks have different namespaces, and rank 0 and an engine of one rank do, too."""
     whole = segments_of(states(Backend.MAMBA1, (3, 64), (64, 16)))
     models = []
     for rank, size in ((0, 1), (0, 2), (1, 2)):

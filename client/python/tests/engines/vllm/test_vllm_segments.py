@@ -307,7 +307,7 @@ def test_segments_of_a_model_with_only_attention(segmented, expected, model="qwe
 
 
 def test_sixteen_concurrent_prompts_answer_as_one_at_a_time(shared_daemon, expected, new=8):
-    """They are scheduled together with one that has no segments.
+    """The prompts are scheduled together with one that has no segments.
 
     On one kind of CPU nothing differed. On others, bf16 products of a higher matrix may round differently, which moves
     logits by a bf16 step: 2⁻⁶ between 2 and 4. So log-probabilities are compared within CLOSE, which is above that step.
@@ -417,7 +417,7 @@ def test_a_segment_that_a_second_request_has_is_run_while_others_are_served(segm
 
 
 def test_a_segments_run_counts_in_the_budget_of_a_step(shared_daemon, expected):
-    """Every step is full of prefill, so that it leaves space for the run, and only for that."""
+    """The prefill of other prompts fills every step, except the space that a step reserves for the run."""
     options, part = connector(shared_daemon, segments=True, **PATIENT), prompt("budget", 150)
     prompts = [(prompt(f"budget {i}", 40) + part + prompt(f"budget query {i}", 700), [40, 150]) for i in range(4)]
     with Segmented(MODEL, options, max_num_batched_tokens=400) as child:
