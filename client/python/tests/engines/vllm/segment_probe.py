@@ -560,3 +560,11 @@ def break_even(server, seconds_per_step, seconds_per_token):
     composer._options = dataclasses.replace(composer._options, min_segment_tokens=0)
     composer._pace.seconds_per_step, composer._pace.seconds_per_token = seconds_per_step, seconds_per_token
     return [composer._pays(round(each * seconds_per_step / seconds_per_token)) for each in (2, 0.5)]
+
+
+def saved(server, sockets, tokens, lengths, model_id):
+    """Returns (tokens of the prefix, of segments, both) that a probe of the daemon expects. Not in the tests' process:
+    a process that has connected cannot fork engines."""
+    with ashlar.Prober(*sockets) as prober:
+        node = prober.probe(tokens, lengths, model_id=model_id).nodes[0]
+    return node.prefix_tokens, node.segment_tokens, node.saved_tokens

@@ -8,7 +8,6 @@ from segmented_engines import MODEL, PATIENT, Segmented, texts
 from tiny_engines import connector, count, prompt
 from tiny_tokenizer import CHATML, tokenizer
 
-import ashlar
 from ashlar.vllm import boundaries
 from ashlar.vllm.boundaries import find_boundaries
 from ashlar.vllm.options import Options
@@ -56,10 +55,10 @@ def test_segments_are_found_by_their_separator(shared_daemon, segmented):
     options = connector(shared_daemon, segments=True, segment_separator=[500, 501], model_id="separated", **PATIENT)
     with Segmented(MODEL, options) as child:
         child.publish(parts)
-        with ashlar.Prober(shared_daemon.rpc_socket, shared_daemon.session_socket) as prober:
-            probed = prober.probe(sum(parts, []) + query, [102] * 3, model_id="separated").nodes[0]
-            assert (probed.prefix_tokens, probed.segment_tokens) == (102, 2 * 86)
-            assert prober.probe(query, model_id="separated").nodes[0].saved_tokens == 0
+        sockets = shared_daemon.rpc_socket, shared_daemon.session_socket
+        probed = child.probe("saved", sockets, sum(parts, []) + query, [102] * 3, "separated")
+        assert probed[:2] == (102, 2 * 86)
+        assert child.probe("saved", sockets, query, [], "separated")[2] == 0
         for declared in (None, [102] * 3):
             *_, cached = child.probe("ask", sum(parts, []) + query, declared)
             assert cached == 102 + 2 * 86

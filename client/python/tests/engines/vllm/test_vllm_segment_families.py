@@ -8,7 +8,6 @@ from segmented_engines import MODEL, PATIENT, Segmented, texts
 from test_vllm_segments import interiors
 from tiny_engines import Child, connector, count, prompt, same
 
-import ashlar
 from ashlar.vllm.lookups import lookup_wait
 from ashlar.vllm.options import Options
 
@@ -74,11 +73,11 @@ def test_every_rank_takes_its_own_part_of_a_segment(shared_daemon):
         ((wanted, logs, _),) = bare.generate([sum(parts, []) + query], 4)
     with Segmented(MODEL, options, tensor_parallel_size=2, worker_extension_cls="tiny_engines.Watched") as child:
         assert child.publish(parts) > 0
-        with ashlar.Prober(shared_daemon.rpc_socket, shared_daemon.session_socket) as prober:  # asks rank 0
-            probed = prober.probe(sum(parts, []) + query, [150] * 3, model_id="two ranks").nodes[0]
+        sockets = shared_daemon.rpc_socket, shared_daemon.session_socket
+        probed = child.probe("saved", sockets, sum(parts, []) + query, [150] * 3, "two ranks")  # of rank 0
         child.call("evaluate", "llm.collective_rpc('remember_jumps')")
         first = child.ask(parts, query)
-        assert first[2] == probed.saved_tokens == 150 + interiors(150, 150)
+        assert first[2] == probed[2] == 150 + interiors(150, 150)
         assert abs(first[1][0] - logs[0]) < 0.2, "composition is close to full prefill, not equal"
         ranks = child.call("evaluate", f"llm.collective_rpc('composed_apart', args=({sum(parts, []) + query!r},))")
         print(ranks)
