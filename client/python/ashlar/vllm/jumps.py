@@ -203,7 +203,7 @@ class Jumps:
             if not self._options.cold_parallel:
                 self._ask(prompt)
         else:
-            prompt.salt = self.generation + prompt.own_salt
+            prompt.salt, prompt.since = self.generation + prompt.own_salt, now  # each lookup has its own lookup_ms
             prompt.lookup = self.lookups.start(_text(prompt), prompt.lengths, prompt.salt)
             if prompt.lookup is None:
                 self._abandon(prompt, pool)

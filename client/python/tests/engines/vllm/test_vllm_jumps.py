@@ -11,6 +11,7 @@ import torch
 from vllm.v1.core.sched.scheduler import Scheduler as Engines
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
+import ashlar
 from ashlar.vllm import device_counts, stops
 from ashlar.vllm.jumps import Jumps
 from ashlar.vllm.messages import Fetched
@@ -268,6 +269,26 @@ def test_a_late_lookup_is_abandoned_and_the_next_ones_are_skipped():
         assert not engine.jumps.waits(request, 0, engine.pool)
     assert engine.step({})[::2] == ([], [fetch.number, other.number])
     assert engine.stats.data["lookups|timed_out"] == 1
+
+
+def test_a_lookup_after_a_pause_has_its_own_time(monkeypatch):
+    """The engine had no space for the second prompt during the pause that began when the first lookup was late."""
+    now, ended = [100.0], []
+    monkeypatch.setattr("ashlar.vllm.jumps.time.monotonic", lambda: now[0])
+    monkeypatch.setattr("ashlar.vllm.lookups.time.sleep", lambda seconds: now.__setitem__(0, now[0] + seconds))
+    engine, second = Engine([100, 100], 220, lookup_ms=200), Request(220, "second")
+    engine.jumps.add(second, [100, 100])
+    assert engine.jumps.waits(engine.request, 0, engine.pool) and engine.jumps.waits(second, 0, engine.pool)
+    fetch, _ = engine.step({})[0]
+    engine.jumps.hear({(fetch.number, 0): Fetched(True, late=True)}, engine.pool)
+    now[0] += 3.0
+    lookup = types.SimpleNamespace(poll_plan=lambda: ashlar.Verdict.PENDING, end=lambda: ended.append(True))
+    engine.jumps.lookups = types.SimpleNamespace(available=True, start=lambda *given: lookup)
+    assert engine.jumps.waits(second, 0, engine.pool) and not ended
+    now[0] += 0.15
+    assert engine.jumps.waits(second, 0, engine.pool) and engine.stats.data == {"lookups|timed_out": 1}
+    now[0] += 0.1
+    assert not engine.jumps.waits(second, 0, engine.pool) and ended and engine.stats.data == {"lookups|timed_out": 2}
 
 
 def test_a_lookup_that_waits_for_others_is_not_late(monkeypatch):
