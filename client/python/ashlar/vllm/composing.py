@@ -407,6 +407,7 @@ class Composer:
 
     def _serve(self) -> None:
         while (work := self._asked.get()) is not None:
+            self._take_quiesced()
             self._opening.refresh(self._pages.kept == 0)
             if isinstance(work, _Ran):
                 published = 0
@@ -431,14 +432,18 @@ class Composer:
                 self._drop(work)
             self._fetched.put((number, fetched))
 
+    def _take_quiesced(self) -> None:
+        """Takes back kept pages to which the daemon no longer writes."""
+        cache = self._opening.cache
+        if cache is not None and self._pages.kept:
+            quiesced = cache.take_quiesced_pages(self._pages.count)
+            self._pages.kept -= len(quiesced)
+            self._pages.give(quiesced)
+
     def _land(self, landing: _Landing) -> Fetched:
         cache, fetch, options = self._opening.cache, landing.fetch, self._options
         if cache is None:
             return Fetched(ended=True)
-        if self._pages.kept:
-            quiesced = cache.take_quiesced_pages(self._pages.count)
-            self._pages.kept -= len(quiesced)
-            self._pages.give(quiesced)
         with cache.start_begin(fetch.tokens, fetch.lengths, salt=fetch.salt) as lookup:  # without pages nothing lands
             verdict = await_plan(lookup, time.monotonic() + options.lookup_ms / 1000)
             if verdict == ashlar.Verdict.PENDING:

@@ -2,6 +2,8 @@
 """Segments through the connector: what fails, is late or is abandoned while a prompt waits for it."""
 
 import contextlib
+import functools
+import queue
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +13,7 @@ from segmented_engines import MODEL, PATIENT, Segmented, texts
 from tiny_engines import connector, count, prompt, same
 
 import ashlar
-from ashlar.vllm.composing import Composer, Pages
+from ashlar.vllm.composing import Composer, Pages, _Ran
 from ashlar.vllm.options import Options
 
 TAKEN = 100 + 3 * 84  # for four texts of 100 tokens: the first one, and three interiors
@@ -184,5 +186,24 @@ def test_pages_of_a_publish_that_the_cache_keeps_are_not_given_back(verdict, fre
     try:
         assert Composer._publish(composer, ran) == 0
         assert (pages.count, pages.free) == (3, free)
+    finally:
+        pages.close()
+
+
+def test_kept_pages_come_back_before_a_segment_is_published():
+    """No prompt may find segments for a long time, and so land some, while missing ones are run alone."""
+    pages = Pages(SimpleNamespace(layers=[ashlar.Attention(1, 16, 16, ashlar.DType.F32)]), 48, torch.device("cpu"))
+    kept = pages.take(48, 0.0, lambda: True).tolist()
+    pages.kept, unused, free = len(kept), [], []
+    asked, ended = queue.SimpleQueue(), queue.SimpleQueue()
+    asked.put(_Ran(SimpleNamespace(number=1), lambda: True, 0, 1))
+    asked.put(None)
+    opening = SimpleNamespace(cache=SimpleNamespace(take_quiesced_pages=lambda most: kept), refresh=unused.append)
+    composer = SimpleNamespace(_asked=asked, _opening=opening, _pages=pages, _ran=ended)
+    composer._take_quiesced = functools.partial(Composer._take_quiesced, composer)
+    composer._publish = lambda ran: free.append(pages.free) or 1
+    try:
+        Composer._serve(composer)
+        assert (free, pages.kept, unused, ended.get()) == ([3], 0, [True], (1, 1))
     finally:
         pages.close()
