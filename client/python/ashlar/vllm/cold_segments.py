@@ -52,7 +52,7 @@ class _Run:
     name: bytes  # empty for a segment of another engine
     blocks: list[Any]
     served: Served | None
-    published: dict[int, int] = dataclasses.field(default_factory=dict)  # number of published segments, by rank
+    published: dict[int, int] = dataclasses.field(default_factory=dict)  # as of WorkerReport.ran, by rank
 
 
 class ColdSegments:
@@ -174,17 +174,18 @@ class ColdSegments:
         return Alone(self._number, cold.tokens, cold.first, cold.salt, pages, states)
 
     def ran(self, ended: dict[tuple[int, int], int], pool: Any) -> None:
-        """`ended`: published segments by number of the run, and rank."""
+        """`ended`: published segments by number of the run, and rank, or UNAVAILABLE."""
         run = self._running
         if run is None:
             return
         run.published |= {rank: published for (number, rank), published in ended.items() if number == run.number}
         if len(run.published) == self._ranks:
             pool.free_blocks(run.blocks)
-            self._stats.add(max(run.published.values()), "published_segments")
-            self._end_served(run.served, all(run.published.values()))
+            most = max(run.published.values())
+            self._stats.add(max(0, most), "published_segments")
+            self._end_served(run.served, min(run.published.values()) > 0)
             self._unpublished.pop(run.name, None)
-            if not any(run.published.values()):
+            if most == 0:
                 self._unpublished[run.name] = None
             if len(self._unpublished) > _REMEMBERED:
                 self._unpublished.popitem(last=False)

@@ -33,7 +33,7 @@ from ashlar.vllm.host_memory import HostMemory, Lease, pieces, pin, unpin
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.lookups import await_plan, missing_segments
 from ashlar.vllm.memory import States, bytes_of
-from ashlar.vllm.messages import Alone, Fetch, Fetched, Jump
+from ashlar.vllm.messages import UNAVAILABLE, Alone, Fetch, Fetched, Jump
 from ashlar.vllm.model import Described, LinearPlace
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
@@ -310,7 +310,7 @@ class Composer:
         return found
 
     def take_ran(self) -> dict[int, int]:
-        """Returns the runs that have ended, with the number of published segments."""
+        """Returns the runs that have ended, with the number of published segments, or UNAVAILABLE."""
         found: dict[int, int] = {}
         while not self._ran.empty():
             number, published = self._ran.get()
@@ -362,8 +362,9 @@ class Composer:
         self._open_answers += 1
         alone_here = self._described.model.tensor_parallel_size == 1  # ranks run the model together or not at all
         may_run = self._publishes and len(alone.tokens) <= self._most and self._engine.has_tokens(alone.tokens)
+        may_run = may_run and len(alone.tokens) + 2 - alone.first <= self._pages.count * PAGE_TOKENS  # as in _publish
         if not may_run or (alone_here and self._opening.cache is None):
-            self._ran.put((alone.number, 0))
+            self._ran.put((alone.number, UNAVAILABLE if may_run else 0))
             return
         count, model = len(alone.tokens), self.model
         ran = _Ran(alone, is_current, *((0, count) if alone.first else (model.head, count - model.tail)))
@@ -410,10 +411,10 @@ class Composer:
             self._take_quiesced()
             self._opening.refresh(self._pages.kept == 0)
             if isinstance(work, _Ran):
-                published = 0
                 try:
                     published = self._publish(work)
                 except Exception as error:
+                    published = UNAVAILABLE if isinstance(error, NotLanded) else 0
                     logger.warning("Ashlar: cannot publish a segment: %s: %s", type(error).__name__, error)
                 self._ran.put((work.alone.number, published))
                 continue
@@ -574,11 +575,13 @@ class Composer:
     # ---- publishing
 
     def _publish(self, ran: _Ran) -> int:
-        """Returns the number of stored segments."""
+        """Returns the number of stored segments, or UNAVAILABLE. NotLanded: too few pages are free."""
         cache, alone = self._opening.cache, ran.alone
         if ran.mark is not None:
             ran.mark.synchronize()
-        if cache is None or not ran.is_current():
+        if cache is None:
+            return UNAVAILABLE
+        if not ran.is_current():
             return 0
         with self._order.copies():
             if not all(bool(each.cpu()) for each in ran.same_decays):

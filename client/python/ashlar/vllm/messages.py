@@ -16,6 +16,8 @@ from ashlar.vllm.adapters import AdapterLoad, Report
 from ashlar.vllm.drafts import Place
 from ashlar.vllm.handoffs import Handoff
 
+UNAVAILABLE = -1  # see WorkerReport.ran
+
 
 @dataclasses.dataclass
 class Load:
@@ -152,7 +154,8 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     layouts: dict[int, ashlar.Model] = dataclasses.field(default_factory=dict)
     # By number of the fetch, and rank.
     fetched: dict[tuple[int, int], Fetched] = dataclasses.field(default_factory=dict)
-    # Number of published segments, by number of the separate computation, and rank.
+    # Number of published segments, by number of the separate computation, and rank; UNAVAILABLE: the cache was not
+    # asked to store any.
     ran: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:

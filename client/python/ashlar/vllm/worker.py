@@ -22,7 +22,7 @@ from ashlar.vllm.forward import EngineModel
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.loads import Loads
 from ashlar.vllm.memory import Allocator
-from ashlar.vllm.messages import StepMetadata, WorkerReport
+from ashlar.vllm.messages import UNAVAILABLE, StepMetadata, WorkerReport
 from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
@@ -191,7 +191,7 @@ class Worker:
         if step.alone is None:
             return
         if self._composer is None or self._opening is None:  # the engine sleeps: its weights may be elsewhere
-            self._report.ran[step.alone.number, self._rank] = 0
+            self._report.ran[step.alone.number, self._rank] = UNAVAILABLE
             return
         seen = self._weights.look(step)  # the weights of this run: others may be accepted before it is published
         self._composer.run_alone(step.alone, lambda: self._weights.are_current(seen, self._caches.order))

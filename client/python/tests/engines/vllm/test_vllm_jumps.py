@@ -14,7 +14,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 import ashlar
 from ashlar.vllm import device_counts, stops
 from ashlar.vllm.jumps import Jumps
-from ashlar.vllm.messages import Fetched
+from ashlar.vllm.messages import UNAVAILABLE, Fetched
 from ashlar.vllm.options import Options
 from ashlar.vllm.scheduler import Scheduler
 from ashlar.vllm.segments import Names
@@ -402,6 +402,17 @@ def test_a_segment_that_was_not_published_runs_again_only_when_idle():
     for _ in range(2):
         engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
     assert engine.jumps.cold.next(False, engine.pool) is not None
+
+
+def test_a_segment_that_could_not_be_offered_runs_again_when_two_requests_have_it():
+    """No daemon answered, or no page was free. A busy engine is never idle."""
+    engine = Engine([100, 100], 220)
+    for _ in range(2):
+        for _ in range(2):
+            engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
+        alone = engine.jumps.cold.next(False, engine.pool)
+        engine.jumps.cold.ran({(alone.number, 0): UNAVAILABLE}, engine.pool)
+    assert engine.stats.data == {"published_segments": 0}
 
 
 def test_a_run_alone_fits_into_its_step_and_every_second_step_leaves_space_for_it():

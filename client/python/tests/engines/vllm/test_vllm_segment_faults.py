@@ -14,6 +14,7 @@ from tiny_engines import connector, count, prompt, same
 
 import ashlar
 from ashlar.vllm.composing import Composer, Pages, _Ran
+from ashlar.vllm.messages import UNAVAILABLE
 from ashlar.vllm.options import Options
 
 TAKEN = 100 + 3 * 84  # for four texts of 100 tokens: the first one, and three interiors
@@ -144,6 +145,8 @@ def test_a_prompt_longer_than_the_pages_takes_the_segments_that_fit(shared_daemo
         (answer, heard) = child.probe("ask_and_hear", sum(parts, []) + query, [100] * 4)
         assert answer[2] == 100 + 84
         assert [line for line in heard if "raise segment_tokens (256)" in line], heard
+        assert child.probe("runs_of", prompt("as long as the pages", 255)) == 1
+        assert child.probe("runs_of", prompt("longer than the pages", 256)) == 0
 
 
 def test_an_aborted_request_leaves_nothing(segmented):
@@ -191,19 +194,27 @@ def test_pages_of_a_publish_that_the_cache_keeps_are_not_given_back(verdict, fre
 
 
 def test_kept_pages_come_back_before_a_segment_is_published():
-    """No prompt may find segments for a long time, and so land some, while missing ones are run alone."""
+    """No prompt may find segments for a long time, and so land some, while missing ones are run alone. A run without
+    pages is not one that the cache declined."""
     pages = Pages(SimpleNamespace(layers=[ashlar.Attention(1, 16, 16, ashlar.DType.F32)]), 48, torch.device("cpu"))
     kept = pages.take(48, 0.0, lambda: True).tolist()
     pages.kept, unused, free = len(kept), [], []
     asked, ended = queue.SimpleQueue(), queue.SimpleQueue()
     asked.put(_Ran(SimpleNamespace(number=1), lambda: True, 0, 1))
+    asked.put(_Ran(SimpleNamespace(number=2), lambda: True, 0, 1))
     asked.put(None)
     opening = SimpleNamespace(cache=SimpleNamespace(take_quiesced_pages=lambda most: kept), refresh=unused.append)
     composer = SimpleNamespace(_asked=asked, _opening=opening, _pages=pages, _ran=ended)
     composer._take_quiesced = functools.partial(Composer._take_quiesced, composer)
-    composer._publish = lambda ran: free.append(pages.free) or 1
+
+    def publish(ran):
+        free.append(pages.free)
+        return len(pages.take(48, 0.0, lambda: True)) // 3
+
+    composer._publish = publish
     try:
         Composer._serve(composer)
-        assert (free, pages.kept, unused, ended.get()) == ([3], 0, [True], (1, 1))
+        assert (free, pages.kept, unused) == ([3, 0], 0, [True, True])
+        assert [ended.get(), ended.get()] == [(1, 1), (2, UNAVAILABLE)]
     finally:
         pages.close()
