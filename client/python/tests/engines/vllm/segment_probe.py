@@ -518,7 +518,9 @@ def state_of(server, patience=0):
     composer = worker()._composer
     pages, until = composer._pages, time.monotonic() + patience
     while pages.free < pages.count and not composer._landings and time.monotonic() < until:
-        pages.give(composer._opening.cache.take_quiesced_pages(pages.count, 100))
+        quiesced = composer._opening.cache.take_quiesced_pages(pages.count, 100)
+        pages.kept -= len(quiesced)
+        pages.give(quiesced)
     return pages.free, len(composer._landings)
 
 
