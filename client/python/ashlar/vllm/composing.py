@@ -104,10 +104,8 @@ class Pages:
                     free = len(self._free) * PAGE_TOKENS
                     raise NotLanded(f"{tokens} tokens; segment_tokens has {free} free of {self.count * PAGE_TOKENS}")
                 self._changed.wait(0.01)
-            taken, self._free = (
-                self._free[-count:],
-                self._free[:-count],
-            )  # pages that were used last are already in memory
+            self._free.sort()  # a jump copies consecutive pages together
+            taken, self._free = self._free[:count], self._free[count:]
         return np.array(taken, np.int32)
 
     def give(self, pages: Sequence[int], mark: Mark | None = None) -> None:

@@ -193,6 +193,18 @@ def test_pages_of_a_publish_that_the_cache_keeps_are_not_given_back(verdict, fre
         pages.close()
 
 
+def test_free_pages_are_consecutive_again():
+    """Jumps copy runs of consecutive pages, which would become ever shorter."""
+    pages = Pages(SimpleNamespace(layers=[ashlar.Attention(1, 16, 16, ashlar.DType.F32)]), 80, torch.device("cpu"))
+    try:
+        taken = [pages.take(16, 0.0, lambda: True).tolist() for _ in range(5)]
+        for number in (1, 3, 0, 4, 2):
+            pages.give(taken[number])
+        assert pages.take(80, 0.0, lambda: True).tolist() == list(range(5))
+    finally:
+        pages.close()
+
+
 def test_kept_pages_come_back_before_a_segment_is_published():
     """No prompt may find segments for a long time, and so land some, while missing ones are run alone. A run without
     pages is not one that the cache declined."""
