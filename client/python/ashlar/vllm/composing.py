@@ -468,17 +468,21 @@ class Composer:
 
     def _fitting(self, steps: list[Step]) -> list[Step]:
         """Returns the first steps that fit into all pages together."""
-        count = len(steps)
-        while len(_entries(steps[:count])) > self._pages.count:
-            count -= 1
-        if count < len(steps) and not self._told_shortage:
+        fitting: list[Step] = []
+        entries: set[int] = set()
+        for step in steps:
+            entries.update(_entries([step]))
+            if len(entries) > self._pages.count:
+                break
+            fitting.append(step)
+        if len(fitting) < len(steps) and not self._told_shortage:
             self._told_shortage = True
             logger.warning(
                 "Ashlar: a prompt's cached segments need space for %d tokens; only the first %d of %d segments are "
                 "used; raise segment_tokens (%d)",
-                len(_entries(steps)) * PAGE_TOKENS, count, len(steps), self._pages.count * PAGE_TOKENS,
+                len(_entries(steps)) * PAGE_TOKENS, len(fitting), len(steps), self._pages.count * PAGE_TOKENS,
             )  # fmt: skip
-        return steps[:count]
+        return fitting
 
     def _land_plan(
         self,

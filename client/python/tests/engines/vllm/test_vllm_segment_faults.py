@@ -4,6 +4,7 @@
 import contextlib
 import functools
 import queue
+import time
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,8 @@ from segmented_engines import MODEL, PATIENT, Segmented, texts
 from tiny_engines import connector, count, prompt, same
 
 import ashlar
-from ashlar.vllm.composing import Composer, Pages, _Ran
+from ashlar.request import Step, StepKind
+from ashlar.vllm.composing import Composer, Pages, _entries, _Ran
 from ashlar.vllm.messages import UNAVAILABLE
 from ashlar.vllm.options import Options
 
@@ -147,6 +149,17 @@ def test_a_prompt_longer_than_the_pages_takes_the_segments_that_fit(shared_daemo
         assert [line for line in heard if "raise segment_tokens (256)" in line], heard
         assert child.probe("runs_of", prompt("as long as the pages", 255)) == 1
         assert child.probe("runs_of", prompt("longer than the pages", 256)) == 0
+
+
+def test_the_first_of_many_segments_that_fit_are_found_quickly():
+    """Meanwhile the engine's thread waits for the interpreter's lock."""
+    steps = [Step(StepKind.INTERIOR, 200 * i + 8, 200 * i + 192, False, i) for i in range(1000)]
+    composer = SimpleNamespace(_pages=SimpleNamespace(count=4096), _told_shortage=True)
+    begun = time.thread_time()
+    fitting = Composer._fitting(composer, steps)
+    assert time.thread_time() - begun < 0.2
+    assert fitting == steps[:341] and Composer._fitting(composer, fitting) == fitting
+    assert len(_entries(fitting)) <= 4096 < len(_entries(steps[:342]))
 
 
 def test_an_aborted_request_leaves_nothing(segmented):
