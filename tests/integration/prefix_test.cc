@@ -31,8 +31,8 @@ class Prefix : public testing::Test {
     EXPECT_THAT(engine.Commit({tokens, depths}), Each(CommitOutcome::kKept));
   }
 
-  // Longer than two blocks, and not a whole number of pages.
-  const Tokens instructions_ = MakeRun(1, 603);
+  // Longer than two blocks, and not a whole number of pages. At this depth, branches are at even positions.
+  const Tokens instructions_ = MakeRun(1, 602);
   const Tokens first_ = Join(instructions_, MakeRun(2, 100)), second_ = Join(instructions_, MakeRun(3, 90)),
                third_ = Join(instructions_, MakeRun(4, 120));
   DaemonProcess daemon_;
