@@ -295,15 +295,15 @@ def test_two_processes_share_what_one_computed(model, daemon):
     with ashlar.cache_for(model, daemon, tokens=512) as cache, ashlar.attach(model, cache):
         here = model.generate(ashlar.Prompt(SEGMENTS, QUERY), **GREEDY)
     code = (
-        "import sys; sys.path.insert(0, sys.argv[1])\n"
+        "import sys; sys.path[:0] = sys.argv[1].split(':')\n"
         "import ashlar, test_transformers_api as t, tiny_transformers as tiny\n"
         "model = tiny.build('qwen3_next')\n"
         "with ashlar.cache_for(model, (sys.argv[2], sys.argv[3]), tokens=512) as cache, ashlar.attach(model, cache) as reuse:\n"
         "    said = model.generate(ashlar.Prompt(t.SEGMENTS, t.QUERY), **t.GREEDY)\n"
         "print(reuse.last.published, reuse.last.cached_tokens, said[0].tolist())\n"
     )
-    folder = str(pathlib.Path(__file__).parent)
-    done = subprocess.run([sys.executable, "-c", code, folder, daemon.rpc_socket, daemon.session_socket],
+    folder = pathlib.Path(__file__).parent
+    done = subprocess.run([sys.executable, "-c", code, f"{folder}:{folder.parent}", daemon.rpc_socket, daemon.session_socket],
                           capture_output=True, text=True, check=True, timeout=120)  # fmt: skip
     assert done.stdout.strip() == f"0 148 {here[0].tolist()}"
 
