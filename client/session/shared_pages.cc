@@ -139,12 +139,6 @@ AdmitOutcome Admission::Extend(uint32_t own_pages, PageShortage* shortage) {
   return AdmitOutcome::kAdmitted;
 }
 
-bool Admission::MarkFilled(std::span<const uint32_t> segments) {
-  if (!ReportFilled(segments)) return false;
-  SetFilled(segments);
-  return true;
-}
-
 bool Admission::ReportFilled(std::span<const uint32_t> segments) const {
   if (!valid()) return false;
   auto request = Ask<v1::MarkFilledRequest>();

@@ -7,7 +7,7 @@
 // A request is admitted with all its pages: one copy of every segment, which all requests reference, and own pages for
 // the tokens that it recomputes and decodes. A request that gets kToFill for a segment fills the segment's pages by
 // computing or landing it (Model::Land with a page table of the segment's pages and first_position =
-// placement.first_slot), and then calls Admission::MarkFilled. For filled segments it lands only the tuples
+// placement.first_slot), and then calls Admission::ReportFilled. For filled segments it lands only the tuples
 // (LandSegment::tuples_only), because these may still need promotion.
 //
 // The first blocks of an exact prefix are shared in the same way (Model::Admit). Whole blocks are at the same positions
@@ -81,12 +81,11 @@ class Admission {
 
   // Raises the number of own pages to `own_pages`, or changes nothing. Existing pages stay in their places.
   AdmitOutcome Extend(uint32_t own_pages, PageShortage* shortage = nullptr);
-  // Reports that kToFill segments now have their keys and values; requests may read them only afterwards. False: the
-  // daemon was not told, or the segment was not this request's to fill.
-  bool MarkFilled(std::span<const uint32_t> segments);
-  // The two parts of MarkFilled. ReportFilled asks the daemon; other threads may call other methods meanwhile, except
-  // Release.
+  // Reports to the daemon that kToFill segments now have their keys and values; requests may read them only afterwards.
+  // False: the daemon did not answer, or another request fills a segment. Other threads may call other methods
+  // meanwhile, except Release.
   bool ReportFilled(std::span<const uint32_t> segments) const;
+  // The segments are kFilled from now on. Call it after ReportFilled.
   void SetFilled(std::span<const uint32_t> segments);
   // Asks for the state of segments that other requests fill, for at most `timeout`. False: the daemon did not answer.
   // `to_fill`: replaces the indices of the segments that this request can fill; those of them that no other request

@@ -13,8 +13,8 @@ namespace ashlar::storage {
 
 // The price is the FLOPs that a checkpoint saves, per byte that evicting it would free, per expected request. It saves
 // the FLOPs since the previous kept checkpoint, from which a prompt would resume otherwise. Evicting it frees its
-// states, and the pages that no deeper checkpoint needs. There is no joint price for
-// all checkpoints and pages of a text.
+// states, and the pages that no deeper checkpoint needs. There is no joint price for all checkpoints and pages of a
+// text.
 class CheckpointPrices {
  public:
   CheckpointPrices(const PrefixCosts& costs, const ReuseModel& model) : costs_(costs), model_(model) {}

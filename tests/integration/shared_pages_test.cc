@@ -64,8 +64,8 @@ TEST(SharedPages, RequestsShareOneCopyAndReleaseIt) {
   ASSERT_EQ(second.outcome, AdmitOutcome::kAdmitted);
   EXPECT_EQ(second.admission->segments()[2].pages, first.admission->segments()[2].pages);
   EXPECT_EQ(second.admission->segments()[2].content, PageContent::kBeingFilled);
-  EXPECT_FALSE(second.admission->MarkFilled(all));
-  EXPECT_TRUE(first.admission->MarkFilled(all));
+  EXPECT_FALSE(second.admission->ReportFilled(all));
+  EXPECT_TRUE(first.admission->ReportFilled(all));
   EXPECT_TRUE(second.admission->Refresh());
   EXPECT_EQ(second.admission->segments()[2].content, PageContent::kFilled);
 

@@ -119,7 +119,8 @@ class InPlaceEngine {
       const std::vector<int32_t> table = request.admission->PageTable(i);
       EXPECT_THAT(model_.Land(*request.match, table, {&target, 1}).Wait(kPatience),
                   testing::ElementsAre(MissReason::kNone));
-      EXPECT_TRUE(request.admission->MarkFilled({&i, 1}));
+      EXPECT_TRUE(request.admission->ReportFilled({&i, 1}));
+      request.admission->SetFilled({&i, 1});
     }
     EXPECT_THAT(model_.Land(*request.match, {}, filled).Wait(kPatience), testing::Each(MissReason::kNone));
   }

@@ -4,6 +4,7 @@
 
 Prints the rows of the page's table, the cells where Ashlar is behind, and the distance to the optimum. Ten minutes on
 two idle cores. usage: figures.py ASHLAR_REPLAY TRACES [--traces NAME,…] [--captures N,…] [--policies NAME,…]
+[--json FILE]
 """
 
 import argparse
@@ -61,14 +62,16 @@ def main():
     parser.add_argument("--traces", default=",".join(CAPACITIES))
     parser.add_argument("--captures", default="1,64,128,256,1024")
     parser.add_argument("--policies", default=",".join(RIVALS), help="beside ashlar")
+    parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write all runs to this file")
     options = parser.parse_args()
     policies = [*options.policies.split(","), "ashlar"]
-    distances, behind = [], []
+    distances, behind, runs = [], [], []
     for trace in options.traces.split(","):
         for capture in map(int, options.captures.split(",")):
             cells = {}
             for run in replay(options.program.resolve(), options.folder / trace, capture, CAPACITIES[trace], policies):
                 cells.setdefault(run["capacity_bytes"], {})[run["policy"]] = run
+                runs.append(run)
             for capacity, cell in cells.items():
                 rates = {policy: run["token_hit_rate"] for policy, run in cell.items()}
                 optimum = cell["ashlar"]["optimum"]
@@ -82,6 +85,8 @@ def main():
                     print(row(cell), flush=True)
     print(f"behind in {len(behind)} of {len(distances)} cells", *behind, sep="\n  ")
     print(f"median distance to the optimum: {statistics.median(distances):.4f}")
+    if options.json:
+        options.json.write_text(json.dumps({"runs": runs}, indent=2) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":
