@@ -11,6 +11,7 @@ from typing import Any
 
 from ashlar.boundaries import declared_boundaries
 from ashlar.checkpoint import model_name
+from ashlar.proxy.backends import POLICIES, Backends, parse_backend
 
 
 def separator(text: str) -> str | list[int]:
@@ -35,7 +36,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model-id", help="the connector's model_id; default: the name that the connector derives from --model"
     )
-    parser.add_argument("--policy", choices=("cheapest", "round-robin"), default="cheapest")
+    parser.add_argument(
+        "--policy", choices=POLICIES, default="cheapest",
+        help="cheapest: shortest expected time to the first token; prefix-hash, round-robin: no probes; %(default)s",
+    )  # fmt: skip
     parser.add_argument(
         "--segment-separator", type=separator, default="", metavar="TEXT",
         help="the connector's segment_separator: text, or a list of token ids such as [5,6]",
@@ -59,7 +63,9 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--wait-seconds", type=float, default=30, help="longest time in the queue; %(default)s")
     parser.add_argument("--connect-seconds", type=float, default=2, help="limit of connecting; default: %(default)s")
     parser.add_argument("--first-byte-seconds", type=float, default=600, help="limit of a prompt; %(default)s")
-    parser.add_argument("--idle-seconds", type=float, default=300, help="between two chunks; default: %(default)s")
+    parser.add_argument(
+        "--idle-seconds", type=float, default=300, help="between two chunks, and for a client to take one; %(default)s"
+    )
     parser.add_argument("--check-seconds", type=float, default=2, help="interval of health checks; %(default)s")
     parser.add_argument("--tries", type=int, default=3, help="backends per request; default: %(default)s")
     return parser
@@ -91,7 +97,6 @@ def main(given: list[str] | None = None) -> int:
     try:
         from aiohttp import web
 
-        from ashlar.proxy.backends import Backends, parse_backend
         from ashlar.proxy.prompts import Prompts
         from ashlar.proxy.server import Limits, Proxy
     except ModuleNotFoundError as error:
@@ -105,7 +110,7 @@ def main(given: list[str] | None = None) -> int:
         parser.error("--backend: a URL was given twice; expected each engine once")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     prompts, seconds = None, options.probe_ms / 1000
-    if options.policy == "cheapest":
+    if options.policy != "round-robin":
         try:
             found = tokenizer(options.model, options.trust_remote_code) if options.model else None
         except (OSError, ValueError, ImportError) as error:
@@ -124,7 +129,7 @@ def main(given: list[str] | None = None) -> int:
     )  # fmt: skip
 
     async def app() -> web.Application:
-        backends = Backends(parsed, model_id(options), seconds, options.policy == "round-robin")
+        backends = Backends(parsed, model_id(options), seconds, options.policy)
         return Proxy(backends, prompts, limits, seconds).app()
 
     web.run_app(app(), host=options.host, port=options.port, handler_cancellation=True, access_log=None)

@@ -6,9 +6,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import dataclasses
+import hashlib
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -21,6 +22,8 @@ logger = logging.getLogger("ashlar.proxy")
 _UNKNOWN_RATE = 1000.0  # tokens per second, as the daemon assumes
 _CLOSE = 1.05  # estimates within 5 % are equal
 _REOPEN_SECONDS = 2.0
+
+POLICIES = ("cheapest", "prefix-hash", "round-robin")
 
 
 @dataclasses.dataclass
@@ -47,6 +50,8 @@ def parse_backend(text: str) -> Backend:
     """Reads URL[,rpc=PATH,session=PATH][,node=NAME]. ValueError says what is wrong."""
     url, *options = text.split(",")
     parts = urlsplit(url)
+    if parts.username is not None or parts.password is not None:  # answers and metrics name the URL
+        raise ValueError("--backend: a URL with a user or password was given; expected one without")
     if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
         raise ValueError(f"--backend: {url!r} was given; expected a URL like http://127.0.0.1:8000")
     backend = Backend(url.rstrip("/"))
@@ -85,32 +90,33 @@ def estimate_of(probe: NodeProbe) -> Estimate:
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """Backends in the order in which a request tries them."""
+class Known:
+    """What the proxy knows of a request."""
 
-    order: tuple[Backend, ...]
-    estimates: dict[str, Estimate]  # by URL; without backends whose node did not answer
+    tokens: int = 0  # of its prompt; 0: unknown
+    beginning: bytes = b""  # of the prompt's tokens, for the policy prefix-hash; empty: unknown
+    streams: bool = False  # whether the first byte of the answer follows the prompt's computation
+    estimates: Mapping[str, Estimate] = dataclasses.field(default_factory=dict)  # by URL, of the nodes that answered
 
-    def computed(self, backend: Backend, tokens: int) -> float:
+    def computed(self, backend: Backend) -> int:
+        """Returns the tokens that the backend computes before the first token."""
         found = self.estimates.get(backend.url)
-        return found.tokens if found else tokens
+        return found.tokens if found else self.tokens
 
 
 class Backends:
     """The backends of a proxy, and their probes. Call all public methods on the event loop's thread."""
 
-    def __init__(self, backends: Sequence[Backend], model_id: str, probe_seconds: float, round_robin: bool) -> None:
+    def __init__(self, backends: Sequence[Backend], model_id: str, probe_seconds: float, policy: str) -> None:
         self.all = list(backends)
-        self._model_id, self._probe_seconds, self._round_robin = model_id, probe_seconds, round_robin
+        self.policy = policy
+        self._model_id, self._probe_seconds = model_id, probe_seconds
         self._probers: dict[tuple[str, str], Prober | None] = {backend.sockets: None for backend in backends}
         self._opened_at: dict[tuple[str, str], float] = {}
+        self._silent: set[tuple[str, str]] = set()  # daemons whose last answer is missing; probes do not wait for them
         # Each daemon has its own threads, so that a hanging daemon does not delay the answers of others.
         self._threads = {sockets: concurrent.futures.ThreadPoolExecutor(2, "probe") for sockets in self._probers}
         self._sent = 0
-
-    @property
-    def probes(self) -> bool:
-        return not self._round_robin
 
     def _prober(self, sockets: tuple[str, str]) -> Prober:
         """Returns a daemon's prober. ConnectionError: no daemon answers; it is tried again after `_REOPEN_SECONDS`."""
@@ -126,14 +132,21 @@ class Backends:
 
     def _ask(self, sockets: tuple[str, str], question: Question, cluster: bool) -> dict[str, NodeProbe]:
         """Returns the answers by node. The daemon's own node is also in the result as ""."""
-        prober = self._prober(sockets)
         options: dict[str, Any] = dict(model_id=self._model_id, salt=question.salt, cluster=cluster)
+        began = time.monotonic()
         try:
-            found = prober.probe(question.tokens, question.segments, **options)
-        except ValueError:  # several layouts for segments are open, or the prompt has too many segments
-            if not question.segments:
-                raise
-            found = prober.probe(question.tokens, **options)
+            prober = self._prober(sockets)
+            try:
+                found = prober.probe(question.tokens, question.segments, **options)
+            except ValueError:  # several layouts for segments are open, or the prompt has too many segments
+                if not question.segments:
+                    raise
+                found = prober.probe(question.tokens, **options)
+        except ConnectionError:
+            self._silent.add(sockets)
+            raise
+        if time.monotonic() < began + self._probe_seconds:
+            self._silent.discard(sockets)
         return {node.node: node for node in found.nodes} | {"": found.nodes[0]}
 
     async def probe(self, question: Question) -> dict[str, Estimate]:
@@ -143,7 +156,10 @@ class Backends:
         for sockets in self._probers:
             cluster = any(backend.node for backend in self.all if backend.sockets == sockets)
             asked[sockets] = loop.run_in_executor(self._threads[sockets], self._ask, sockets, question, cluster)
-        await asyncio.wait(asked.values(), timeout=self._probe_seconds)
+        awaited = {sockets: answer for sockets, answer in asked.items() if sockets not in self._silent}
+        if awaited:
+            await asyncio.wait(awaited.values(), timeout=self._probe_seconds)
+        self._silent.update(sockets for sockets, answer in awaited.items() if not answer.done())
         estimates: dict[str, Estimate] = {}
         for backend in self.all:
             answer = asked[backend.sockets]
@@ -155,37 +171,42 @@ class Backends:
             answer.cancel()
         return estimates
 
-    def choose(self, estimates: dict[str, Estimate], tokens: int) -> Choice:
-        """Orders the backends by the expected time to the first token of a prompt with this number of tokens.
-
-        Backends with close or missing estimates are ordered by their requests in flight, then round-robin. Unhealthy
-        backends come last: they are tried if all others have failed.
-        """
-        rates = [estimate.rate for estimate in estimates.values() if estimate.rate > 0]
-        known = max(rates, default=_UNKNOWN_RATE)
-
-        def seconds(backend: Backend) -> float:
-            found = estimates.get(backend.url)
-            rate = found.rate if found and found.rate > 0 else known
-            pending = backend.pending_tokens / rate
-            if found is None:
-                return pending + tokens / rate
-            return max(pending, found.wait_seconds) + found.fetch_seconds + found.tokens / rate
+    def choose(self, known: Known) -> tuple[Backend, ...]:
+        """Returns the backends in the order in which the request tries them. Unhealthy backends come last: they are
+        tried if all others have failed."""
+        if self.policy == "round-robin":
+            return tuple(sorted(self.all, key=lambda backend: (not backend.healthy, backend.sent)))
+        if self.policy == "prefix-hash":
+            return tuple(sorted(self.all, key=lambda backend: (not backend.healthy, self._rank(backend, known))))
+        expected = {backend.url: self.seconds(backend, known) for backend in self.all}
 
         def usable(backend: Backend) -> bool:
-            found = estimates.get(backend.url)
+            found = known.estimates.get(backend.url)
             return backend.healthy and (found is None or found.usable)
 
-        if self._round_robin:
-            order = sorted(self.all, key=lambda backend: (not backend.healthy, backend.sent))
-            return Choice(tuple(order), estimates)
-        expected = {backend.url: seconds(backend) for backend in self.all}
         ordered = sorted(self.all, key=lambda backend: (not usable(backend), expected[backend.url]))
         best = ordered[0]
         limit = _CLOSE * expected[best.url] + 0.001
         close = [b for b in ordered if usable(b) == usable(best) and expected[b.url] <= limit]
         close.sort(key=lambda backend: (backend.in_flight, backend.sent))
-        return Choice((*close, *(backend for backend in ordered if backend not in close)), estimates)
+        return (*close, *(backend for backend in ordered if backend not in close))
+
+    def seconds(self, backend: Backend, known: Known) -> float:
+        """Returns the expected time to the request's first token."""
+        rates = [estimate.rate for estimate in known.estimates.values() if estimate.rate > 0]
+        found = known.estimates.get(backend.url)
+        rate = found.rate if found and found.rate > 0 else max(rates, default=_UNKNOWN_RATE)
+        # The step that computes the prompt also computes a token of each request that is decoding.
+        compute = (known.computed(backend) + backend.in_flight) / rate
+        pending = backend.pending_tokens / rate
+        return pending + compute if found is None else max(pending, found.wait_seconds) + found.fetch_seconds + compute
+
+    @staticmethod
+    def _rank(backend: Backend, known: Known) -> tuple[Any, ...]:
+        """Rendezvous hashing: if a backend fails, only its prompts move."""
+        if not known.beginning:
+            return backend.in_flight, backend.sent
+        return (hashlib.sha256(known.beginning + backend.url.encode()).digest(),)
 
     def begin(self, backend: Backend, tokens: float) -> None:
         self._sent += 1

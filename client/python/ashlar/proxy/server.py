@@ -15,18 +15,25 @@ from typing import Any
 import aiohttp
 import prometheus_client as prometheus
 from aiohttp import web
+from multidict import CIMultiDict
+from yarl import URL
 
-from ashlar.proxy.backends import Backend, Backends, Choice, Estimate
+from ashlar.proxy.backends import Backend, Backends, Known
 from ashlar.proxy.prompts import Prompts, Question, Unprobed
 
 logger = logging.getLogger("ashlar.proxy")
 
 PROBED = ("/v1/chat/completions", "/v1/completions")
-# Headers of one connection only. All others are forwarded.
+# Headers of one connection only. All others are forwarded, except those that Connection names.
 _HOP_BY_HOP = frozenset(
-    "connection keep-alive proxy-authenticate proxy-authorization te trailers transfer-encoding upgrade host "
-    "content-length expect".split()
+    "connection proxy-connection keep-alive proxy-authenticate proxy-authorization te trailer transfer-encoding upgrade "
+    "host content-length expect".split()
 )
+_ADDED = ("Accept", "Accept-Encoding", "User-Agent", "Content-Type")  # by aiohttp, unless they are skipped
+_PROBED_BYTES = 4 << 20  # larger bodies are forwarded without a probe: parsing them would delay other requests
+_HASHED_TOKENS = 256  # of a prompt's beginning, for the policy prefix-hash
+_LATE_CHECKS = 2  # in a row make a backend unhealthy: a busy server may be late once
+_KEEP_ALIVE_SECONDS = 2.0  # of idle connections to backends; vLLM closes them after 5 seconds
 _UNAVAILABLE = (502, 503)  # status codes of a backend that has not begun to compute
 _BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120)
 
@@ -40,7 +47,7 @@ class Limits:
     wait_seconds: float = 30.0  # longest time in the queue
     connect_seconds: float = 2.0
     first_byte_seconds: float = 600.0
-    idle_seconds: float = 300.0  # between two chunks of an answer
+    idle_seconds: float = 300.0  # between two chunks of an answer, and for a client to take one
     tries: int = 3  # backends per request
     body_bytes: int = 64 << 20
     check_seconds: float = 2.0  # interval of health checks, and the limit of each
@@ -91,10 +98,6 @@ class _Failed(Exception):
     """A backend failed before the first byte. The message is the reason, a label of metrics."""
 
 
-class _Broken(Exception):
-    """A backend failed after the first byte."""
-
-
 class Proxy:
     def __init__(self, backends: Backends, prompts: Prompts | None, limits: Limits, probe_seconds: float) -> None:
         """`prompts`: None if nothing is probed."""
@@ -116,10 +119,11 @@ class Proxy:
 
     async def _run(self, _: web.Application) -> AsyncIterator[None]:
         timeout = aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect_seconds)
-        connector = aiohttp.TCPConnector(limit=0)
+        connector = aiohttp.TCPConnector(limit=0, keepalive_timeout=_KEEP_ALIVE_SECONDS)
         async with aiohttp.ClientSession(
-            timeout=timeout, connector=connector, auto_decompress=False, read_bufsize=1 << 20
-        ) as self._client:
+            timeout=timeout, connector=connector, auto_decompress=False, read_bufsize=1 << 20,
+            skip_auto_headers=_ADDED, cookie_jar=aiohttp.DummyCookieJar(),  # cookies belong to clients
+        ) as self._client:  # fmt: skip
             checks = [asyncio.create_task(self._check(backend)) for backend in self.backends.all]
             yield
             for check in checks:
@@ -130,12 +134,17 @@ class Proxy:
 
     async def _check(self, backend: Backend) -> None:
         assert self._client is not None
-        limit = aiohttp.ClientTimeout(total=self._limits.check_seconds)
+        limit, late = aiohttp.ClientTimeout(total=self._limits.check_seconds), 0
         while True:
             try:
                 async with self._client.get(backend.url + "/health", timeout=limit) as answer:
                     self._mark(backend, answer.status == 200, f"status {answer.status}")
-            except (TimeoutError, aiohttp.ClientError, OSError) as error:
+                    late = 0
+            except TimeoutError:
+                late += 1
+                if late >= _LATE_CHECKS:
+                    self._mark(backend, False, f"{late} checks were late")
+            except (aiohttp.ClientError, OSError) as error:
                 self._mark(backend, False, str(error) or type(error).__name__)
             await self._wake()
             await asyncio.sleep(self._limits.check_seconds)
@@ -164,38 +173,38 @@ class Proxy:
         except web.HTTPRequestEntityTooLarge:
             limit = self._limits.body_bytes
             return self._refuse(413, f"body: more than {limit} bytes", "invalid_request_error")
-        estimates: dict[str, Estimate] = {}
-        tokens = 0
+        known = Known()
         if self._prompts is not None and request.method == "POST" and request.path in PROBED:
             try:
-                tokens, estimates = await self._probe(request.path, body)
-            except ValueError as error:
+                known = await self._probe(request.path, body)
+            except (ValueError, RecursionError) as error:
                 return self._refuse(400, f"body: {error}", "invalid_request_error")
             self.metrics.probe_seconds.observe(time.perf_counter() - began)
-        return await self._forward(request, body, estimates, tokens, began)
+        return await self._forward(request, body, known, began)
 
-    async def _probe(self, path: str, body: bytes) -> tuple[int, dict[str, Estimate]]:
-        """Returns the number of the prompt's tokens, and estimates by URL. ValueError: the body is not a JSON
-        object."""
+    async def _probe(self, path: str, body: bytes) -> Known:
+        """ValueError, RecursionError: the body is not a JSON object."""
+        if len(body) > _PROBED_BYTES:
+            self.metrics.probes.labels("large").inc()
+            return Known()
         asked = json.loads(body)
         if not isinstance(asked, dict):
             raise ValueError("expected a JSON object")
-        outcome, tokens, estimates = "found", 0, {}
+        known = Known(streams=asked.get("stream") is True)
         try:
             async with asyncio.timeout(self._probe_seconds):
                 question = await self._question(path, asked)
-            tokens = len(question.tokens)
-            estimates = await self.backends.probe(question)
-            if not estimates:
-                outcome = "no_answer"
-            elif not any(estimate.saved for estimate in estimates.values()):
-                outcome = "nothing_cached"
-        except Unprobed as error:
-            outcome = str(error)
-        except TimeoutError:
-            outcome = "late"
-        self.metrics.probes.labels(outcome).inc()
-        return tokens, estimates
+        except (Unprobed, TimeoutError) as error:
+            self.metrics.probes.labels(str(error) if isinstance(error, Unprobed) else "late").inc()
+            return known
+        beginning = question.tokens[:_HASHED_TOKENS].tobytes()
+        known = dataclasses.replace(known, tokens=len(question.tokens), beginning=beginning)
+        if self.backends.policy != "cheapest":
+            return known
+        estimates = await self.backends.probe(question)
+        saves = any(estimate.saved for estimate in estimates.values())
+        self.metrics.probes.labels("found" if saves else "nothing_cached" if estimates else "no_answer").inc()
+        return dataclasses.replace(known, estimates=estimates)
 
     async def _question(self, path: str, asked: Mapping[str, Any]) -> Question:
         assert self._prompts is not None
@@ -206,11 +215,11 @@ class Proxy:
         self.metrics.requests.labels("none", status).inc()
         return refusal(status, message, kind)
 
-    async def _take(self, choice: Choice, failed: set[str]) -> Backend | None:
-        """Waits for the best backend below its limit of requests, and returns it. None: all have failed."""
+    async def _take(self, order: tuple[Backend, ...], failed: set[str]) -> Backend | None:
+        """Waits for the first backend below its limit of requests, and returns it. None: all have failed."""
         async with self._free:
             while True:
-                left = [backend for backend in choice.order if backend.url not in failed]
+                left = [backend for backend in order if backend.url not in failed]
                 up = [backend for backend in left if backend.healthy] or left
                 if not up:
                     return None
@@ -228,25 +237,20 @@ class Proxy:
         async with self._free:
             self._free.notify_all()
 
-    async def _forward(
-        self, request: web.Request, body: bytes, estimates: dict[str, Estimate], tokens: int, began: float
-    ) -> web.StreamResponse:
+    async def _forward(self, request: web.Request, body: bytes, known: Known, began: float) -> web.StreamResponse:
         failed: set[str] = set()
         why = "no backend"
         while len(failed) < self._limits.tries:
             if self._waiting >= self._limits.waiting:
                 return self._refuse(429, "the proxy's queue is full; try again", "rate_limit_error")
-            choice = self.backends.choose(estimates, tokens)
             try:
                 async with asyncio.timeout(self._limits.wait_seconds):
-                    backend = await self._take(choice, failed)
+                    backend = await self._take(self.backends.choose(known), failed)
             except TimeoutError:
                 return self._refuse(503, "all backends are busy; try again", "overloaded_error")
             if backend is None:
                 break
-            computed = choice.computed(backend, tokens)
-            self.backends.begin(backend, computed)
-            attempt = _Attempt(self, request, body, backend, estimates.get(backend.url), tokens, computed, began)
+            attempt = _Attempt(self, request, body, backend, known, began)
             try:
                 return await attempt.run()
             except _Failed as error:
@@ -255,8 +259,7 @@ class Proxy:
                 self.metrics.failovers.labels(backend.url, str(error)).inc()
                 logger.warning("%s: %s; another backend is tried", backend.url, error.__cause__ or error)
             finally:
-                attempt.started()
-                self.backends.end(backend)
+                attempt.end()
                 await self._wake()
         return self._refuse(503, f"no backend answered; the last failure: {why}", "service_unavailable_error")
 
@@ -265,83 +268,110 @@ class _Attempt:
     """One request at one backend."""
 
     def __init__(
-        self, proxy: Proxy, request: web.Request, body: bytes, backend: Backend, estimate: Estimate | None,
-        tokens: int, computed: float, began: float,
-    ) -> None:  # fmt: skip
+        self, proxy: Proxy, request: web.Request, body: bytes, backend: Backend, known: Known, began: float
+    ) -> None:
         self._proxy, self._request, self._body, self._backend = proxy, request, body, backend
-        self._estimate, self._tokens, self._computed, self._began = estimate, tokens, computed, began
+        self._known, self._computed, self._began = known, known.computed(backend), began
         self._limits = proxy._limits
         self._has_started = False
+        expected = proxy.backends.seconds(backend, known)
+        proxy.backends.begin(backend, self._computed)
+        self._timer = None if known.streams else asyncio.get_running_loop().call_later(expected, self._started)
 
-    def started(self) -> None:
-        """Called when the backend has computed the prompt, or has failed."""
+    def _started(self) -> None:
+        """Called when the backend has computed the prompt. An answer that is not streamed does not show when: then,
+        after the expected time."""
         if not self._has_started:
             self._has_started = True
             Backends.first_byte(self._backend, self._computed)
+
+    def end(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._started()
+        Backends.end(self._backend)
 
     async def run(self) -> web.StreamResponse:
         """Returns the answer. _Failed: the backend failed, and nothing was sent to the client."""
         client, backend, request = self._proxy._client, self._backend, self._request
         assert client is not None
-        headers = {name: value for name, value in request.headers.items() if name.lower() not in _HOP_BY_HOP}
-        url = backend.url + request.rel_url.raw_path_qs  # the request line may contain the proxy's host
-        limit = aiohttp.ClientTimeout(
-            total=None, sock_connect=self._limits.connect_seconds, sock_read=self._limits.first_byte_seconds
-        )
+        headers = _forwarded(request.headers)
+        headers.popall("Content-Encoding", None)  # aiohttp has decoded the body
+        # The request line may contain the proxy's host. The path is forwarded as it came.
+        url = URL(backend.url + request.rel_url.raw_path_qs, encoded=True)
+        limit = aiohttp.ClientTimeout(total=None, sock_connect=self._limits.connect_seconds)
+        until = asyncio.get_running_loop().time() + self._limits.first_byte_seconds
         try:
-            answer = await client.request(
-                request.method, url, data=self._body, headers=headers, timeout=limit, allow_redirects=False
-            )
+            async with asyncio.timeout_at(until):
+                answer = await client.request(
+                    request.method, url, data=self._body or None, headers=headers, timeout=limit, allow_redirects=False
+                )
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             self._proxy._mark(backend, False, str(error))
             raise _Failed("connect") from error
-        except (TimeoutError, aiohttp.ServerTimeoutError) as error:
+        except TimeoutError as error:
             raise _Failed("timeout") from error
         except (aiohttp.ClientError, OSError) as error:
             self._proxy._mark(backend, False, str(error))
             raise _Failed("disconnect") from error
         try:
-            return await self._answer(answer)
+            return await self._answer(answer, until)
         finally:
             answer.close()  # stops the backend's work if the client has disconnected
 
-    async def _answer(self, answer: aiohttp.ClientResponse) -> web.StreamResponse:
-        backend, metrics = self._backend, self._proxy.metrics
+    async def _answer(self, answer: aiohttp.ClientResponse, until: float) -> web.StreamResponse:
+        """`until`: the loop's time at which the first byte is late."""
+        backend, metrics, known = self._backend, self._proxy.metrics, self._known
         if answer.status in _UNAVAILABLE:
             raise _Failed(f"status_{answer.status}")
         chunks = answer.content.iter_any().__aiter__()
         # Read before the headers are sent, so that another backend can answer after a failure.
-        first = await self._chunk(chunks)
-        self.started()
+        chunk = await self._chunk(chunks, until)
+        self._started()
         metrics.first_byte_seconds.labels(backend.url).observe(time.perf_counter() - self._began)
         metrics.requests.labels(backend.url, answer.status).inc()
-        if self._estimate is not None:
-            metrics.prompt_tokens.labels(backend.url).inc(self._tokens)
-            metrics.saved_tokens.labels(backend.url).inc(self._estimate.saved)
-        headers = {name: value for name, value in answer.headers.items() if name.lower() not in _HOP_BY_HOP}
+        headers = _forwarded(answer.headers)
         headers["X-Ashlar-Backend"] = backend.url
-        if self._estimate is not None:
-            headers["X-Ashlar-Saved-Tokens"] = str(self._estimate.saved)
+        if (estimate := known.estimates.get(backend.url)) is not None:
+            metrics.prompt_tokens.labels(backend.url).inc(known.tokens)
+            metrics.saved_tokens.labels(backend.url).inc(estimate.saved)
+            headers["X-Ashlar-Saved-Tokens"] = str(estimate.saved)
         out = web.StreamResponse(status=answer.status, headers=headers)
         await out.prepare(self._request)
-        try:
-            while first is not None:
-                await out.write(first)
-                first = await self._chunk(chunks, self._limits.idle_seconds)
-        except _Failed as error:
-            logger.warning("%s: the answer ended early: %s", backend.url, error.__cause__ or error)
-            if self._request.transport is not None:
-                self._request.transport.abort()  # marks the answer as incomplete for the client
-            raise _Broken from error
+        loop, seconds = asyncio.get_running_loop(), self._limits.idle_seconds
+        while chunk is not None:
+            try:
+                async with asyncio.timeout(seconds):
+                    await out.write(chunk)
+            except TimeoutError:
+                raise self._broken("the client does not read") from None
+            try:
+                chunk = await self._chunk(chunks, loop.time() + seconds)
+            except _Failed as error:
+                raise self._broken(f"the backend failed: {error.__cause__ or error}") from error
         await out.write_eof()
         return out
 
-    async def _chunk(self, chunks: AsyncIterator[bytes], seconds: float | None = None) -> bytes | None:
+    def _broken(self, why: str) -> ConnectionError:
+        """Ends the client's connection, which marks the answer as incomplete."""
+        logger.warning("%s: the answer ended early: %s", self._backend.url, why)
+        if self._request.transport is not None:
+            self._request.transport.abort()
+        return ConnectionError(why)
+
+    async def _chunk(self, chunks: AsyncIterator[bytes], until: float) -> bytes | None:
         """Returns the next bytes, or None at the end."""
         try:
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout_at(until):
                 return await anext(chunks, None)
         except TimeoutError as error:
             raise _Failed("timeout") from error
         except (aiohttp.ClientError, OSError) as error:
             raise _Failed("disconnect") from error
+
+
+def _forwarded(headers: Mapping[str, str]) -> CIMultiDict[str]:
+    """Returns the headers without those of one connection. Repeated headers stay repeated."""
+    listed = ",".join(value for name, value in headers.items() if name.lower() == "connection")
+    left_out = _HOP_BY_HOP | {name.strip().lower() for name in listed.split(",")}
+    return CIMultiDict((name, value) for name, value in headers.items() if name.lower() not in left_out)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proxy in front of fake engines, with fake answers of daemons."""
+"""The proxy's choice of an engine, its prompts and its command line."""
 
 import asyncio
-import contextlib
 import dataclasses
 import importlib.metadata
 import json
@@ -11,105 +10,19 @@ import pathlib
 import re
 import tomllib
 
-import aiohttp
 import numpy as np
 import pytest
 import shortest
-from aiohttp import web
-from fake_backend import FakeBackend
+from running_proxy import CHAT, FakeProber, Words, metrics, node, post, proxy_of, run
 
 import ashlar
 from ashlar.boundaries import Boundaries, declared_boundaries
-from ashlar.probe import NodeProbe, Probed
+from ashlar.probe import Probed
 from ashlar.proxy.__main__ import arguments, main, model_id
-from ashlar.proxy.backends import Backend, Backends, Choice, parse_backend
+from ashlar.proxy.backends import Backend, Backends, Known, estimate_of, parse_backend
 from ashlar.proxy.prompts import Prompts, Question, Unprobed
-from ashlar.proxy.server import Limits, Proxy
 
 SOURCE = pathlib.Path(os.environ["ASHLAR_SOURCE"])
-CHAT = {"model": "m", "messages": [{"role": "user", "content": "one two three"}]}
-
-
-def node(saved=0, **changes):
-    fields = dict(
-        node="", prompt_tokens=1000, prefix_tokens=saved, segment_tokens=0, tiers={}, fetch_seconds=0.0,
-        compute_seconds=0.0, wait_seconds=0.0, queued_tokens=0, tokens_per_second=1000.0, sessions=1, landings=0,
-        draining=False,
-    )  # fmt: skip
-    return NodeProbe(**{**fields, **changes})
-
-
-class Words:
-    """A tokenizer of words; `sep` is 7."""
-
-    def encode(self, text, add_special_tokens=True):
-        if "\ud800" in text:
-            raise TypeError("TextEncodeInput must be Union[TextInputSequence, …]")
-        words = [7 if word == "sep" else 100 + len(word) for word in text.split()]
-        return [1, *words] if add_special_tokens else words
-
-    def apply_chat_template(self, messages, add_generation_prompt, tokenize, **options):
-        if any(message["role"] == "forbidden" for message in messages):
-            raise ValueError("role")
-        tokens = [token for message in messages for token in (2, *self.encode(message["content"], False))]
-        return tokens + ([3] if add_generation_prompt else [])
-
-
-class FakeProber:
-    """Answers with `nodes`, of one daemon."""
-
-    def __init__(self, *nodes):
-        self.nodes, self.asked, self.error, self.seconds = nodes, [], None, 0.0
-
-    def probe(self, tokens, segments=(), **options):
-        self.asked.append((list(tokens), tuple(segments), options))
-        if self.seconds:
-            import time
-
-            time.sleep(self.seconds)
-        if self.error is not None:
-            raise self.error
-        return Probed(tuple(self.nodes), 0)
-
-    def close(self):
-        pass
-
-
-@contextlib.asynccontextmanager
-async def proxy_of(names="ab", probers=None, round_robin=False, probe_seconds=0.5, **limits):
-    """Yields the proxy, its URL, the fake engines and a client."""
-    async with contextlib.AsyncExitStack() as stack:
-        fakes = {name: await stack.enter_async_context(FakeBackend(name).serving()) for name in names}
-        parsed = [Backend(fake.url, f"/{name}/rpc", f"/{name}/session") for name, fake in fakes.items()]
-        backends = Backends(parsed, "m", probe_seconds, round_robin)
-        for name, prober in (probers or {}).items():
-            backends._probers[f"/{name}/rpc", f"/{name}/session"] = prober
-        prompts = None if round_robin else Prompts(Words())
-        usual = dict(check_seconds=0.1, connect_seconds=0.5, wait_seconds=5)
-        proxy = Proxy(backends, prompts, Limits(**{**usual, **limits}), probe_seconds)
-        runner = web.AppRunner(proxy.app(), handler_cancellation=True, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        stack.push_async_callback(runner.cleanup)
-        url = f"http://127.0.0.1:{site._server.sockets[0].getsockname()[1]}"
-        client = await stack.enter_async_context(aiohttp.ClientSession())
-        yield proxy, url, fakes, client
-
-
-def run(test):
-    asyncio.run(asyncio.wait_for(test(), 60))
-
-
-async def post(client, url, body=CHAT, path="/v1/chat/completions", **options):
-    async with client.post(url + path, json=body, **options) as answer:
-        return answer.status, answer.headers, await answer.read()
-
-
-async def metrics(client, url):
-    async with client.get(url + "/metrics") as answer:
-        lines = (await answer.text()).splitlines()
-    return {line.rpartition(" ")[0]: float(line.rpartition(" ")[2]) for line in lines if not line.startswith("#")}
 
 
 def test_a_prompt_goes_to_the_engine_that_has_it_cached():
@@ -174,219 +87,87 @@ def test_a_daemon_that_is_away_or_late_costs_nothing_but_its_estimate():
     run(test)
 
 
-def test_streams_are_forwarded_as_they_come():
+def test_a_daemon_that_hangs_delays_one_request_only():
     async def test():
-        async with proxy_of("a", {"a": FakeProber(node(0))}) as (_, url, _, client):
-            status, headers, body = await post(client, url, {**CHAT, "stream": True})
-            assert status == 200 and headers["Content-Type"] == "text/event-stream"
-            assert body == b"data: a 0\n\ndata: a 1\n\ndata: a 2\n\ndata: [DONE]\n\n"
+        hanging = FakeProber(node(900))
+        hanging.seconds = 0.6
+        probers = {"a": hanging, "b": FakeProber(node(0))}
+        async with proxy_of(probers=probers, probe_seconds=0.5) as (proxy, url, _, client):
+            await post(client, url)
+            began = asyncio.get_running_loop().time()
+            await post(client, url)
+            assert asyncio.get_running_loop().time() - began < 0.4
+            hanging.seconds = 0.0
+            while (await post(client, url))[1].get("X-Ashlar-Saved-Tokens") != "900":  # a later probe is in time
+                await asyncio.sleep(0.05)
+            assert proxy.backends._silent == set()
 
     run(test)
 
 
-@pytest.mark.parametrize("failure, reason", [("refuse", "status_503"), ("cut", "disconnect"), ("hang", "timeout")])
-def test_another_engine_answers_if_one_fails_before_the_first_byte(failure, reason):
+def test_a_busy_engine_loses_prompts_of_which_it_saves_little():
+    """Each request that is decoding adds a token to the step that computes the prompt."""
+    backends = Backends([Backend("http://a"), Backend("http://b")], "m", 0.5, "cheapest")
+    few = {"http://a": estimate_of(node(100, prompt_tokens=150)), "http://b": estimate_of(node(0, prompt_tokens=150))}
+    known = Known(150, estimates=few)
+    assert backends.choose(known)[0].url == "http://a"
+    backends.all[0].in_flight = 90
+    assert backends.choose(known)[0].url == "http://a"
+    backends.all[0].in_flight = 110
+    assert backends.choose(known)[0].url == "http://b"
+    backends.close()
+
+
+def test_a_prompt_counts_as_pending_until_it_is_computed():
+    """Of an answer that is not streamed, the first byte follows the last token."""
+
     async def test():
-        probers = {"a": FakeProber(node(900)), "b": FakeProber(node(0))}
-        patience = 2 if failure == "hang" else 60
-        async with proxy_of(probers=probers, first_byte_seconds=patience) as (_, url, fakes, client):
-            fakes["a"].failure = failure
-            status, headers, body = await post(client, url, {**CHAT, "stream": True})
-            assert status == 200 and body.startswith(b"data: b 0")
-            found = await metrics(client, url)
-            assert found[f'ashlar_proxy_failovers_total{{backend="{fakes["a"].url}",reason="{reason}"}}'] == 1
-            assert fakes["a"].requests[0][2] == fakes["b"].requests[0][2]
-
-    run(test)
-
-
-def test_an_engine_that_is_down_is_not_asked_until_it_is_back():
-    async def test():
-        probers = {"a": FakeProber(node(900)), "b": FakeProber(node(0))}
-        async with proxy_of(probers=probers) as (proxy, url, fakes, client):
-            fakes["a"].healthy = False
-            while proxy.backends.all[0].healthy:
-                await asyncio.sleep(0.02)
-            assert json.loads((await post(client, url))[2])["model"] == "b"
-            async with client.get(url + "/health") as answer:
-                assert answer.status == 200 and (await answer.json())["healthy"] == [fakes["b"].url]
-            fakes["a"].healthy = True
-            while not proxy.backends.all[0].healthy:
-                await asyncio.sleep(0.02)
-            assert json.loads((await post(client, url))[2])["model"] == "a"
-
-    run(test)
-
-
-def test_an_answer_that_breaks_off_ends_the_clients_connection():
-    async def test():
-        async with proxy_of(probers={name: FakeProber(node(0)) for name in "ab"}) as (_, url, fakes, client):
-            for fake in fakes.values():
-                fake.failure = "cut_late"
-            with pytest.raises(aiohttp.ClientError):
-                await post(client, url, {**CHAT, "stream": True})
-            assert sum(len(fake.requests) for fake in fakes.values()) == 1  # no second engine after the first byte
-
-    run(test)
-
-
-def test_a_client_that_goes_away_ends_the_engines_work():
-    async def test():
-        async with proxy_of("a", {"a": FakeProber(node(0))}) as (proxy, url, fakes, client):
-            fakes["a"].failure = "hang"
-            with pytest.raises(TimeoutError):
-                await post(client, url, timeout=aiohttp.ClientTimeout(total=0.3))
-            while fakes["a"].running or proxy.backends.all[0].in_flight:
-                await asyncio.sleep(0.02)
-            assert fakes["a"].cancelled == 1
-            assert proxy.backends.all[0].pending_tokens == 0
-
-    run(test)
-
-
-def test_without_an_engine_the_error_says_why():
-    async def test():
-        async with proxy_of(probers={name: FakeProber(node(0)) for name in "ab"}) as (_, url, fakes, client):
-            for fake in fakes.values():
-                fake.failure = "refuse"
-            status, headers, body = await post(client, url)
-            assert status == 503 and headers["Retry-After"] == "1"
-            assert "no backend answered; the last failure: http://127.0.0.1:" in json.loads(body)["error"]["message"]
-
-    run(test)
-
-
-def test_errors_of_the_engine_are_the_clients():
-    async def test():
-        async with proxy_of(probers={name: FakeProber(node(0)) for name in "ab"}) as (_, url, fakes, client):
-            for fake in fakes.values():
-                fake.failure = "bad"
-            status, _, body = await post(client, url)
-            assert status == 400 and json.loads(body)["error"]["message"] in "ab"
-            assert sum(len(fake.requests) for fake in fakes.values()) == 1
-
-    run(test)
-
-
-def test_queues_are_bounded():
-    async def test():
-        limits = dict(in_flight=1, waiting=1, wait_seconds=0.4)
-        async with proxy_of("a", {"a": FakeProber(node(0))}, **limits) as (proxy, url, fakes, client):
-            fakes["a"].failure = "hang"
-            first = asyncio.create_task(post(client, url))
-            while proxy.backends.all[0].in_flight == 0:
+        prober = FakeProber(node(0, prompt_tokens=5))  # 5 ms
+        async with proxy_of("a", {"a": prober}) as (proxy, url, fakes, client):
+            fakes["a"].failure, backend = "hang", proxy.backends.all[0]
+            whole = asyncio.create_task(post(client, url))
+            while not fakes["a"].requests or backend.pending_tokens:
                 await asyncio.sleep(0.01)
-            second = asyncio.create_task(post(client, url))
-            while proxy._waiting == 0:
+            assert backend.in_flight == 1
+            streamed = asyncio.create_task(post(client, url, {**CHAT, "stream": True}))
+            while len(fakes["a"].requests) < 2:
                 await asyncio.sleep(0.01)
-            status, headers, body = await post(client, url)
-            assert status == 429 and "queue is full" in json.loads(body)["error"]["message"]
-            status, _, body = await second
-            assert status == 503 and "all backends are busy" in json.loads(body)["error"]["message"]
-            first.cancel()
-
-    run(test)
-
-
-def test_a_waiting_request_takes_the_space_that_becomes_free():
-    async def test():
-        async with proxy_of("a", {"a": FakeProber(node(0))}, in_flight=1) as (_, url, fakes, client):
-            fakes["a"].delay = 0.1
-            answers = await asyncio.gather(*(post(client, url) for _ in range(5)))
-            assert [status for status, *_ in answers] == [200] * 5
-
-    run(test)
-
-
-def test_free_space_goes_to_a_request_that_can_use_it():
-    """The request that has waited longest needs the other backend."""
-
-    async def test():
-        first, second = (Backend(f"http://{name}", in_flight=1) for name in "ab")
-        proxy = Proxy(Backends([first, second], "m", 0.5, True), None, Limits(in_flight=1), 0.5)
-        choice = Choice((first, second), {})
-        waiting = asyncio.create_task(proxy._take(choice, {first.url}))
-        await asyncio.sleep(0)
-        served = asyncio.create_task(proxy._take(choice, set()))
-        while proxy._waiting < 2:
-            await asyncio.sleep(0)
-        Backends.end(first)
-        await proxy._wake()
-        assert await asyncio.wait_for(served, 5) is first and not waiting.done()
-        waiting.cancel()
-        proxy.backends.close()
-
-    run(test)
-
-
-def test_a_request_that_waits_takes_a_backend_that_becomes_healthy():
-    async def test():
-        probers = {name: FakeProber(node(0)) for name in "ab"}
-        async with proxy_of(probers=probers, in_flight=1) as (proxy, url, fakes, client):
-            fakes["b"].healthy = False
-            while proxy.backends.all[1].healthy:
-                await asyncio.sleep(0.02)
-            fakes["a"].failure = "hang"
-            hanging = asyncio.create_task(post(client, url))
-            while proxy.backends.all[0].in_flight == 0:
+            await asyncio.sleep(0.1)
+            assert backend.pending_tokens == 5
+            for task in (whole, streamed):
+                task.cancel()
+            while backend.in_flight:
                 await asyncio.sleep(0.01)
-            waiting = asyncio.create_task(post(client, url))
-            while proxy._waiting == 0:
-                await asyncio.sleep(0.01)
-            fakes["b"].healthy = True
-            status, _, body = await waiting
-            assert status == 200 and json.loads(body)["model"] == "b"
-            hanging.cancel()
+            assert backend.pending_tokens == 0
 
     run(test)
 
 
-def test_malformed_and_large_bodies_are_refused_by_name():
+def test_prompts_that_begin_alike_go_to_one_engine():
     async def test():
-        async with proxy_of("a", {"a": FakeProber(node(0))}, body_bytes=4096) as (_, url, fakes, client):
-            for body, status, error in (
-                (b"{", 400, "body: "),
-                (b"[]", 400, "body: expected a JSON object"),
-                (b"x" * 5000, 413, "body: more than 4096 bytes"),
-            ):
-                async with client.post(url + "/v1/completions", data=body) as answer:
-                    assert answer.status == status
-                    assert (await answer.json())["error"]["message"].startswith(error)
-            assert fakes["a"].requests == []
-
-    run(test)
-
-
-def test_other_requests_are_forwarded_without_a_probe():
-    async def test():
-        prober = FakeProber(node(0))
-        async with proxy_of("a", {"a": prober}) as (_, url, fakes, client):
-            async with client.get(url + "/v1/models?x=1", headers={"Authorization": "Bearer k"}) as answer:
-                assert answer.status == 200
-            path, headers, _ = fakes["a"].requests[0]
-            assert path == "/v1/models?x=1" and headers["Authorization"] == "Bearer k" and prober.asked == []
-            await post(client, url, {"input": "text"}, "/v1/embeddings")
-            assert prober.asked == [] and len(fakes["a"].requests) == 2
-
-    run(test)
-
-
-def test_a_request_that_names_the_proxys_host_is_forwarded():
-    async def test():
-        async with proxy_of("a", {"a": FakeProber(node(0))}) as (proxy, url, fakes, _):
-            host = url.removeprefix("http://")
-            reader, writer = await asyncio.open_connection(*host.split(":"))
-            writer.write(f"GET {url}/v1/models?x=1 HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
-            assert (await reader.read()).startswith(b"HTTP/1.1 200")
-            writer.close()
-            assert fakes["a"].requests[0][0] == "/v1/models?x=1" and proxy.backends.all[0].healthy
+        async with proxy_of("abc", policy="prefix-hash") as (proxy, url, fakes, client):
+            served = {}
+            for number in range(30):
+                prompt = [number] * 300
+                for last in (1, 2):
+                    answer = await post(client, url, {"prompt": [*prompt, last]}, "/v1/completions")
+                    served.setdefault(number, set()).add(json.loads(answer[2])["model"])
+            assert all(len(names) == 1 for names in served.values()), served
+            assert all(len(fake.requests) >= 6 for fake in fakes.values())  # at random: 2e-4 that one has fewer
+            proxy.backends.all[0].healthy = False
+            moved = [number for number in range(30) if served[number] == {"a"}]
+            known = [Known(301, np.full(256, number, np.int32).tobytes()) for number in range(30)]
+            for number in range(30):
+                first = proxy.backends.choose(known[number])[0].url
+                assert first != fakes["a"].url
+                assert number in moved or first == fakes[next(iter(served[number]))].url
 
     run(test)
 
 
 def test_round_robin_takes_turns_without_probes():
     async def test():
-        async with proxy_of("abc", round_robin=True) as (_, url, fakes, client):
+        async with proxy_of("abc", policy="round-robin") as (_, url, fakes, client):
             for _ in range(6):
                 await post(client, url)
             assert [len(fake.requests) for fake in fakes.values()] == [2, 2, 2]
@@ -399,13 +180,13 @@ def test_nodes_of_a_cluster_are_asked_through_one_daemon():
 
     async def test():
         parsed = [parse_backend("http://127.0.0.1:1,node=x"), parse_backend("http://127.0.0.1:2,node=y")]
-        backends = Backends(parsed, "m", 0.5, False)
+        backends = Backends(parsed, "m", 0.5, "cheapest")
         for sockets in backends._probers:
             backends._probers[sockets] = prober
         estimates = await backends.probe(Question(np.arange(1000, dtype=np.int32)))
         assert [estimates[backend.url].saved for backend in parsed] == [0, 700]
         assert len(prober.asked) == 1 and prober.asked[0][2]["cluster"] is True
-        assert backends.choose(estimates, 1000).order[0] is parsed[1]
+        assert backends.choose(Known(1000, estimates=estimates))[0] is parsed[1]
         backends.close()
 
     run(test)
@@ -424,7 +205,7 @@ def test_if_segments_cannot_be_probed_the_prefix_is():
     prober.probe = probe
 
     async def saved():
-        backends = Backends([Backend("http://x", "/r", "/s")], "m", 0.5, False)
+        backends = Backends([Backend("http://x", "/r", "/s")], "m", 0.5, "cheapest")
         backends._probers["/r", "/s"] = prober
         estimates = await backends.probe(Question(np.arange(1000, dtype=np.int32), (400, 400)))
         backends.close()
@@ -448,7 +229,7 @@ def test_hybrids_are_probed_in_both_of_their_layouts(daemon, monkeypatch):
     engine.serve([rules, arch, stone], "Why?", 4)
 
     async def estimate(segments):
-        backends = Backends([Backend("http://x", *sockets)], pieces.model_id, 5.0, False)
+        backends = Backends([Backend("http://x", *sockets)], pieces.model_id, 5.0, "cheapest")
         found = await backends.probe(Question(tokens, segments))
         backends.close()
         return found["http://x"]
@@ -465,6 +246,7 @@ def test_hybrids_are_probed_in_both_of_their_layouts(daemon, monkeypatch):
     [
         ("127.0.0.1:8000", "expected a URL"),
         ("ftp://x", "expected a URL"),
+        ("http://user:secret@x", "expected one without"),
         ("http://x,socket=/a", "expected rpc=PATH, session=PATH or node=NAME"),
         ("http://x,rpc=/a", "one was given; expected both or none"),
         ("http://x,node=", "expected rpc=PATH"),
