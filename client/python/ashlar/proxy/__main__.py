@@ -64,7 +64,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--connect-seconds", type=float, default=2, help="limit of connecting; default: %(default)s")
     parser.add_argument("--first-byte-seconds", type=float, default=600, help="limit of a prompt; %(default)s")
     parser.add_argument(
-        "--idle-seconds", type=float, default=300, help="between two chunks, and for a client to take one; %(default)s"
+        "--idle-seconds", type=float, default=300, help="between chunks; for a client to take one, or to send its body"
     )
     parser.add_argument("--check-seconds", type=float, default=2, help="interval of health checks; %(default)s")
     parser.add_argument("--tries", type=int, default=3, help="backends per request; default: %(default)s")

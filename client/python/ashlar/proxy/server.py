@@ -47,7 +47,7 @@ class Limits:
     wait_seconds: float = 30.0  # longest time in the queue
     connect_seconds: float = 2.0
     first_byte_seconds: float = 600.0
-    idle_seconds: float = 300.0  # between two chunks of an answer, and for a client to take one
+    idle_seconds: float = 300.0  # between two chunks of an answer, for a client to take one, and to send its body
     tries: int = 3  # backends per request
     body_bytes: int = 64 << 20
     check_seconds: float = 2.0  # interval of health checks, and the limit of each
@@ -169,7 +169,10 @@ class Proxy:
     async def _serve(self, request: web.Request) -> web.StreamResponse:
         began = time.perf_counter()
         try:
-            body = await request.read()
+            async with asyncio.timeout(self._limits.idle_seconds):
+                body = await request.read()
+        except TimeoutError:
+            return self._refuse(408, f"body: not complete after {self._limits.idle_seconds} s", "invalid_request_error")
         except web.HTTPRequestEntityTooLarge:
             limit = self._limits.body_bytes
             return self._refuse(413, f"body: more than {limit} bytes", "invalid_request_error")

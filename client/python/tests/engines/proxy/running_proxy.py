@@ -71,7 +71,7 @@ async def proxy_of(names="ab", probers=None, policy="cheapest", probe_seconds=0.
         for name, prober in (probers or {}).items():
             backends._probers[f"/{name}/rpc", f"/{name}/session"] = prober
         prompts = None if policy == "round-robin" else Prompts(Words())
-        usual = dict(check_seconds=0.1, connect_seconds=0.5, wait_seconds=5)
+        usual = dict(check_seconds=0.5, connect_seconds=0.5, wait_seconds=5)
         proxy = Proxy(backends, prompts, Limits(**{**usual, **limits}), probe_seconds)
         runner = web.AppRunner(proxy.app(), handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()

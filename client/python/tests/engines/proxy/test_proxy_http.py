@@ -78,9 +78,9 @@ def test_an_engine_that_restarts_is_used_again():
 
 def test_one_late_check_does_not_make_an_engine_unhealthy():
     async def test():
-        async with proxy_of("a", {"a": FakeProber(node(0))}, check_seconds=0.2) as (proxy, _, fakes, _):
+        async with proxy_of("a", {"a": FakeProber(node(0))}) as (proxy, _, fakes, _):
             backend, fakes["a"].late_checks = proxy.backends.all[0], 1
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.2)
             assert fakes["a"].late_checks == 0 and backend.healthy
             fakes["a"].late_checks = 2
             while backend.healthy:
@@ -281,6 +281,19 @@ def test_malformed_and_large_bodies_are_refused_by_name():
                 async with client.post(url + "/v1/completions", data=body) as answer:
                     assert answer.status == status
                     assert (await answer.json())["error"]["message"].startswith(error)
+            assert fakes["a"].requests == []
+
+    run(test)
+
+
+def test_a_body_that_is_sent_too_slowly_is_refused():
+    async def test():
+        async with proxy_of("a", {"a": FakeProber(node(0))}, idle_seconds=0.5) as (_, url, fakes, _):
+            host = url.removeprefix("http://")
+            reader, writer = await asyncio.open_connection(*host.split(":"))
+            writer.write(f"POST /v1/completions HTTP/1.1\r\nHost: {host}\r\nContent-Length: 99\r\n\r\n{{".encode())
+            assert (await reader.readline()).split()[1] == b"408"
+            writer.close()
             assert fakes["a"].requests == []
 
     run(test)
