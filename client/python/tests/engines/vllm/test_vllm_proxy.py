@@ -26,6 +26,7 @@ def test_prompts_find_the_server_that_has_their_prefix(tmp_path):
     turns, chosen = rows["round-robin"], rows["cheapest"]
     assert sorted(turns["requests_by_engine"]) == [6, 7, 7] and turns["probed"] == 0
     # Of a conversation's prompts, the first turn alone is new.
-    assert chosen["kinds"]["conversation"]["reused"] > 0.3 and chosen["reused"] > turns["reused"]
+    found_again = chosen["kinds"]["conversation"]["reused"]
+    assert found_again > 0.3 and found_again >= turns["kinds"]["conversation"]["reused"]
     assert chosen["probed"] > 0 and found["probe_mean_ms"] > 0
     assert found["probes"]["found"] > 0 and "no_answer" not in found["probes"]
