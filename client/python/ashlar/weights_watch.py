@@ -7,6 +7,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import torch
 
 _SAMPLES = 256  # elements of each parameter
@@ -20,16 +22,15 @@ class _Places(NamedTuple):
     elements: int
     step: int
     offset: int  # elements from the start of the storage
-    kind: torch.dtype  # an integer of the elements' size
+    size: int  # bytes of an element
 
 
 def _places(parameter: torch.Tensor) -> _Places | None:
     """Returns None if the parameter's type has no view of these elements."""
-    numbers = parameter.numel()
-    kind = _INTEGERS.get(parameter.element_size())
+    numbers, size = parameter.numel(), parameter.element_size()
     if (
         numbers == 0
-        or kind is None
+        or size not in _INTEGERS
         or type(parameter.data) is not torch.Tensor
         or parameter.layout is not torch.strided
     ):
@@ -38,19 +39,65 @@ def _places(parameter: torch.Tensor) -> _Places | None:
     step = max(1, numbers // count)
     step -= step > 1 and step % 2 == 0  # an odd step spreads the samples of a matrix over many columns
     offset = parameter.storage_offset()
-    if offset + (count - 1) * step >= parameter.untyped_storage().nbytes() // parameter.element_size():
+    if offset + (count - 1) * step >= parameter.untyped_storage().nbytes() // size:
         return None
-    return _Places(count, step, offset, kind)
+    return _Places(count, step, offset, size)
+
+
+class _Memory:
+    """Elements in CPU memory, for NumPy. It does not keep the memory allocated."""
+
+    def __init__(self, places: _Places, address: int) -> None:
+        """`address`: start of the storage."""
+        self.__array_interface__ = {
+            "version": 3,
+            "data": (address + places.offset * places.size, True),
+            "shape": (places.elements,),
+            "strides": (places.step * places.size,),
+            "typestr": np.dtype(f"i{places.size}").str,
+        }
 
 
 def _version(parameter: torch.Tensor) -> int:
     return 0 if parameter.is_inference() else parameter._version
 
 
+class _Parameter:
+    """A parameter, which this object does not keep alive.
+
+    Attributes:
+        places: its sampled elements; None: none.
+        near: a view of these elements if they are in CPU memory. Read it only while `mark` holds.
+    """
+
+    def __init__(self, parameter: torch.Tensor) -> None:
+        self.get = weakref.ref(parameter)
+        self.places = None if parameter.is_meta else _places(parameter)
+        self.near: npt.NDArray[Any] | None = None
+        if self.places is not None and parameter.device.type == "cpu":
+            self.near = np.asarray(_Memory(self.places, parameter.untyped_storage().data_ptr()))
+
+    def mark(self, held: list[Any]) -> Any:
+        """Returns what any change except a write through `.data` changes. Appends to `held` what keeps the elements
+        allocated."""
+        parameter = self.get()
+        if parameter is None or parameter.is_meta:
+            return None
+        if self.places is None:
+            return parameter.data_ptr(), parameter.numel(), parameter.dtype, _version(parameter)
+        try:
+            storage = parameter.untyped_storage()
+        except (RuntimeError, NotImplementedError) as error:  # its type has changed
+            return str(error)
+        held += parameter, storage
+        place = storage.data_ptr(), storage.nbytes(), parameter.storage_offset()
+        return *place, parameter.numel(), parameter.dtype, _version(parameter)
+
+
 class Sight:
     """A comparison of the weights, at one point of the device's work, with the accepted weights."""
 
-    def __init__(self, marked: bool, differences: list[torch.Tensor]) -> None:
+    def __init__(self, marked: bool, differences: list[Any]) -> None:
         self._marked, self._differences = marked, differences
 
     def changed(self) -> bool:
@@ -84,34 +131,33 @@ class WeightsWatch:
 
         return load_weights
 
-    def _look(self) -> tuple[list[Any], dict[Any, torch.Tensor]]:
-        """Returns marks and samples of the parameters. Only makes views, because engines wait for it in each step that
-        saves."""
-        marks: list[Any] = [self._loads]
-        samples: dict[Any, list[torch.Tensor]] = {}
+    def _marks(self, held: list[Any]) -> list[Any]:
+        """Returns the parameters' marks. `held`: as for `_Parameter.mark`."""
+        return [self._loads, *(each.mark(held) for each in self._parameters)]
+
+    def _samples(self) -> dict[Any, Any]:
+        """Returns the parameters' samples, by device and size. Call it while the known marks hold."""
+        samples: dict[Any, Any] = {size: np.concatenate(views) for size, views in self._near.items()}
+        far: dict[Any, list[torch.Tensor]] = {}
         with torch.no_grad():
-            for each, places in zip(self._parameters, self._sampled_places):
-                parameter = each()
-                if parameter is None or parameter.device.type == "meta":
-                    marks.append(None)
-                    continue
-                marks.append((parameter.data_ptr(), parameter.numel(), parameter.dtype, _version(parameter)))
-                if places is None:
-                    continue
-                try:
-                    view = parameter.as_strided((places.elements,), (places.step,), places.offset).view(places.kind)
-                except (RuntimeError, NotImplementedError) as error:  # its storage or its type has changed
-                    marks.append(str(error))
-                    continue
-                samples.setdefault((parameter.device, places.kind), []).append(view)
-        return marks, {key: torch.cat(views) for key, views in samples.items()}
+            for each in self._far:
+                parameter, places = each.get(), each.places
+                if parameter is not None and places is not None:
+                    view = parameter.as_strided((places.elements,), (places.step,), places.offset)
+                    far.setdefault((parameter.device, places.size), []).append(view.view(_INTEGERS[places.size]))
+        return samples | {key: torch.cat(views) for key, views in far.items()}
 
     def look(self) -> Sight:
-        """Compares the weights with the accepted ones, in the order of the device's work. Does not wait for the
-        device."""
-        marks, samples = self._look()
-        before, known = self._known
-        if marks != before or samples.keys() != known.keys():
+        """Compares the weights with the accepted ones, in the order of the device's work. Does not wait for the device.
+
+        Engines wait for it in each step that saves. Samples in CPU memory are therefore read through views that are
+        made once.
+        """
+        held: list[Any] = []
+        if self._marks(held) != self._known_marks:
+            return Sight(True, [])
+        samples, known = self._samples(), self._known
+        if samples.keys() != known.keys():
             return Sight(True, [])
         return Sight(False, [(samples[key] != known[key]).any() for key in samples])
 
@@ -122,6 +168,11 @@ class WeightsWatch:
         """Makes the current weights the ones with which later weights are compared."""
         model = self._model()
         listed = list(model.parameters()) if model is not None and self._sampled else []
-        self._parameters = [weakref.ref(each) for each in listed]
-        self._sampled_places = [None if each.device.type == "meta" else _places(each) for each in listed]
-        self._known = self._look()
+        self._parameters = [_Parameter(each) for each in listed]
+        self._near: dict[int, list[npt.NDArray[Any]]] = {}
+        for each in self._parameters:
+            if each.near is not None:
+                self._near.setdefault(each.near.itemsize, []).append(each.near)
+        self._far = [each for each in self._parameters if each.near is None and each.places is not None]
+        self._known_marks = self._marks([])
+        self._known = self._samples()

@@ -100,8 +100,10 @@ class Loads:
             self._resolve(landing)
         self._unresolved = []
 
-    def take_report(self) -> WorkerReport:
+    def take_report(self) -> WorkerReport | None:
         """Returns what has happened since the last call."""
+        if not self._report:
+            return None
         report, self._report = self._report, WorkerReport()
         return report
 

@@ -160,9 +160,10 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
         assert isinstance(other, WorkerReport)
-        for field in dataclasses.fields(self):
-            getattr(self, field.name).update(getattr(other, field.name))
+        for name, value in vars(other).items():
+            if value:
+                getattr(self, name).update(value)
         return self
 
     def __bool__(self) -> bool:
-        return any(getattr(self, field.name) for field in dataclasses.fields(self))
+        return any(vars(self).values())

@@ -211,7 +211,8 @@ class Worker:
 
     def report(self) -> WorkerReport | None:
         self._saves.report(self._report)
-        self._report.aggregate(self._loads.take_report())
+        if (loaded := self._loads.take_report()) is not None:
+            self._report.aggregate(loaded)
         self._report.outdated.update(self._weights.take_outdated())
         pace = self._pace.seconds_per_token
         if not self._told_pace / _TOLD <= pace <= self._told_pace * _TOLD:
@@ -220,8 +221,10 @@ class Worker:
                 self._report.pace[0] = round(pace * 1e9)
             if self._composer is not None:
                 self._composer.set_rate(1 / pace)
+        if not self._report:
+            return None
         report, self._report = self._report, WorkerReport()
-        return report or None
+        return report
 
     def close(self) -> None:
         self._described.identity.weights.close()

@@ -3,6 +3,7 @@
 
 import pytest
 import torch
+from torch.multiprocessing.reductions import StorageWeakRef
 
 from ashlar.weights_watch import WeightsWatch
 
@@ -54,6 +55,8 @@ def through_data(model):
         lambda model: model.quantized.data.add_(1),
         lambda model: model.inferred.data.fill_(1),
         lambda model: model.float(),
+        lambda model: setattr(model.alike, "data", torch.zeros(100)),
+        lambda model: setattr(model.transposed, "data", torch.zeros(1).expand(80, 48)),
     ],
 )
 def test_a_change_is_reported_until_it_is_accepted(change):
@@ -66,6 +69,15 @@ def test_a_change_is_reported_until_it_is_accepted(change):
     assert not watch.changed()
     merge(model)
     assert watch.changed(), "also of parameters that have been replaced"
+
+
+def test_replaced_weights_are_not_kept_in_memory():
+    model = Tiny()
+    watch = WeightsWatch(model)
+    replaced = StorageWeakRef(model.layers[3].weight.untyped_storage())
+    through_data(model)
+    assert watch.changed()
+    assert replaced.expired()
 
 
 def test_computing_does_not_count_as_a_change():
