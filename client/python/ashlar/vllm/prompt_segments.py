@@ -13,6 +13,13 @@ from ashlar.vllm.segments import declared
 logger = init_logger("vllm.ashlar")
 
 
+def _scores_prompt(sampling: Any) -> bool:
+    """Returns whether log-probabilities of the prompt are requested. A caller may request them without
+    `skip_reading_prefix_cache`; model runner V2 would return uninitialized numbers for tokens that it does not
+    compute."""
+    return sampling.prompt_logprobs is not None or sampling.prompt_logprob_token_ids is not None
+
+
 class PromptSegments:
     def __init__(self, enabled: bool, boundaries: Boundaries | None) -> None:
         self.enabled, self._boundaries = enabled, boundaries
@@ -21,7 +28,7 @@ class PromptSegments:
         """Returns the lengths of a request's segments, from position 0 on; empty if it has none."""
         if not self.enabled or request.lora_request or request.mm_features:
             return []
-        if request.skip_reading_prefix_cache:  # log-probabilities of the prompt need all of its tokens
+        if request.skip_reading_prefix_cache or _scores_prompt(request.sampling_params):
             return []
         try:
             given = declared(request)

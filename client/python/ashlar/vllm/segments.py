@@ -38,6 +38,8 @@ def refused(vllm_config: Any, options: Options) -> str:
     device, parallel = str(vllm_config.device_config.device_type), vllm_config.parallel_config
     if vllm_config.lora_config is not None:
         return "enable_lora is not supported"
+    if vllm_config.aux_output_config.enabled:  # it asserts that each token is computed or comes from vLLM's own cache
+        return "enable_return_routed_experts is not supported"
     if device != "cpu" and not options.segments_on_gpu:
         return f"they have never run on {device}; run tools/gpu-check, then set segments_on_gpu"
     if parallel.data_parallel_size > 1 and vllm_config.model_config.is_moe:  # all ranks would have to run a segment

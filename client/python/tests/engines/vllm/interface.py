@@ -41,11 +41,13 @@ WHOLE = [
 ]
 # Classes of which the connector only uses these members.
 PARTS = {
+    "vllm.config.aux_output:AuxOutputConfig": "enabled",
     "vllm.distributed.kv_transfer.kv_connector.factory:KVConnectorFactory": "_registry register_connector",
     "vllm.lora.model_manager:LoRAModelManager": "list_adapters",
     "vllm.lora.request:LoRARequest": "lora_name lora_int_id",
     "vllm.multimodal.inputs:MultiModalFeatureSpec": "data modality identifier mm_position",
     "vllm.multimodal.inputs:PlaceholderRange": "offset length is_embed",
+    "vllm.sampling_params:SamplingParams": "prompt_logprobs",
     "vllm.v1.attention.backend:CommonAttentionMetadata": """query_start_loc query_start_loc_cpu seq_lens num_reqs
         num_actual_tokens max_query_len max_seq_len block_table_tensor slot_mapping seq_lens_cpu_upper_bound is_prefilling""",
     "vllm.v1.attention.backend:AttentionBackend": "get_name get_builder_cls",
@@ -99,7 +101,7 @@ PARTS = {
     "vllm.v1.request:Request": """request_id all_token_ids num_tokens num_prompt_tokens num_computed_tokens cache_salt
         block_hashes update_block_hashes kv_transfer_params lora_request mm_features pooling_params prompt_embeds
         skip_reading_prefix_cache status num_in_flight_tokens _block_hasher num_preemptions prefill_stats
-        num_tokens_with_spec num_output_placeholders""",
+        num_tokens_with_spec num_output_placeholders sampling_params""",
     "vllm.v1.request:RequestStatus": "RUNNING FINISHED_STOPPED FINISHED_LENGTH_CAPPED FINISHED_ABORTED",
     "vllm.v1.worker.gpu.buffer_utils:StagedWriteTensor": "gpu",
     "vllm.v1.worker.gpu.buffer_utils:UvaBackedTensor": "np",

@@ -7,10 +7,12 @@ import pytest
 from segmented_engines import MODEL, PATIENT, Segmented, texts
 from tiny_engines import connector, count, prompt
 from tiny_tokenizer import CHATML, tokenizer
+from vllm import SamplingParams
 
 from ashlar.vllm import boundaries
 from ashlar.vllm.boundaries import find_boundaries
 from ashlar.vllm.options import Options
+from ashlar.vllm.prompt_segments import PromptSegments
 
 
 def test_a_separator_is_text_or_tokens(monkeypatch):
@@ -46,6 +48,20 @@ def test_a_model_without_a_tokenizer_is_refused(skips, tmp_path):
     )  # fmt: skip
     with pytest.raises(ValueError, match="no tokenizer in .*; give segment_separator as a list of token ids"):
         find_boundaries(Options(segment_separator="<|sep|>"), config)
+
+
+def test_prompts_whose_tokens_are_scored_have_no_segments():
+    """Also if the caller lets vLLM read its prefix cache."""
+
+    def lengths(**sampling):
+        request = types.SimpleNamespace(
+            lora_request=None, mm_features=[], skip_reading_prefix_cache=False, num_prompt_tokens=200,
+            kv_transfer_params={"ashlar_segments": [100]}, sampling_params=SamplingParams(**sampling),
+        )  # fmt: skip
+        return PromptSegments(True, None).lengths_of(request)
+
+    assert lengths() == [100]
+    assert lengths(prompt_logprobs=0) == [] and lengths(prompt_logprob_token_ids=[[1], [2]]) == []
 
 
 def test_segments_are_found_by_their_separator(shared_daemon, segmented):

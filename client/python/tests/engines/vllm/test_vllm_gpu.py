@@ -430,6 +430,7 @@ def test_segments_are_refused_on_a_gpu_with_a_warning(monkeypatch):
         config = types.SimpleNamespace(
             device_config=types.SimpleNamespace(device_type=device),
             lora_config=None,
+            aux_output_config=types.SimpleNamespace(enabled=False),
             model_config=None,
             parallel_config=types.SimpleNamespace(data_parallel_size=1),
         )

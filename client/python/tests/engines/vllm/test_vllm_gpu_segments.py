@@ -19,7 +19,7 @@ from segmented_engines import MODEL, PATIENT, Segmented, texts
 from test_vllm_devices import GDN, MIB, TEXT
 from test_vllm_opaque import FULL, LATENT, states
 from tiny_engines import connector, count, model_folder, prompt, same, settings_of
-from vllm.config import CUDAGraphMode, set_current_vllm_config
+from vllm.config import AuxOutputConfig, CUDAGraphMode, set_current_vllm_config
 from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.v1.attention.backends import gdn_attn
 from vllm.v1.attention.backends.flash_attn import FlashAttentionBackend
@@ -112,10 +112,11 @@ def test_a_wrong_transition_fails_the_check_for_gpus(shared_daemon, monkeypatch)
 # ---- configurations
 
 
-def config(device="cuda", lora=None, ranks=1, moe=False):
+def config(device="cuda", lora=None, ranks=1, moe=False, experts=False):
     return types.SimpleNamespace(
         device_config=types.SimpleNamespace(device_type=device),
         lora_config=lora,
+        aux_output_config=AuxOutputConfig(enable_return_routed_experts=experts),
         parallel_config=types.SimpleNamespace(data_parallel_size=ranks),
         model_config=types.SimpleNamespace(is_moe=moe),
     )
@@ -128,6 +129,7 @@ def config(device="cuda", lora=None, ranks=1, moe=False):
         (config(), True, ""),
         (config("cpu"), False, ""),
         (config(lora=object()), True, "enable_lora is not supported"),
+        (config(experts=True), True, "enable_return_routed_experts is not supported"),
         (config(ranks=2), True, ""),
         (config(ranks=2, moe=True), True, "data_parallel_size above 1 is not supported for mixtures of experts"),
     ],
