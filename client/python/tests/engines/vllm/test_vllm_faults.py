@@ -9,6 +9,7 @@ import threading
 import time
 
 import pytest
+from test_vllm_resets import BEGIN
 from tiny_engines import (
     BLOCK,
     CLOSE,
@@ -184,6 +185,38 @@ def test_blocks_that_the_daemon_may_still_write_to_are_not_computed_into(engine,
         "half._loads._advance, ashlar.Request.poll_quiesced, server.connector()._scheduler.step = server.real",
     )
     settle(child, free)
+
+
+LATE_LOADS = """
+import time
+from vllm.distributed.kv_transfer import get_kv_transfer_group
+loads, requests = get_kv_transfer_group()._worker._loads, server.core().scheduler.requests
+server.advance, server.go = loads._advance, False
+loads._advance = lambda landing: server.advance(landing) if server.go else None
+"""
+ABORT_LOADING = """
+deadline = time.monotonic() + 20
+while [each.status.name for each in requests.values()] != ["WAITING_FOR_REMOTE_KVS"]:
+    assert time.monotonic() < deadline
+    llm.llm_engine.step()
+llm.llm_engine.abort_request(["aborted"])
+for _ in range(5):
+    llm.llm_engine.step()
+"""
+
+
+@pytest.mark.parametrize("model", PAIR)
+def test_an_aborted_request_keeps_its_blocks_until_its_load_has_ended(model, engine, expected):
+    child, text = engine(model), prompt(f"aborted load {model}", 2 * BLOCK[model] + 40)
+    same(child.generate([text]), expected(model, [text]))
+    settle(child, 255)
+    child.call("execute", LATE_LOADS + BEGIN.format(name="aborted", text=text, tokens=4, steps=1) + ABORT_LOADING)
+    assert child.call("free_blocks") < 255, "the daemon may still write to them"
+    child.call("execute", "server.go = True")
+    settle(child, 255)
+    before = saved(child)
+    same(child.generate([text]), expected(model, [text]))
+    assert saved(child) - before == repeated(model, len(text))
 
 
 @pytest.mark.parametrize("model", PAIR)
