@@ -9,13 +9,13 @@ import importlib
 import os
 import sys
 
-ENVIRONMENT = {"VLLM_USE_V2_MODEL_RUNNER": "1"}
+ENVIRONMENT = {"ASHLAR_TEST_RUNNER": "v2"}  # vLLM chooses V2 by default if it has Triton
 
 _KERNELS = ("vllm.v1.worker.mamba_utils", "vllm.v1.worker.utils")
 
 
 def wanted():
-    return os.environ.get("VLLM_USE_V2_MODEL_RUNNER") == "1"
+    return ENVIRONMENT.items() <= os.environ.items()
 
 
 def run_on_cpu():
@@ -34,7 +34,7 @@ def run_on_cpu():
             del sys.modules[name]
     importlib.import_module("vllm.v1.worker.cpu.shm")
     importlib.import_module("vllm.v1.worker.cpu.model_runner")
-    gpu_worker.HAS_TRITON = config.HAS_TRITON = True
+    gpu_worker.HAS_TRITON = config.HAS_TRITON = utils.HAS_TRITON = True
     importlib.import_module(_KERNELS[0])._TEMPORAL_TILES = 1  # the interpreter runs tiles one by one
 
     own = CpuPlatform.check_and_update_config

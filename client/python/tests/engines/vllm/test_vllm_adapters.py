@@ -60,14 +60,11 @@ class Engine(Child):
         assert self.call("evaluate", f"server.load(*{given!r}, **{options!r})")
 
 
-@pytest.fixture(scope="module")
-def adapters(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("adapters")
+def three(folder):
     return [adapter(folder / f"a{seed}", seed) for seed in range(3)]
 
 
-@pytest.fixture(scope="module")
-def wanted(adapters):
+def answers(adapters):
     """Answers of an engine without the cache, by the content of the adapter."""
     with Engine() as child:
 
@@ -76,6 +73,16 @@ def wanted(adapters):
             return child.ask(text, (f"content {content}", content + 1, adapters[content]))
 
         yield ask
+
+
+@pytest.fixture(scope="module")
+def adapters(tmp_path_factory):
+    return three(tmp_path_factory.mktemp("adapters"))
+
+
+@pytest.fixture(scope="module")
+def wanted(adapters):
+    yield from answers(adapters)
 
 
 def test_adapters_share_no_cached_prompts(shared_daemon, adapters, wanted, engine, expected, tmp_path):
