@@ -53,7 +53,8 @@ struct Cache::Impl {
         publisher(writer, mover, clock, transfers, byte_rates, options.reservation,
                   [this](SessionId session) { return sessions.Level(session); }),
         prefixes(
-            table, publisher, transfers, clock, observer, [this](SessionId session) { return sessions.Has(session); },
+            table, publisher, transfers, copying, clock, observer,
+            [this](SessionId session) { return sessions.Has(session); },
             [tiers](TenantId tenant) { return LargestCapacity(tiers, tenant); }),
         matcher(
             table, finder, prefixes, leases, explainer, clock, observer,

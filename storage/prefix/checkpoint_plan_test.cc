@@ -61,8 +61,27 @@ double LeastByBruteForce(const std::vector<Mass>& model, uint64_t begin, uint64_
   return least;
 }
 
-void ExpectExact(const std::vector<Mass>& model, uint64_t begin, uint64_t page, size_t most, const Cost& cost) {
-  CheckpointPlan plan(model, begin, page, most, cost);
+// A plan for a prompt of the model's length.
+struct Planned {
+  Planned(const std::vector<Mass>& model, uint64_t begin, uint64_t page, size_t most, const Cost& cost,
+          uint64_t shared = 0)
+      : tokens(model.empty() ? begin : model.back().depth),
+        plan(model, tokens, page, most, cost),
+        placed(plan.For({.resume = begin, .shared = std::max(begin, shared), .tokens = tokens}, page, cost)) {}
+  size_t most() const { return placed.most(); }
+  double Expected(size_t checkpoints) const { return placed.Expected(checkpoints); }
+  std::vector<uint64_t> Positions(size_t checkpoints) const { return placed.Positions(checkpoints); }
+
+  uint64_t tokens;
+  CheckpointPlan plan;
+  CheckpointPlan::Placement placed;
+};
+
+// Of `model`, the masses up to `shared` (at least `begin`) are known not to happen.
+void ExpectExact(std::vector<Mass> model, uint64_t begin, uint64_t page, size_t most, const Cost& cost,
+                 uint64_t shared = 0) {
+  const Planned plan(model, begin, page, most, cost, shared);
+  std::erase_if(model, [&](const Mass& mass) { return mass.depth <= std::max(begin, shared); });
   const double scale = model.empty() ? 1 : cost(model.back().depth);
   ASSERT_LE(plan.most(), most);
   for (size_t m = 0; m <= plan.most(); ++m) {
@@ -101,8 +120,8 @@ TEST(CheckpointPlanTest, MatchesBruteForce) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     const uint64_t begin = random() % 5, page = 1 + random() % 4;
-    const std::vector<Mass> model = RandomModel(random, begin, begin + 1 + random() % 12);
-    ASSERT_NO_FATAL_FAILURE(ExpectExact(model, begin, page, random() % 5, TokensAt));
+    const std::vector<Mass> model = RandomModel(random, random() % (begin + 1), begin + 1 + random() % 12);
+    ASSERT_NO_FATAL_FAILURE(ExpectExact(model, begin, page, random() % 5, TokensAt, random() % 8));
   }
 }
 
@@ -114,12 +133,12 @@ TEST(CheckpointPlanTest, MatchesBruteForceWithFlops) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     std::mt19937_64 random(seed);
     const uint64_t begin = random() % 5, page = 1 + random() % 3;
-    const std::vector<Mass> model = RandomModel(random, begin, begin + 1 + random() % 12);
-    ASSERT_NO_FATAL_FAILURE(ExpectExact(model, begin, page, random() % 4, flops));
+    const std::vector<Mass> model = RandomModel(random, random() % (begin + 1), begin + 1 + random() % 12);
+    ASSERT_NO_FATAL_FAILURE(ExpectExact(model, begin, page, random() % 4, flops, random() % 8));
   }
   const std::vector<Mass> model = {{20, 0.6}, {40, 0.2}};
-  EXPECT_THAT(CheckpointPlan(model, 0, 1, 1, TokensAt).Positions(1), ElementsAre(20));
-  EXPECT_THAT(CheckpointPlan(model, 0, 1, 1, [](uint64_t d) { return std::pow(TokensAt(d), 3); }).Positions(1),
+  EXPECT_THAT(Planned(model, 0, 1, 1, TokensAt).Positions(1), ElementsAre(20));
+  EXPECT_THAT(Planned(model, 0, 1, 1, [](uint64_t d) { return std::pow(TokensAt(d), 3); }).Positions(1),
               ElementsAre(40))
       << "0.2 · 40³ is more than 0.8 · 20³";
 }
@@ -136,7 +155,7 @@ TEST(CheckpointPlanTest, MatchesTheTestVectors) {
     for (const double mass : vector.at("mass")) model.push_back({model.size(), mass});
     model.erase(model.begin());  // prompts that diverge at the start cost nothing, and are not after it
     const size_t budget = vector.at("budget");
-    CheckpointPlan plan(model, 0, 1, budget, TokensAt);
+    const Planned plan(model, 0, 1, budget, TokensAt);
     EXPECT_THAT(plan.Expected(plan.most()), DoubleNear(vector.at("cost"), 1e-12));
     EXPECT_THAT(Recomputed(model, 0, plan.Positions(budget), TokensAt), DoubleNear(vector.at("cost"), 1e-12));
   }
@@ -147,7 +166,7 @@ TEST(CheckpointPlanTest, UniformLawsGiveBalancedGaps) {
     std::vector<Mass> model;
     for (uint64_t depth = 1; depth <= length; ++depth) model.push_back({depth, 1.0 / static_cast<double>(length)});
     for (const size_t most : {1u, 2u, 3u, 7u, 16u}) {
-      std::vector<uint64_t> ends = CheckpointPlan(model, 0, 1, most, TokensAt).Positions(most);
+      std::vector<uint64_t> ends = Planned(model, 0, 1, most, TokensAt).Positions(most);
       ASSERT_EQ(ends.size(), most);
       ends.insert(ends.begin(), 0);
       ends.push_back(length + 1);
@@ -163,15 +182,15 @@ TEST(CheckpointPlanTest, UniformLawsGiveBalancedGaps) {
 
 TEST(CheckpointPlanTest, PutsCheckpointsAtPageEnds) {
   const std::vector<Mass> model = {{5, 0.1}, {63, 0.2}, {64, 0.3}, {100, 0.2}, {127, 0.2}};
-  CheckpointPlan plan(model, 3, 64, 4, TokensAt);
+  const Planned plan(model, 3, 64, 4, TokensAt);
   EXPECT_EQ(plan.most(), 1u) << "64 is the only page's begin that anything is behind";
   EXPECT_THAT(plan.Positions(4), ElementsAre(64));
-  EXPECT_THAT(CheckpointPlan(model, 64, 64, 4, TokensAt).Positions(4), IsEmpty());
+  EXPECT_THAT(Planned(model, 64, 64, 4, TokensAt).Positions(4), IsEmpty());
 }
 
 TEST(CheckpointPlanTest, NeedsNoMoreCheckpointsThanMasses) {
   const std::vector<Mass> model = {{10, 0.25}, {30, 0.5}};
-  CheckpointPlan plan(model, 0, 1, 8, TokensAt);
+  const Planned plan(model, 0, 1, 8, TokensAt);
   EXPECT_EQ(plan.most(), 2u);
   EXPECT_THAT(plan.Positions(8), ElementsAre(10, 30));
   EXPECT_DOUBLE_EQ(plan.Expected(0), 17.5);
@@ -180,7 +199,7 @@ TEST(CheckpointPlanTest, NeedsNoMoreCheckpointsThanMasses) {
 }
 
 TEST(CheckpointPlanTest, EmptyModelHasNoCheckpoints) {
-  CheckpointPlan plan({}, 12, 4, 8, TokensAt);
+  const Planned plan({}, 12, 4, 8, TokensAt);
   EXPECT_EQ(plan.most(), 0u);
   EXPECT_EQ(plan.Expected(0), 0);
   EXPECT_THAT(plan.Positions(8), IsEmpty());
@@ -189,10 +208,41 @@ TEST(CheckpointPlanTest, EmptyModelHasNoCheckpoints) {
 // Weights that have almost decayed do not justify a checkpoint that saves nothing.
 TEST(CheckpointPlanTest, MassesWithoutWeightSaveNothing) {
   const std::vector<Mass> model = {{10, 0.0}, {20, 1.0}, {30, 0.0}};
-  CheckpointPlan plan(model, 0, 1, 3, TokensAt);
+  const Planned plan(model, 0, 1, 3, TokensAt);
   EXPECT_EQ(plan.Expected(1), 0);
   EXPECT_EQ(plan.Expected(3), 0);
   EXPECT_EQ(Recomputed(model, 0, plan.Positions(3), TokensAt), 0);
+}
+
+// For a prompt of another length, checkpoints are still possible ones, and masses keep their place.
+TEST(CheckpointPlanTest, PlacesCheckpointsInPromptsOfOtherLengths) {
+  for (int round = 0; round < 300; ++round) {
+    const uint64_t seed = std::random_device()();
+    SCOPED_TRACE("seed " + std::to_string(seed));
+    std::mt19937_64 random(seed);
+    std::vector<Mass> model = RandomModel(random, 0, 400);
+    for (Mass& mass : model) mass.from_end = random() % 2 == 0;
+    const uint64_t page = 1 + random() % 16, tokens = 300 + random() % 200;
+    const CheckpointPlan plan(model, 400, page, 8, TokensAt);
+    const CheckpointPlan::Prompt prompt{.resume = random() % 200, .shared = random() % 300, .tokens = tokens};
+    const CheckpointPlan::Placement placed = plan.For(prompt, page, TokensAt);
+    double before = std::numeric_limits<double>::infinity();
+    for (size_t m = 0; m <= placed.most(); ++m) {
+      ASSERT_LE(placed.Expected(m), before);
+      before = placed.Expected(m);
+      const std::vector<uint64_t> positions = placed.Positions(m);
+      ASSERT_LE(positions.size(), m);
+      uint64_t last = prompt.resume;
+      for (const uint64_t position : positions) {
+        ASSERT_GT(position, last);
+        ASSERT_LE(position, tokens);
+        ASSERT_EQ(position % page, 0u);
+        last = position;
+      }
+    }
+  }
+  const CheckpointPlan plan({{100, 0.5, false}, {380, 0.5, true}}, 400, 1, 2, TokensAt);
+  EXPECT_THAT(plan.For({.tokens = 420}, 1, TokensAt).Positions(2), ElementsAre(100, 400));
 }
 
 double PlanSeconds(size_t depths, uint64_t seed) {
@@ -202,7 +252,7 @@ double PlanSeconds(size_t depths, uint64_t seed) {
     model.push_back({depth, static_cast<double>(1 + random() % 1000) / static_cast<double>(1000 * depths)});
   }
   const std::clock_t begin = std::clock();  // CPU time, so that other processes do not count
-  CheckpointPlan plan(model, 0, 1, 8, TokensAt);
+  const Planned plan(model, 0, 1, 8, TokensAt);
   EXPECT_GT(plan.Expected(8), 0);
   return static_cast<double>(std::clock() - begin) / CLOCKS_PER_SEC;
 }

@@ -89,25 +89,21 @@ OverlapForecast OverlapModel::Forecast(size_t parts) const {
   return forecast;
 }
 
-std::vector<OverlapForecast::Mass> OverlapForecast::Between(uint64_t begin, uint64_t length) const {
+std::vector<OverlapForecast::Mass> OverlapForecast::Within(uint64_t length) const {
   std::vector<Mass> masses;
-  if (length <= begin) return masses;
-  const auto add = [&masses](uint64_t depth, double weight) {
-    if (masses.empty() || masses.back().depth != depth) masses.push_back({depth, 0});
-    masses.back().weight += weight;
-  };
+  if (length == 0) return masses;
   // Both are sorted by depth; the nearest to the end is last.
-  auto start = std::ranges::upper_bound(from_start_, begin, {}, &Piece::at);
+  auto start = std::ranges::upper_bound(from_start_, uint64_t{0}, {}, &Piece::at);
   const auto last_start = std::ranges::upper_bound(from_start_, length, {}, &Piece::at);
-  auto end = std::make_reverse_iterator(std::ranges::lower_bound(from_end_, length - begin, {}, &Piece::at));
+  auto end = std::make_reverse_iterator(std::ranges::lower_bound(from_end_, length, {}, &Piece::at));
   masses.reserve(static_cast<size_t>((last_start - start) + (from_end_.rend() - end)));
   while (start != last_start || end != from_end_.rend()) {
     const bool starts_first = end == from_end_.rend() || (start != last_start && start->at <= length - end->at);
     if (starts_first) {
-      add(start->at, start->weight);
+      masses.push_back({.depth = start->at, .weight = start->weight});
       ++start;
     } else {
-      add(length - end->at, end->weight);
+      masses.push_back({.depth = length - end->at, .weight = end->weight, .from_end = true});
       ++end;
     }
   }

@@ -14,10 +14,11 @@ class OverlapForecast {
   struct Mass {
     uint64_t depth = 0;
     double weight = 0;
+    bool from_end = false;  // keeps its distance from the end in a longer prompt; otherwise its depth
   };
-  // The distribution of the depth in (begin, length] at which a later prompt will diverge from one of `length` tokens,
-  // by depth. The weights add up to the probability of that, at most one.
-  std::vector<Mass> Between(uint64_t begin, uint64_t length) const;
+  // The distribution of the depth in [1, length] at which a later prompt will diverge from one of `length` tokens, by
+  // depth. The weights add up to the probability of that, at most one. A depth has one mass per histogram.
+  std::vector<Mass> Within(uint64_t length) const;
 
  private:
   friend class OverlapModel;
@@ -39,12 +40,10 @@ class OverlapModel {
   // A request shared `depth` tokens with an earlier one whose prompt had `length` tokens. `depth` may exceed `length`
   // if decoded tokens were shared.
   void Observe(uint64_t depth, uint64_t length);
-  uint64_t observed() const { return observed_; }
 
   // Each histogram is divided into ranges of neighbouring places that have at most 1/`parts` of its weight, or one
   // place. A range counts at the place where a checkpoint serves all of it, so savings are underestimated by less than
-  // its width. At most 2 · `parts` masses per histogram; by default, all places are exact. O(places). The planner calls
-  // it on the metadata thread, every 64 divergences at the latest, never in the background.
+  // its width. At most 2 · `parts` masses per histogram; by default, all places are exact. O(places).
   OverlapForecast Forecast(size_t parts = SIZE_MAX) const;
 
  private:

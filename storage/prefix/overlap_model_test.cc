@@ -4,6 +4,7 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <random>
@@ -32,8 +33,7 @@ double Sum(const std::vector<OverlapForecast::Mass>& model) {
 
 TEST(OverlapModelTest, IsEmptyAtFirst) {
   const OverlapModel model;
-  EXPECT_EQ(model.observed(), 0u);
-  EXPECT_THAT(model.Forecast().Between(0, 1000), IsEmpty());
+  EXPECT_THAT(model.Forecast().Within(1000), IsEmpty());
 }
 
 // A forecast in parts has few masses, none of which is after the places that it stands for, or much before them.
@@ -48,8 +48,8 @@ TEST(OverlapModelTest, PartsAreServedByTheirFirstDepth) {
   }
   constexpr size_t kParts = 64;
   for (const uint64_t length : {500u, 3000u, 8000u, 20'000u}) {
-    const std::vector<OverlapForecast::Mass> exact = model.Forecast().Between(0, length);
-    const std::vector<OverlapForecast::Mass> parts = model.Forecast(kParts).Between(0, length);
+    const std::vector<OverlapForecast::Mass> exact = model.Forecast().Within(length);
+    const std::vector<OverlapForecast::Mass> parts = model.Forecast(kParts).Within(length);
     EXPECT_LE(parts.size(), 4 * kParts);
     double before_exact = 0, before_parts = 0;
     size_t next = 0;
@@ -70,8 +70,7 @@ TEST(OverlapModelTest, ExpectsTheSameDepthFromTheStart) {
   std::mt19937_64 random(seed);
   OverlapModel model;
   for (int i = 0; i < 200; ++i) model.Observe(900, 1000 + random() % 5000);
-  EXPECT_EQ(model.observed(), 200u);
-  EXPECT_GT(WeightAt(model.Forecast().Between(0, 7777), 900), 0.9);
+  EXPECT_GT(WeightAt(model.Forecast().Within(7777), 900), 0.9);
 }
 
 // Documents of any length before a short question.
@@ -84,7 +83,7 @@ TEST(OverlapModelTest, ExpectsTheSameDistanceFromTheEnd) {
     const uint64_t length = 1000 + random() % 5000;
     model.Observe(length - 30, length);
   }
-  EXPECT_GT(WeightAt(model.Forecast().Between(0, 7777), 7777 - 30), 0.9);
+  EXPECT_GT(WeightAt(model.Forecast().Within(7777), 7777 - 30), 0.9);
 }
 
 // Questions are not all of one length: a guess that is off by a few tokens counts as a good one.
@@ -97,7 +96,7 @@ TEST(OverlapModelTest, NearPredictionsCount) {
     const uint64_t length = 1000 + random() % 50000;
     model.Observe(length - 25 - random() % 11, length);
   }
-  EXPECT_GT(WeightAt(model.Forecast().Between(0, 77777), 77777 - 30, 5), 0.9);
+  EXPECT_GT(WeightAt(model.Forecast().Within(77777), 77777 - 30, 5), 0.9);
 }
 
 // The mixture follows the histogram that predicts recent requests best, whichever was better long before.
@@ -107,13 +106,13 @@ TEST(OverlapModelTest, FollowsThePredictorOfTheLastRequests) {
   std::mt19937_64 random(seed);
   OverlapModel model;
   for (int i = 0; i < 2000; ++i) model.Observe(900, 5000 + random() % 50000);
-  EXPECT_LT(WeightAt(model.Forecast().Between(1000, 77777), 77777 - 30, 16), 0.01);
+  EXPECT_LT(WeightAt(model.Forecast().Within(77777), 77777 - 30, 16), 0.01);
   for (int i = 0; i < 500; ++i) {
     const uint64_t length = 5000 + random() % 50000;
     model.Observe(length - 30, length);
   }
   // Four fifths of the weight of distances from the end is still from the time of equal depths.
-  const std::vector<OverlapForecast::Mass> now = model.Forecast().Between(0, 77777);
+  const std::vector<OverlapForecast::Mass> now = model.Forecast().Within(77777);
   EXPECT_GT(WeightAt(now, 77777 - 30), 0.15);
   EXPECT_LT(WeightAt(now, 900), 0.03) << "asked for no more than its least share";
 }
@@ -122,7 +121,7 @@ TEST(OverlapModelTest, LaterRequestsCountMore) {
   OverlapModel model;
   for (int i = 0; i < 8192; ++i) model.Observe(100, 100'000);
   for (int i = 0; i < 8192; ++i) model.Observe(200, 100'000);
-  const std::vector<OverlapForecast::Mass> masses = model.Forecast().Between(0, 50'000);
+  const std::vector<OverlapForecast::Mass> masses = model.Forecast().Within(50'000);
   // A weight falls to 1/e in 4096 requests.
   EXPECT_THAT(WeightAt(masses, 100) / WeightAt(masses, 200), DoubleNear(std::exp(-2), 0.001));
 }
@@ -131,15 +130,15 @@ TEST(OverlapModelTest, LaterRequestsCountMore) {
 TEST(OverlapModelTest, WeightsDoNotOverflow) {
   OverlapModel model;
   for (int i = 0; i < 1'200'000; ++i) model.Observe(100 + (i % 2 == 0 ? 0 : 50), 100'000);
-  const std::vector<OverlapForecast::Mass> masses = model.Forecast().Between(0, 50'000);
+  const std::vector<OverlapForecast::Mass> masses = model.Forecast().Within(50'000);
   EXPECT_THAT(WeightAt(masses, 100) / WeightAt(masses, 150), DoubleNear(1, 0.01));
-  EXPECT_THAT(Sum(model.Forecast().Between(0, 100'000)), DoubleNear(1, 1e-6));
+  EXPECT_THAT(Sum(model.Forecast().Within(100'000)), DoubleNear(1, 1e-6));
 }
 
 TEST(OverlapModelTest, StaysBounded) {
   OverlapModel model;
   for (uint64_t i = 0; i < 40'000; ++i) model.Observe(1 + i * 7, 1'000'000'000 + i * 20);
-  const std::vector<OverlapForecast::Mass> masses = model.Forecast().Between(0, 2'000'000'000);
+  const std::vector<OverlapForecast::Mass> masses = model.Forecast().Within(2'000'000'000);
   EXPECT_LE(masses.size(), 2u * 4096);
   EXPECT_GE(masses.size(), 2000u);
   EXPECT_LE(Sum(masses), 1 + 1e-9);
@@ -152,10 +151,10 @@ TEST(OverlapModelTest, StaysBounded) {
 TEST(OverlapModelTest, DropsTheLightestFirst) {
   OverlapModel model;
   for (uint64_t i = 0; i < 30'000; ++i) model.Observe(i % 3 == 0 ? 500 : 1000 + i, 100'000'000);
-  EXPECT_GT(WeightAt(model.Forecast().Between(0, 50'000'000), 500), 0.15);
+  EXPECT_GT(WeightAt(model.Forecast().Within(50'000'000), 500), 0.15);
 }
 
-TEST(OverlapModelTest, InterpolatesBetweenDepths) {
+TEST(OverlapModelTest, MassesAreInsideThePromptAndSorted) {
   const uint64_t seed = std::random_device()();
   SCOPED_TRACE("seed " + std::to_string(seed));
   std::mt19937_64 random(seed);
@@ -163,23 +162,25 @@ TEST(OverlapModelTest, InterpolatesBetweenDepths) {
   for (int i = 0; i < 500; ++i) {
     const uint64_t length = random() % 300;
     model.Observe(random() % 300, length);  // beyond the prompt's end, too: decoded tokens were common
-    const uint64_t begin = random() % 300, end = random() % 300;
-    const std::vector<OverlapForecast::Mass> masses = model.Forecast().Between(begin, end);
-    uint64_t before = begin;
+    const uint64_t end = random() % 300;
+    const std::vector<OverlapForecast::Mass> masses = model.Forecast().Within(end);
+    uint64_t before[2] = {0, 0};
+    uint64_t last = 0;
     for (const OverlapForecast::Mass& mass : masses) {
-      ASSERT_GT(mass.depth, before) << "by depth, each once, behind the begin";
+      ASSERT_GT(mass.depth, before[mass.from_end]) << "each depth once per histogram";
+      ASSERT_GE(mass.depth, last);
       ASSERT_LE(mass.depth, end);
       ASSERT_GT(mass.weight, 0);
-      before = mass.depth;
+      before[mass.from_end] = last = mass.depth;
     }
     ASSERT_LE(Sum(masses), 1 + 1e-9);
-    ASSERT_TRUE(begin < end || masses.empty());
-    // Adjacent ranges cover everything.
-    const uint64_t middle = (begin + end) / 2;
-    if (end > begin) {
-      double behind = 0;
-      for (const OverlapForecast::Mass& mass : masses) behind += mass.depth > middle ? mass.weight : 0;
-      ASSERT_THAT(Sum(model.Forecast().Between(middle, end)), DoubleNear(behind, 1e-9));
+    // In a longer prompt, each mass keeps its depth or its distance from the end.
+    const std::vector<OverlapForecast::Mass> longer = model.Forecast().Within(end + 40);
+    for (const OverlapForecast::Mass& mass : masses) {
+      const uint64_t depth = mass.from_end ? mass.depth + 40 : mass.depth;
+      ASSERT_TRUE(std::ranges::any_of(longer, [&](const OverlapForecast::Mass& other) {
+        return other.depth == depth && other.from_end == mass.from_end && other.weight == mass.weight;
+      })) << mass.depth;
     }
   }
 }
@@ -188,8 +189,7 @@ TEST(OverlapModelTest, InterpolatesBetweenDepths) {
 TEST(OverlapModelTest, CountsThePromptsEnd) {
   OverlapModel model;
   for (uint64_t i = 0; i < 50; ++i) model.Observe(100 + i * 40, 100 + i * 40);
-  EXPECT_GT(WeightAt(model.Forecast().Between(0, 9999), 9999), 0.8);
-  EXPECT_EQ(WeightAt(model.Forecast().Between(9999, 9999), 9999), 0) << "nothing is behind its begin";
+  EXPECT_GT(WeightAt(model.Forecast().Within(9999), 9999), 0.8);
 }
 
 }  // namespace

@@ -2,7 +2,6 @@
 #include "storage/prefix/prefix_planner.h"
 
 #include <algorithm>
-#include <bit>
 #include <iterator>
 #include <memory>
 #include <utility>
@@ -17,14 +16,18 @@ constexpr ReuseModel::Subject kEdge{.kind = ReuseKind::kEdge};
 
 }  // namespace
 
-PrefixPlanner::PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options)
+PrefixPlanner::PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options,
+                             OverlapPlans::Background background)
     : costs_(costs),
       options_(options),
       history_(costs.page_tokens),
+      overlaps_(costs, options.capture_tokens, std::min(options.most_placed, options.most_checkpoints),
+                std::move(background)),
       budget_(costs, options.capacity_bytes, reuse_, options.seed) {}
 
 PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool rebuilds) {
   ++now_;
+  overlaps_.BeginRequest();
   Sweep();
   Trim();
   std::vector<PrefixNode*> passed, candidates;
@@ -51,7 +54,8 @@ PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool
   if (!candidates.empty() && candidates.back()->depth() > match.resume) match.missed = candidates.back();
   Credit(candidates, resume, match.resume);
   // A prompt that diverges from known prompts here creates a branch, whether or not it is ever computed.
-  const uint64_t branch = reached.depth / Grid(reached.depth) * Grid(reached.depth);
+  const uint64_t grid = CheckpointGrid(reached.depth, options_.capture_tokens);
+  const uint64_t branch = reached.depth / grid * grid;
   const bool parts = reached.depth < prompt.size() || reached.inside != nullptr;
   const bool served = std::ranges::any_of(candidates, [&](const PrefixNode* node) {
     return node->depth() >= branch && node->depth() % options_.capture_tokens == 0;
@@ -61,16 +65,12 @@ PrefixPlanner::Match PrefixPlanner::Lookup(std::span<const int32_t> prompt, bool
     MakeCandidate(node, ReuseKind::kBranch);
     candidates.push_back(&node);
   }
-  const std::vector<uint64_t> placed = Placed(match.resume, reached.depth, prompt.size());
+  const std::vector<uint64_t> placed =
+      Placed({.resume = match.resume, .shared = reached.depth, .tokens = prompt.size()});
   match.checkpoint_at = Wanted(candidates, match.resume, options_.most_checkpoints - placed.size());
   match.checkpoint_at.insert(match.checkpoint_at.end(), placed.begin(), placed.end());
   if (resume != nullptr) budget_.Lease(*resume);
   return match;
-}
-
-uint64_t PrefixPlanner::Grid(uint64_t depth) const {
-  const uint64_t captures = depth / kGridShare / options_.capture_tokens;
-  return std::bit_floor(std::max<uint64_t>(captures, 1)) * options_.capture_tokens;
 }
 
 std::vector<PrefixPlanner::Match::Span> PrefixPlanner::Spans(const PrefixTree<PrefixEntry>::Reached& reached,
@@ -93,10 +93,7 @@ void PrefixPlanner::LearnParting(PrefixEntry& edge, uint64_t depth) {
   if (brought.parted || depth <= brought.begin) return;
   brought.parted = true;
   reuse_.Ended(kEdge, now_ - brought.came, true);
-  overlap_.Observe(depth, brought.prompt_end);
-  if (overlap_.observed() - forecast_at_ < std::min(overlap_.observed() / kForecastShare, kForecastMost)) return;
-  forecast_ = overlap_.Forecast(kForecastParts);
-  forecast_at_ = overlap_.observed();
+  overlaps_.Observe(depth, brought.prompt_end);
 }
 
 void PrefixPlanner::Use(PrefixNode& node) {
@@ -164,24 +161,21 @@ std::vector<uint64_t> PrefixPlanner::Wanted(std::span<PrefixNode* const> passed,
 
 // Chooses checkpoints in the new part of a prompt. The first one also needs the pages before it, the next ones only
 // their states.
-std::vector<uint64_t> PrefixPlanner::Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const {
-  const std::vector<OverlapForecast::Mass> model = forecast_.Between(shared, prompt);
-  if (model.empty()) return {};
-  const auto flops = [this](uint64_t depth) { return costs_.Flops(depth); };
-  const size_t most = std::min(options_.most_placed, options_.most_checkpoints);
-  CheckpointPlan plan(model, resume, Grid(prompt), most, flops);
+std::vector<uint64_t> PrefixPlanner::Placed(const CheckpointPlan::Prompt& prompt) {
+  const CheckpointPlan::Placement plan = overlaps_.For(prompt);
   const double rate = reuse_.Rate(kEdge, 1), going = budget_.going_price() * kPlacedMargin;
   size_t pays = 0;
+  double before = plan.Expected(0);
   for (size_t m = 1; m <= plan.most(); ++m) {
-    const double saves = rate * (plan.Expected(m - 1) - plan.Expected(m));
+    const double expected = plan.Expected(m), saves = rate * (std::exchange(before, expected) - expected);
     if (saves <= 0) break;
     uint64_t bytes = costs_.checkpoint_bytes;
-    if (m == 1) bytes += (plan.Positions(1).back() - resume) / costs_.page_tokens * costs_.page_bytes;
+    if (m == 1) bytes += (plan.Positions(1).back() - prompt.resume) / costs_.page_tokens * costs_.page_bytes;
     if (bytes > budget_.capacity_bytes() || saves < going * static_cast<double>(m * m * bytes)) break;
     pays = m;
   }
   std::vector<uint64_t> positions = plan.Positions(pays);
-  std::erase_if(positions, [shared](uint64_t depth) { return depth <= shared; });
+  std::erase_if(positions, [&prompt](uint64_t depth) { return depth <= prompt.shared; });
   return positions;
 }
 

@@ -13,7 +13,7 @@
 #include "storage/policy/reuse_model.h"
 #include "storage/prefix/checkpoint_budget.h"
 #include "storage/prefix/checkpoint_plan.h"
-#include "storage/prefix/overlap_model.h"
+#include "storage/prefix/overlap_plans.h"
 #include "storage/prefix/prefix_entry.h"
 #include "storage/prefix/prefix_history.h"
 
@@ -41,7 +41,9 @@ class PrefixPlanner {
  public:
   using Tree = PrefixHistory::Tree;
 
-  PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options);
+  // `background`: learns and plans outside Lookup (overlap_plans.h).
+  PrefixPlanner(const PrefixCosts& costs, const PrefixPlannerOptions& options,
+                OverlapPlans::Background background = {});
 
   struct Match {
     uint64_t resume = 0;                  // tokens that need not be computed
@@ -105,7 +107,7 @@ class PrefixPlanner {
   const Tree& tree() const { return history_.tree(); }  // used for inspection only
   size_t nodes() const { return tree().nodes(); }
   uint64_t history_tokens() const { return tree().tokens(); }
-  uint64_t history_bytes() const { return tree().bytes(); }
+  uint64_t history_bytes() const { return tree().bytes() + overlaps_.bytes(); }
 
  private:
   static constexpr RequestTime kLeastRefresh = 20;  // requests between two refreshes
@@ -115,21 +117,7 @@ class PrefixPlanner {
   // The m-th predicted point must be worth this multiple of the going price, times m²: few are right, and the best one
   // most often.
   static constexpr double kPlacedMargin = 4;
-  // The forecast of overlaps is refreshed when the model has observed this fraction more, at the latest after
-  // kForecastMost. A request plans over at most 4 · kForecastParts masses, however long the histograms are.
-  static constexpr uint64_t kForecastShare = 64, kForecastMost = 64;
-  static constexpr size_t kForecastParts = 64;
 
-  // Branches and planned points are multiples of Grid, so at most 1/kGridShare of a prompt is computed again. Prompts
-  // that diverge from a text a few tokens apart thus share one checkpoint and its count of uses. Alternatives gave
-  // lower hit rates: one grid for all depths, grids that depend on the current price, and merging adjacent checkpoints
-  // whose distance does not justify a state's bytes. If the uses of an end are counted from its session's turn, the hit
-  // rate of tau rises at 2 GB and falls at 8 GB.
-  static constexpr uint64_t kGridShare = 256;
-
-  // Returns the distance between possible checkpoints near that depth: 2ⁿ · capture_tokens, so that each point of a
-  // coarser grid is also a point of the finer ones.
-  uint64_t Grid(uint64_t depth) const;
   // `passed` are the nodes that are prefixes of the prompt.
   static std::vector<Match::Span> Spans(const Tree::Reached& reached, std::span<PrefixNode* const> passed);
   // Keeps the end of a text, by a span if that is worth it.
@@ -142,7 +130,7 @@ class PrefixPlanner {
   void MakeCandidate(PrefixNode& node, ReuseKind kind);
   void Continue(PrefixNode& end);  // the last turn of a conversation ends here
   std::vector<uint64_t> Wanted(std::span<PrefixNode* const> passed, uint64_t resume, size_t most);
-  std::vector<uint64_t> Placed(uint64_t resume, uint64_t shared, uint64_t prompt) const;
+  std::vector<uint64_t> Placed(const CheckpointPlan::Prompt& prompt);
 
   // `shared`: empty means what is known of the tokens now.
   size_t Keep(std::span<const int32_t> tokens, uint64_t prompt, std::span<const uint64_t> captured,
@@ -156,9 +144,7 @@ class PrefixPlanner {
   std::function<void(PrefixNode&)> gone_;
   PrefixHistory history_;
   ReuseModel reuse_;
-  OverlapModel overlap_;
-  OverlapForecast forecast_;
-  uint64_t forecast_at_ = 0;  // observations of overlap_ when it was made
+  OverlapPlans overlaps_;
   CheckpointBudget budget_;
   RequestTime now_ = 0, refreshed_ = 0;
   size_t swept_ = 0;  // number checked since the last Refresh

@@ -28,11 +28,12 @@ Nanos PrefillTime(const PrefixText& text, double tokens) {
 
 }  // namespace
 
-Prefixes::Prefixes(ObjectTable& table, Publisher& publisher, SessionTransfers& transfers, const Clock& clock,
-                   Observer& observer, IsOpen is_open, std::function<uint64_t(TenantId)> capacity)
+Prefixes::Prefixes(ObjectTable& table, Publisher& publisher, SessionTransfers& transfers, Executor& background,
+                   const Clock& clock, Observer& observer, IsOpen is_open, std::function<uint64_t(TenantId)> capacity)
     : table_(table),
       publisher_(publisher),
       transfers_(transfers),
+      background_(background),
       observer_(observer),
       is_open_(std::move(is_open)),
       capacity_(std::move(capacity)),
@@ -64,7 +65,9 @@ Prefixes::Space& Prefixes::Of(TenantId tenant, const PrefixModel& model) {
   const PrefixPlannerOptions options{
       .capacity_bytes = capacity == capacities_.end() ? capacity_(tenant) : capacity->second,
       .capture_tokens = model.capture_tokens};
-  space.planner = std::make_unique<PrefixPlanner>(model.costs, options);
+  space.planner = std::make_unique<PrefixPlanner>(model.costs, options, [this, tenant](auto work, auto done) {
+    return background_.Run(tenant, std::move(work), std::move(done));
+  });
   space.planner->WhenGone([this, tenant](PrefixNode& node) { EvictState(tenant, node); });
   size_t own = 0;
   auto oldest = spaces_.end();

@@ -16,6 +16,7 @@
 
 #include "proto/key.h"
 #include "proto/outcome.h"
+#include "storage/executor.h"
 #include "storage/history/explanation.h"
 #include "storage/ids.h"
 #include "storage/objects/object_table.h"
@@ -73,9 +74,9 @@ struct PrefixCommit {
 class Prefixes {
  public:
   using IsOpen = std::function<bool(SessionId)>;
-  // `capacity` is the default per tenant, in bytes.
-  Prefixes(ObjectTable& table, Publisher& publisher, SessionTransfers& transfers, const Clock& clock,
-           Observer& observer, IsOpen is_open, std::function<uint64_t(TenantId)> capacity);
+  // `capacity` is the default per tenant, in bytes. `background` plans the checkpoints of new prompts.
+  Prefixes(ObjectTable& table, Publisher& publisher, SessionTransfers& transfers, Executor& background,
+           const Clock& clock, Observer& observer, IsOpen is_open, std::function<uint64_t(TenantId)> capacity);
 
   // Applies to namespaces seen later.
   void SetCapacity(TenantId tenant, uint64_t bytes) { capacities_[tenant] = bytes; }
@@ -188,6 +189,7 @@ class Prefixes {
   ObjectTable& table_;
   Publisher& publisher_;
   SessionTransfers& transfers_;
+  Executor& background_;
   Observer& observer_;
   const IsOpen is_open_;
   const std::function<uint64_t(TenantId)> capacity_;

@@ -229,13 +229,36 @@ double CpuSeconds() {
   return static_cast<double>(now.tv_sec) + 1e-9 * static_cast<double>(now.tv_nsec);
 }
 
+// The planner's work outside its thread, run between requests.
+class Background {
+ public:
+  storage::OverlapPlans::Background Queue() {
+    return [this](std::function<void()> work, std::function<void()> done) {
+      jobs_.emplace_back(std::move(work), std::move(done));
+      return true;
+    };
+  }
+  // Returns the number of jobs run.
+  size_t RunAll() {
+    const auto jobs = std::exchange(jobs_, {});
+    for (const auto& [work, done] : jobs) {
+      work();
+      done();
+    }
+    return jobs.size();
+  }
+
+ private:
+  std::vector<std::pair<std::function<void()>, std::function<void()>>> jobs_;
+};
+
 // Times single requests with long prompts, in CPU time so that other processes do not count, once the planner has seen
 // thousands of different overlaps.
-void LongPrompts(storage::PrefixPlanner& planner, const Options& options, std::mt19937_64& random,
-                 nlohmann::json& figures) {
+void LongPrompts(storage::PrefixPlanner& planner, Background& background, const Options& options,
+                 std::mt19937_64& random, nlohmann::json& figures) {
   LongRequests requests(random());
   const size_t known = options.quick ? 2000 : 16'000, timed = options.quick ? 500 : 4000;
-  std::vector<double> lookups, commits;
+  std::vector<double> lookups, commits, plans;
   uint64_t tokens = 0;
   for (size_t i = 0; i < known + timed; ++i) {
     const Tokens prompt = requests.Next();
@@ -246,7 +269,9 @@ void LongPrompts(storage::PrefixPlanner& planner, const Options& options, std::m
     const std::vector<uint64_t> captured = match.checkpoint_at;
     planner.Commit(std::move(match), prompt, prompt.size(), captured);
     const double end = CpuSeconds();
+    const bool planned = background.RunAll() > 0;
     if (i < known) continue;
+    if (planned) plans.push_back((CpuSeconds() - end) * 1e6);
     lookups.push_back((found - begin) * 1e6);
     commits.push_back((end - found) * 1e6);
     tokens += prompt.size();
@@ -255,17 +280,19 @@ void LongPrompts(storage::PrefixPlanner& planner, const Options& options, std::m
               static_cast<unsigned long long>(tokens / timed), planner.nodes(), known, "op", "mean", "p50", "p99",
               "longest");
   figures["long_prompts"] = {{"nodes", planner.nodes()}, {"prompt_tokens", tokens / timed}, {"requests_before", known}};
-  figures["long_prompts"]["cases"] = {Spread("lookup", lookups), Spread("commit", commits)};
+  figures["long_prompts"]["cases"] = {Spread("lookup", lookups), Spread("commit", commits), Spread("planning", plans)};
 }
 
 void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlohmann::json& figures) {
   const size_t heap = Heap();
   // Half of the nodes are checkpoints that are kept.
+  Background background;
   storage::PrefixPlanner planner(kCosts,
                                  {.capacity_bytes = entries / 2 * (kCosts.checkpoint_bytes + 3 * kCosts.page_bytes),
                                   .history_bytes = UINT64_MAX,
                                   .capture_tokens = 16,
-                                  .seed = random()});
+                                  .seed = random()},
+                                 background.Queue());
   Requests requests(random());
   const auto commit = [&](const storage::PrefixPlanner::Match& match, const Tokens& tokens) {
     planner.Commit(match, tokens, tokens.size(), match.checkpoint_at);
@@ -273,6 +300,7 @@ void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlo
   while (planner.nodes() < entries) {
     const Tokens tokens = requests.Next();
     commit(planner.Lookup(tokens), tokens);
+    background.RunAll();
   }
   const auto nodes = static_cast<double>(planner.nodes()), tokens = static_cast<double>(planner.history_tokens());
   const auto held = static_cast<double>(Heap() - heap), said = static_cast<double>(planner.history_bytes());
@@ -296,6 +324,7 @@ void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlo
     std::vector<storage::PrefixPlanner::Match> matches(kRequests);
     Round round{.hash_lookup = HashLookupNanos(entries, random)};
     Sweep();
+    background.RunAll();
     round.lookup = Seconds([&] {
       for (size_t k = 0; k < kRequests; ++k) matches[k] = planner.Lookup(prompts[k]);
     });
@@ -327,7 +356,7 @@ void Cached(size_t entries, const Options& options, std::mt19937_64& random, nlo
     if (operation == &Round::evict) figures["cases"].back()["bar"] = kEvictBar;
     std::printf("%8s %10.0f %10.0f %8.1f\n", name, Median(times), Median(hashes), Median(ratios));
   }
-  LongPrompts(planner, options, random, figures);
+  LongPrompts(planner, background, options, random, figures);
 }
 
 }  // namespace

@@ -71,7 +71,8 @@ class Learned final : public Placement {
   }
   std::vector<uint64_t> Place(uint64_t prompt, size_t checkpoints) const override {
     const auto tokens = [](uint64_t depth) { return static_cast<double>(depth); };
-    return storage::CheckpointPlan(forecast_.Between(0, prompt), 0, kChunk, checkpoints, tokens).Positions(checkpoints);
+    const storage::CheckpointPlan plan(forecast_.Within(prompt), prompt, kChunk, checkpoints, tokens);
+    return plan.For({.tokens = prompt}, kChunk, tokens).Positions(checkpoints);
   }
 
  private:
