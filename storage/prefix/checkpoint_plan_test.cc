@@ -264,7 +264,7 @@ TEST(CheckpointPlanTest, DoublingTheDepthsDoublesTheTime) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__) || !defined(NDEBUG)
   GTEST_SKIP() << "times mean nothing here";
 #endif
-  constexpr size_t kDepths = 4096;
+  constexpr size_t kDepths = 512;
   double ratio = std::numeric_limits<double>::infinity();
   for (int attempt = 0; attempt < 10 && ratio > 2.3; ++attempt) {  // a fault of the program would show in each attempt
     double once = ratio = std::numeric_limits<double>::infinity();

@@ -280,7 +280,7 @@ TEST(PrefixPlannerTest, LookupsAloneDoNotGrowTheHistory) {
   for (int i = 0; i < 8; ++i) Request(planner, Numbers(100'000 * i, 3'000));
   for (int i = 0; i < 3'000; ++i) {
     planner.Release(planner.Lookup(Join(Numbers(100'000 * (i % 8), i % 2'999 + 1), {-1})));
-    ASSERT_LE(planner.history_bytes(), kHistory + 1000) << "lookup " << i;
+    ASSERT_LE(planner.tree().bytes(), kHistory + 1000) << "lookup " << i;
   }
 }
 
