@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """An engine's operations on cached segments, as torch operations on the device of its tensors.
 
-`segment_tuple` computes a segment's tuple from the inputs of a layer's recurrence. `compose` applies a tuple to running
-states: it computes in float32 and writes in the type of the engine's tensor. `scaled_half` makes the states of tuples
-in float16.
+`segment_tuple` computes a segment's tuple from the inputs of a layer's recurrence. `joined` composes the tuples of two
+parts of a segment. `compose` applies a tuple to running states: it computes in float32 and writes in the type of the
+engine's tensor. `scaled_half` makes the states of tuples in float16.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import ashlar
 
 MATRIX = (ashlar.Family.DELTANET, ashlar.Family.GDN, ashlar.Family.KDA)  # [heads, d_k, d_k], in the state's order
 SCALAR = (ashlar.Family.RETNET, ashlar.Family.LIGHTNING, ashlar.Family.MAMBA2)  # logarithms, [heads]
-COMPUTED = (*MATRIX, ashlar.Family.LIGHTNING, ashlar.Family.MAMBA1)  # families of `segment_tuple`
+COMPUTED = (*MATRIX, ashlar.Family.LIGHTNING, ashlar.Family.MAMBA1)  # families of which no rows are kept
 
 SEGMENT_TYPES = {"float16": ashlar.DType.F16, "float32": ashlar.DType.F32}  # types of tuples
 EPSILON = {"float16": 3e-4, "float32": 1e-6}  # largest error of transitions in these types
@@ -29,9 +29,10 @@ def segment_tuple(
     layer: ashlar.Linear, rows: Mapping[str, torch.Tensor], decays: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
     """Returns the state from zero and the transition of consecutive tokens, as in `ashlar.LinearTensors`, and for delta
-    rules also the product of the decays; in float32, for families in `COMPUTED`.
+    rules also the product of the decays; in float32, for families in `COMPUTED` and Mamba-2.
 
-    `rows`: k, v, g and beta as for `delta_tuple`. Lightning: k and v, [tokens, heads, dim]. Mamba-1: k, [tokens, d_k],
+    `rows`: k, v, g and beta as for `delta_tuple`. Lightning: k and v, [tokens, heads, dim]. Mamba-2: k,
+    [tokens, groups of heads, d_k], v, [tokens, heads, d_v], and beta (dt), [tokens, heads]. Mamba-1: k, [tokens, d_k],
     v and beta (dt), [tokens, channels]. `decays`: the layer's decay table, in the shape of that field, on the device of
     the rows.
     """
@@ -43,6 +44,12 @@ def segment_tuple(
         later = torch.arange(len(k) - 1, -1, -1, device=k.device)
         k = k * (later[:, None] * decays).exp()[:, :, None]  # decayed to the last token
         state, transition = torch.einsum("thk,thv->hkv", k, v), len(k) * decays
+    elif layer.family is ashlar.Family.MAMBA2:
+        sums = rows["beta"].flip(0).cumsum(0).flip(0)  # from each token to the last
+        later = torch.nn.functional.pad(sums[1:], (0, 0, 0, 1))
+        left = ((later * decays).exp() * rows["beta"])[:, :, None] * v
+        state = torch.einsum("tghv,tgk->ghkv", left.unflatten(1, (k.shape[1], -1)), k).flatten(0, 1)
+        transition = decays * sums[0]
     else:
         state, transition = _scan(k, v, rows["beta"].float(), decays)
     return (state.transpose(1, 2) if layer.order is ashlar.StateOrder.VALUE_FIRST else state).contiguous(), transition
@@ -141,6 +148,24 @@ def compose(
         factors = factors.masked_fill(transition.isinf()[:, None, :], 0.0)  # covers A = 0, where the product is NaN
         carried = running * (factors.transpose(1, 2) if value_first else factors)
     state.copy_(carried + update.float())
+
+
+def joined(
+    layer: ashlar.Linear,
+    first: tuple[torch.Tensor, ...],
+    second: tuple[torch.Tensor, ...],
+    decays: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, ...]:
+    """Returns the tuple of two consecutive parts: (T₂ S₁ + S₂, T₂ T₁, and the product of the decays), as
+    `segment_tuple` does. Arguments on one device; `decays`: as for `segment_tuple`."""
+    (state, transition, *decay), (update, after, *later) = first, second
+    state = state.clone()
+    compose(state, after, update, layer, decays)
+    if layer.family not in MATRIX:  # logarithms, or sums of dt
+        return state, transition + after
+    value_first = layer.order is ashlar.StateOrder.VALUE_FIRST  # its transitions are transposed
+    whole = transition @ after if value_first else after @ transition
+    return state, whole, *(one * other for one, other in zip(decay, later))
 
 
 def scaled_half(state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,6 +7,10 @@ come first (see serving.py). A run's tokens count in the step's budget (`max_num
 wait no longer than for a prefill chunk. If steps are full, every second step leaves space for a segment that two
 requests contain.
 
+A segment that does not fit into a step runs in several parts, one per step, like the chunks of a prefill. A full step
+leaves half of its tokens to a part. Between parts, the run keeps its blocks. It is abandoned if requests need these, and
+when the engine's weights or caches are reset. Nothing is stored before the last part.
+
 An idle engine also runs segments that only one prompt contained, so that a document's first repetition hits. Such a run
 delays no request. The daemon, which knows the reuse of all engines, decides whether a segment is worth its bytes: it
 evicts by expected uses, and by default writes a segment to the disk after its second use.
@@ -17,6 +21,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import sys
+import time
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -24,9 +29,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ashlar.vllm.messages import Alone
+from ashlar.vllm.messages import CONTINUES, Alone
 from ashlar.vllm.model import Described
 from ashlar.vllm.options import Options
+from ashlar.vllm.segments import segment_tokens
 from ashlar.vllm.serving import Served, Serving
 from ashlar.vllm.stats import AshlarStats
 
@@ -49,10 +55,19 @@ class _Run:
     """The segment that currently runs separately."""
 
     number: int
-    name: bytes  # empty for a segment of another engine
-    blocks: list[Any]
+    cold: _Cold
+    blocks: list[Any]  # of the engine; empty if they were freed before the end
+    pages: dict[int, list[int]]  # as of Alone
+    states: dict[int, int]
     served: Served | None
-    published: dict[int, int] = dataclasses.field(default_factory=dict)  # as of WorkerReport.ran, by rank
+    end: int = 0  # the workers were sent the tokens before it
+    computing: bool = False  # whether workers have not answered for the last part
+    answers: dict[int, int] = dataclasses.field(default_factory=dict)  # as of WorkerReport.ran, by rank
+
+    @property
+    def complete(self) -> bool:
+        """Returns whether the workers were sent all parts."""
+        return self.end == len(self.cold.tokens)
 
 
 class ColdSegments:
@@ -67,6 +82,7 @@ class ColdSegments:
     ) -> None:
         """`publishes`: whether missing segments are computed and stored. `step_tokens`: the engine's limit of tokens
         per step."""
+        self._most_tokens = segment_tokens(described, options) - 2  # a segment is stored between two more tokens
         self._described, self._options, self._stats = described, options, stats
         self.publishes, self._ranks, self._step_tokens = publishes, ranks, step_tokens
         self._states = sorted({place.group for place in described.linear})
@@ -82,8 +98,10 @@ class ColdSegments:
         if self.serving is not None:
             self.serving.close()
 
-    def reset(self, generation: str) -> None:
-        """Discards what was found missing with former weights. `generation`: that of the engine's weights."""
+    def reset(self, pool: Any, generation: str) -> None:
+        """Discards what was found missing or computed with former weights. `generation`: that of the engine's
+        weights."""
+        self.abandon(pool)
         self._segments.clear()
         self._generation = generation
 
@@ -97,23 +115,26 @@ class ColdSegments:
         options = self._options
         for number in missing:
             least = options.seam_head + options.seam_tail + max(1, options.min_segment_tokens)
-            if not least <= lengths[number] <= self._step_tokens:
+            if not least <= lengths[number] <= self._most_tokens:
                 continue
             begin = sum(lengths[:number])
             tokens: npt.NDArray[np.int32] = np.array(token_ids[begin : begin + lengths[number]], np.int32)
             name = hashlib.sha256(repr((number == 0, salt)).encode() + tokens.tobytes()).digest()
+            names.append(name)
+            if self._running is not None and self._running.cold.name == name:
+                self._running.cold.asked += asked
+                continue
             cold = self._segments.pop(name, None) or _Cold(name, tokens, number == 0, salt)
             if asked > 1 or name not in self._unpublished:  # else it runs again only when idle
                 cold.asked += asked
             self._segments[name] = cold
-            names.append(name)
         while len(self._segments) > _REMEMBERED:
             self._segments.popitem(last=False)
         return names
 
     def has_any(self, names: Iterable[bytes]) -> bool:
         """Returns whether one of these segments waits or runs."""
-        running = b"" if self._running is None else self._running.name
+        running = b"" if self._running is None else self._running.cold.name
         return any(name in self._segments or name == running for name in names)
 
     @property
@@ -121,16 +142,31 @@ class ColdSegments:
         serves = self.serving is not None and self.serving.pending
         return self._running is not None or bool(self._segments) or serves
 
+    @property
+    def running(self) -> int:
+        """Returns the number of the run whose computed parts are needed; 0: none."""
+        return 0 if self._running is None else self._running.number
+
     def reserve(self, pool: Any) -> int:
         """Call it before each step is scheduled. Returns the number of the step's tokens to leave for a run."""
-        cold = self._wanted(False, self._step_tokens) if self._running is None and not self._reserved else None
-        self._reserved = cold is not None and self._fits(len(cold.tokens), pool)
-        return len(cold.tokens) if cold is not None and self._reserved else 0
+        run, tokens = self._running, 0
+        if not self._reserved and (run is None or not run.computing):
+            if run is not None and run.cold.asked > 1:
+                tokens = self._least(run.cold, run.end)
+            elif (cold := self._wanted(False, self._step_tokens)) is not None and self._fits(len(cold.tokens), pool):
+                tokens = self._least(cold)
+        self._reserved = tokens > 0
+        return tokens
+
+    def _least(self, cold: _Cold, begin: int = 0) -> int:
+        """Returns the least number of tokens of the part that begins here, beside requests."""
+        left = len(cold.tokens) - begin
+        return left if len(cold.tokens) <= self._step_tokens else min(left, -(-self._step_tokens // 2))
 
     def _wanted(self, idle: bool, most: int) -> _Cold | None:
-        """Returns the segment of at most this number of tokens that most requests contained. Unless `idle`, at
-        least two requests must contain it."""
-        wanted = [cold for cold in self._segments.values() if (idle or cold.asked > 1) and len(cold.tokens) <= most]
+        """Returns the segment that most requests contained, whose first part fits into this number of tokens. Unless
+        `idle`, at least two requests must contain it."""
+        wanted = [cold for cold in self._segments.values() if (idle or cold.asked > 1) and self._least(cold) <= most]
         return max(wanted, key=lambda cold: cold.asked, default=None)
 
     def _blocks(self, tokens: int) -> int:
@@ -141,18 +177,33 @@ class ColdSegments:
         return free >= 2 * self._blocks(tokens)
 
     def next(self, idle: bool, pool: Any, scheduled: int = 0) -> Alone | None:
-        """Returns a segment to run alone in this step: any segment if the engine is idle, else one that two requests
-        contain and that fits into the step.
+        """Returns a part of a segment to run alone in this step: of any segment if the engine is idle, else of one that
+        two requests contain and that fits into the step.
 
         `scheduled`: tokens of requests in this step.
         """
         self._count_served()
-        if self._running is not None:
+        space = self._step_tokens - scheduled
+        run = self._running
+        if run is not None and not run.computing and not self._may_continue(run, idle, space):
+            self.abandon(pool)
+        if self._running is None:
+            self._running = self._start(idle, pool, space)
+        run = self._running
+        if run is None or run.computing or not (idle or run.cold.asked > 1) or self._least(run.cold, run.end) > space:
             return None
+        left = len(run.cold.tokens) - run.end
+        begin, run.computing = run.end, True
+        run.end += -(-left // -(-left // space))  # parts of similar lengths
+        cold = run.cold
+        return Alone(run.number, cold.tokens, begin, run.end, cold.first, cold.salt, run.pages, run.states)
+
+    def _start(self, idle: bool, pool: Any, space: int) -> _Run | None:
+        """Returns the run of the next segment."""
         served = self.serving.take() if self.serving is not None and idle else None
         if served is not None:
             cold = _Cold(b"", served.tokens, served.first, "")
-        elif (found := self._wanted(idle, self._step_tokens - scheduled)) is not None:
+        elif (found := self._wanted(idle, space)) is not None:
             cold = found
         else:
             return None
@@ -167,29 +218,59 @@ class ColdSegments:
             return None
         blocks = pool.get_new_blocks(self._blocks(len(cold.tokens)))
         self._number += 1
-        self._running = _Run(self._number, cold.name, blocks, served)
         ids = [each.block_id for each in blocks]
         pages = {group: ids[place * count : (place + 1) * count] for place, group in enumerate(groups)}
         states = dict(zip(self._states, ids[count * len(groups) :]))
-        return Alone(self._number, cold.tokens, cold.first, cold.salt, pages, states)
+        return _Run(self._number, cold, blocks, pages, states, served)
+
+    def _may_continue(self, run: _Run, idle: bool, space: int) -> bool:
+        """Returns whether a run between two parts is still needed, and does not block one that requests need more."""
+        if run.served is not None and (self.serving is None or not self.serving.awaits(run.served)):
+            return False
+        return idle or run.cold.asked > 1 or self._wanted(False, space) is None
+
+    def abandon(self, pool: Any) -> bool:
+        """Ends the run, unless its last part is being computed. Returns whether that freed blocks.
+
+        An abandoned segment runs again when the engine is idle. Workers write to the blocks before any work of later
+        steps.
+        """
+        run = self._running
+        if run is None or not run.blocks:
+            return False
+        pool.free_blocks(run.blocks)
+        run.blocks = []
+        if not (run.computing and run.complete):
+            self._running = None
+            if run.served is None:
+                run.cold.asked = min(run.cold.asked, 1)
+                self._segments[run.cold.name] = run.cold
+            self._end_served(run.served, False)
+        return True
 
     def ran(self, ended: dict[tuple[int, int], int], pool: Any) -> None:
-        """`ended`: published segments by number of the run, and rank, or UNAVAILABLE."""
+        """`ended`: as of WorkerReport.ran."""
         run = self._running
         if run is None:
             return
-        run.published |= {rank: published for (number, rank), published in ended.items() if number == run.number}
-        if len(run.published) == self._ranks:
-            pool.free_blocks(run.blocks)
-            most = max(run.published.values())
-            self._stats.add(max(0, most), "published_segments")
-            self._end_served(run.served, min(run.published.values()) > 0)
-            self._unpublished.pop(run.name, None)
-            if most == 0:
-                self._unpublished[run.name] = None
-            if len(self._unpublished) > _REMEMBERED:
-                self._unpublished.popitem(last=False)
-            self._running = None
+        run.answers |= {rank: answer for (number, rank), answer in ended.items() if number == run.number}
+        if len(run.answers) < self._ranks:
+            return
+        answers, run.answers, run.computing = run.answers.values(), {}, False
+        if not run.complete and all(answer == CONTINUES for answer in answers):
+            if run.served is not None:
+                run.served.since = time.monotonic()
+            return
+        pool.free_blocks(run.blocks)
+        most = max(answers)
+        self._stats.add(max(0, most), "published_segments")
+        self._end_served(run.served, min(answers) > 0)
+        self._unpublished.pop(run.cold.name, None)
+        if most == 0:
+            self._unpublished[run.cold.name] = None
+        if len(self._unpublished) > _REMEMBERED:
+            self._unpublished.popitem(last=False)
+        self._running = None
 
     def _end_served(self, served: Served | None, published: bool) -> None:
         if self.serving is not None and served is not None:

@@ -27,8 +27,8 @@ from vllm.logger import init_logger
 
 import ashlar
 from ashlar.request import Step, StepKind
-from ashlar.tensors import COMPUTED, EPSILON, MATRIX, compose, scaled_half, segment_tuple
-from ashlar.vllm.forward import Core, EngineModel, rotate
+from ashlar.tensors import EPSILON, MATRIX, compose, scaled_half
+from ashlar.vllm.forward import EngineModel, rotate
 from ashlar.vllm.host_memory import HostMemory, Lease, pieces, pin, unpin
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.lookups import await_plan, missing_segments
@@ -39,6 +39,7 @@ from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.order import Mark, Order
 from ashlar.vllm.pace import Pace
+from ashlar.vllm.runs import Run, linear_of, state_shape
 from ashlar.vllm.segments import KEY_TYPES, NORM_EPSILON, PAGE_TOKENS, segment_tokens, segments_model, token_bytes
 from ashlar.vllm.state import State
 
@@ -188,24 +189,6 @@ class _Landing:
     mark: Mark | None = None  # the engine's work up to the last jump, which reads the table and the tuples
 
 
-@dataclasses.dataclass
-class _Ran:
-    """A segment that was run separately, and the tensors to publish."""
-
-    alone: Alone
-    is_current: Callable[[], bool]
-    begin: int  # the interior
-    end: int
-    mark: Mark | None = None  # the engine's work up to the run's end
-    rows: dict[str, dict[str, torch.Tensor]] = dataclasses.field(default_factory=dict)
-    tuples: dict[str, tuple[torch.Tensor, ...]] = dataclasses.field(default_factory=dict)
-    inputs: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)  # last inputs of the convolutions
-    ends: dict[str, torch.Tensor] = dataclasses.field(default_factory=dict)
-    # For each layer with a decay table, whether the layout has it: weights may have changed since.
-    same_decays: list[torch.Tensor] = dataclasses.field(default_factory=list)
-    keys: dict[str, tuple[torch.Tensor, torch.Tensor]] = dataclasses.field(default_factory=dict)
-
-
 class Composer:
     """Lands and publishes segments. The engine's thread calls all methods above "the composer's thread"."""
 
@@ -220,7 +203,7 @@ class Composer:
         pace: Pace,
         order: Order,
     ) -> None:
-        """`most_tokens`: limit of one run. `publishes`: whether segments are run alone and stored. Raises
+        """`most_tokens`: limit of a segment. `publishes`: whether segments are run alone and stored. Raises
         Unsupported."""
         self._engine, self._described, self._options, self._pace = engine, described, options, pace
         self._order = order
@@ -234,11 +217,12 @@ class Composer:
         self._tokens_per_second = options.tokens_per_second
         self._told_shortage = False
         self._landings: dict[int, _Landing] = {}
+        self._kept: Run | None = None  # a run between two parts
         self._fetched: queue.SimpleQueue[tuple[int, Fetched]] = queue.SimpleQueue()
         self._ran: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
         self._open_answers = 0
         self._lock = threading.Lock()
-        self._asked: queue.Queue[_Landing | _Ran | None] = queue.Queue()
+        self._asked: queue.Queue[_Landing | Run | None] = queue.Queue()
         self._opening = Opening(self._open, described.identity.weights, options, "segments", State("segments"))
         self._thread = threading.Thread(target=self._serve, name="ashlar-compose", daemon=True)
         self._thread.start()
@@ -356,51 +340,39 @@ class Composer:
         landing.mark = self._order.mark()
 
     def run_alone(self, alone: Alone, is_current: Callable[[], bool]) -> None:
-        """Runs a segment from a zero state, in blocks that belong to no request. The thread publishes it."""
+        """Runs a part of a segment from a zero state or from the state after the part before it, in blocks that belong
+        to no request. After the last part, the thread publishes the segment."""
         self._open_answers += 1
         alone_here = self._described.model.tensor_parallel_size == 1  # ranks run the model together or not at all
         may_run = self._publishes and len(alone.tokens) <= self._most and self._engine.has_tokens(alone.tokens)
         may_run = may_run and len(alone.tokens) + 2 - alone.first <= self._pages.count * PAGE_TOKENS  # as in _publish
-        if not may_run or (alone_here and self._opening.cache is None):
+        run, self._kept = self._kept, None
+        if alone.begin == 0:
+            run = Run(self._states, self.model, self._decays)
+        if not may_run or run is None or (alone_here and self._opening.cache is None):
             self._ran.put((alone.number, UNAVAILABLE if may_run else 0))
             return
-        count, model = len(alone.tokens), self.model
-        ran = _Ran(alone, is_current, *((0, count) if alone.first else (model.head, count - model.tail)))
-
-        def at_linear(core: Core) -> None:
-            place, states = self._states[core.name]
-            block, layer = alone.states[place.group], self._linear(place)
-            rows = core.run_seen(count, block)
-            if core.name in self._decays:
-                ran.same_decays.append((self._decays[core.name] == self._engine.decays(core.name)).all())
-            if alone.first:
-                ran.ends[core.name] = self._state(states, block, place).to(torch.float32, copy=True)
-            elif core.normalized and layer.family in COMPUTED:
-                part = {name: row[ran.begin : ran.end] for name, row in rows.items()}
-                ran.tuples[core.name] = segment_tuple(layer, part, self._decays.get(core.name))
-            else:
-                ran.rows[core.name] = rows
-            ran.inputs[core.name] = core.inputs()[max(0, ran.end - layer.conv_kernel + 1) : ran.end].clone()
-
-        def at_keys(name: str, key: torch.Tensor, value: torch.Tensor) -> None:
-            ran.keys[name] = key.clone(), value.clone()
-
         try:
-            self._engine.run(alone.tokens, alone.pages, at_linear, at_keys)
-            ran.mark = self._order.mark()
+            run.compute(alone, self._engine, is_current)
+            run.mark = self._order.mark()
         except Exception as error:  # no request depends on it
             logger.warning("Ashlar: cannot compute a segment alone: %s: %s", type(error).__name__, error)
             self._ran.put((alone.number, 0))
             return
-        self._asked.put(ran)
+        if not run.complete:
+            self._kept = run  # the next part comes after the thread's answer for this one
+        self._asked.put(run)
+
+    def keep_run(self, number: int) -> None:
+        """Releases the computed parts of any other run than this one."""
+        if self._kept is not None and self._kept.alone.number != number:
+            self._kept = None
 
     def _state(self, states: States, block: int, place: LinearPlace) -> torch.Tensor:
-        return states.state(block).view(_state_shape(self._linear(place)))
+        return states.state(block).view(state_shape(self._linear(place)))
 
     def _linear(self, place: LinearPlace) -> ashlar.Linear:
-        layer = self.model.layers[place.layer]
-        assert isinstance(layer, ashlar.Linear)
-        return layer
+        return linear_of(self.model, place)
 
     # ---- the composer's thread
 
@@ -408,9 +380,9 @@ class Composer:
         while (work := self._asked.get()) is not None:
             self._take_quiesced()
             self._opening.refresh(self._pages.kept == 0)
-            if isinstance(work, _Ran):
+            if isinstance(work, Run):
                 try:
-                    published = self._publish(work)
+                    published = self._publish(work) if work.complete else work.release_device(self._order)
                 except Exception as error:
                     published = UNAVAILABLE if isinstance(error, NotLanded) else 0
                     logger.warning("Ashlar: cannot publish a segment: %s: %s", type(error).__name__, error)
@@ -561,7 +533,7 @@ class Composer:
         self, request: ashlar.Request, number: int, step: Step, place: LinearPlace, memory: Lease
     ) -> _Tuple | None:
         shape = self._linear(place)
-        state, transition = memory.take(_state_shape(shape)), memory.take(_transition_shape(shape))
+        state, transition = memory.take(state_shape(shape)), memory.take(_transition_shape(shape))
         read = request.conv_tail(number, place.layer) if shape.conv_kernel else None
         if (read is None and shape.conv_kernel) or not request.read_tuple(number, place.layer, state, transition):
             return None
@@ -576,17 +548,17 @@ class Composer:
 
     # ---- publishing
 
-    def _publish(self, ran: _Ran) -> int:
+    def _publish(self, run: Run) -> int:
         """Returns the number of stored segments, or UNAVAILABLE. NotLanded: too few pages are free."""
-        cache, alone = self._opening.cache, ran.alone
-        if ran.mark is not None:
-            ran.mark.synchronize()
+        cache, alone = self._opening.cache, run.alone
+        if run.mark is not None:
+            run.mark.synchronize()
         if cache is None:
             return UNAVAILABLE
-        if not ran.is_current():
+        if not all([is_current() for is_current in run.is_current]):
             return 0
         with self._order.copies():
-            if not all(bool(each.cpu()) for each in ran.same_decays):
+            if not all(bool(each.cpu()) for each in run.same_decays):
                 raise Unsupported("the decay tables have changed with the model's weights; restart the engine")
         # A segment that is not the first follows a segment of one token, which is not published.
         before = [] if alone.first else [1]
@@ -600,14 +572,15 @@ class Composer:
                     quiesced = request.poll_quiesced() == ashlar.Verdict.OK
                     return 0
                 published = 0
-                for number, run in enumerate(request.missing):
-                    if run.segment != len(before) or (run.capture_begin, run.capture_end) != (ran.begin, ran.end):
+                for number, missing in enumerate(request.missing):
+                    captured = missing.capture_begin, missing.capture_end
+                    if missing.segment != len(before) or captured != run.interior:
                         request.abandon(number)
                         continue
                     with self._order.copies():
                         for layer, name, _ in self._described.keys:
-                            self._write(layer, *ran.keys[name], table)
-                        linear = [self._tensors(cache, request, number, ran, name) for name in self._states]
+                            self._write(layer, *zip(*run.keys[name]), table)
+                        linear = [self._tensors(cache, request, number, run, name) for name in self._states]
                     published += request.publish(number, linear, table) == "published"
                 request.cancel()
                 quiesced = request.poll_quiesced() == ashlar.Verdict.OK
@@ -619,39 +592,37 @@ class Composer:
                 self._pages.kept += len(table)
 
     def _tensors(
-        self, cache: ashlar.Cache, request: ashlar.Request, number: int, ran: _Ran, name: str
+        self, cache: ashlar.Cache, request: ashlar.Request, number: int, run: Run, name: str
     ) -> ashlar.LinearTensors:
         """Returns what is stored of a layer, in CPU memory. Call it in the context of copies."""
         place, _ = self._states[name]
-        shape, rows, tail = self._linear(place), ran.inputs[name].cpu(), None
+        shape, rows, tail = self._linear(place), run.inputs[name].cpu(), None
         if shape.conv_kernel:
             tail = torch.nn.functional.pad(rows, (0, 0, shape.conv_kernel - 1 - len(rows), 0)).contiguous()
             if shape.conv_order is ashlar.TailOrder.CHANNEL_FIRST:
                 tail = tail.T.contiguous()
         halves = shape.state_dtype is ashlar.DType.F16
-        if name not in ran.rows:
-            state, *outputs = (each.cpu() for each in ran.tuples.get(name) or (ran.ends[name],))
+        if name not in run.rows:
+            state, *outputs = (each.cpu() for each in run.tuples.get(name) or (run.ends[name],))
             state, exponents = scaled_half(state) if halves else (state, None)
             names = dict(zip(("transition", "decay"), outputs))
             return ashlar.LinearTensors(place.layer, state, tail, exponents=exponents, **names)
-        state = torch.empty(_state_shape(shape), dtype=KEY_TYPES[shape.state_dtype])
+        state = torch.empty(state_shape(shape), dtype=KEY_TYPES[shape.state_dtype])
         exponents = torch.empty(shape.value_heads, dtype=torch.int32) if halves else None
         made: dict[str, Any] = dict(transition=torch.empty(_transition_shape(shape)), exponents=exponents)
         scales: dict[str, float] = {}
         if shape.family in MATRIX:
             made["decay"] = torch.empty(shape.value_heads, shape.d_k)
             scales = dict(norm_epsilon=NORM_EPSILON, q_scale=shape.d_k**-0.5)
-        cache.compute_alone(request, number, place.layer, state, **scales, **made, **ran.rows[name])
+        cache.compute_alone(request, number, place.layer, state, **scales, **made, **run.rows[name])
         return ashlar.LinearTensors(place.layer, state, tail, **made)
 
-    def _write(self, layer: int, keys: torch.Tensor, values: torch.Tensor, table: npt.NDArray[np.int32]) -> None:
-        self._pages.write(layer, keys.cpu(), values.cpu(), table)
-
-
-def _state_shape(layer: ashlar.Linear) -> tuple[int, int, int]:
-    """Returns the shape of a state as the engine stores it."""
-    value_first = layer.order is ashlar.StateOrder.VALUE_FIRST
-    return (layer.value_heads, layer.d_v, layer.d_k) if value_first else (layer.value_heads, layer.d_k, layer.d_v)
+    def _write(
+        self, layer: int, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], table: npt.NDArray[np.int32]
+    ) -> None:
+        """Writes the keys and values of consecutive parts."""
+        whole = (torch.cat([part.cpu() for part in each]) for each in (keys, values))
+        self._pages.write(layer, *whole, table)
 
 
 def _transition_shape(layer: ashlar.Linear) -> tuple[int, ...]:

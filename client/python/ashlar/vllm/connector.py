@@ -293,6 +293,12 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         step."""
         return self._scheduler.reserved_tokens() if self._scheduler is not None and self._options.segments else 0
 
+    @_or(lambda: False)
+    def yield_blocks(self) -> bool:
+        """Abandons a segment's run whose blocks the engine needs. Returns whether blocks are free now. Called by
+        stops.py."""
+        return self._scheduler is not None and self._options.segments and self._scheduler.yield_blocks()
+
     @_or(lambda: None)
     def leap(self, request: Any, tokens: int, managers: Any) -> int | None:
         """Moves a request over an interior if it has reached the interior's start. Returns the number of tokens of its

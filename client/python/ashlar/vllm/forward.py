@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -53,8 +54,8 @@ class Core(Protocol):
     normalized: bool  # whether `run_seen` returns keys with the norms that the recurrence uses
 
     def run(self, begin: int, end: int, block: int) -> None:
-        """Computes rows [begin, end) by the engine's kernels: from zero if `begin` is 0, else from the block's state
-        and tail."""
+        """Computes rows [begin, end) by the engine's kernels: from zero if the first one has position 0, else from the
+        block's state and tail."""
 
     def inputs(self) -> torch.Tensor:
         """Returns the convolution's inputs, [tokens, channels]. They are valid until `at_linear` returns."""
@@ -133,12 +134,13 @@ def _operators(*names: str) -> list[Any]:
 class _Mamba2:
     normalized = True  # its keys have no norm
 
-    def __init__(self, name: str, projected: torch.Tensor, out: torch.Tensor) -> None:
-        self.name, self._projected, self._out = name, projected, out
+    def __init__(self, name: str, projected: torch.Tensor, out: torch.Tensor, start: int) -> None:
+        """`start`: position of the first row."""
+        self.name, self._projected, self._out, self._start = name, projected, out, start
         self._layer = get_forward_context().no_compile_layers[name]
 
     def run(self, begin: int, end: int, block: int) -> None:
-        count, fresh = end - begin, begin == 0
+        count, fresh = end - begin, self._start + begin == 0
         loc = torch.tensor([0, count], dtype=torch.int32)
         chunks, last_chunk, sequences = compute_varlen_chunk_metadata(loc, count)  # one chunk
         get_forward_context().attn_metadata[self.name] = Mamba2AttentionMetadata(
@@ -282,9 +284,10 @@ class _Seen:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self, at_linear: AtLinear, at_keys: AtKeys | None, metadata: MetadataOf) -> None:
+    def __init__(self, at_linear: AtLinear, at_keys: AtKeys | None, metadata: MetadataOf, start: int) -> None:
+        """`start`: position of the first row."""
         super().__init__()
-        self._at_linear, self._at_keys, self._metadata = at_linear, at_keys, metadata
+        self._at_linear, self._at_keys, self._metadata, self._start = at_linear, at_keys, metadata, start
         self._delta_nets = _operators("cpu_gdn_attention_core", "qwen_gdn_attention_core")
         self._mamba2 = _operators("mamba_mixer2")
         self._keys = torch.ops.vllm.unified_kv_cache_update.default
@@ -298,7 +301,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             return None
         if func in self._mamba2:
             projected, out, name = args
-            self._at_linear(_Mamba2(_resolve_layer_name(name), projected, out))
+            self._at_linear(_Mamba2(_resolve_layer_name(name), projected, out, self._start))
             return None
         if func is self._keys and self._at_keys is not None:
             key, value, name = args
@@ -349,8 +352,10 @@ class EngineModel:
         else:
             spec = dataclasses.replace(spec, num_prefill_checkpoint_blocks=0)  # the run's blocks have no place for them
         builder = backend.get_builder_cls()(spec, names, self._config, self.device)
-        if hasattr(builder, "chunked_prefill_workspace"):  # for tokens of earlier steps, which a run does not have
-            builder.chunked_prefill_workspace = builder.chunked_prefill_workspace.new_empty(0)
+        if hasattr(builder, "chunked_prefill_workspace"):  # for tokens of earlier parts, which it takes in pieces
+            tokens = -(-self._config.scheduler_config.max_num_batched_tokens // self._block) * self._block
+            builder.chunked_prefill_workspace = builder.chunked_prefill_workspace[:tokens].clone()
+            builder.chunked_prefill_workspace_size = len(builder.chunked_prefill_workspace)
         return _Group(names, builder, parts)
 
     def has_tokens(self, tokens: npt.NDArray[np.int32]) -> bool:
@@ -471,19 +476,22 @@ class EngineModel:
             found |= dict.fromkeys(group.layers, group.builder.build(0, common))
         return found
 
-    def _metadata_of(self, name: str, begin: int, end: int, block: int) -> Any:
-        """Returns the metadata of a linear layer's rows [begin, end), whose state is in `block`."""
+    def _metadata_of(self, name: str, begin: int, end: int, block: int, start: int = 0) -> Any:
+        """Returns the metadata of a linear layer's rows [begin, end), whose state is in `block`. `start`: position of
+        the first row."""
+        begin, end = start + begin, start + end
         table = [0] * (-(-end // self._block) - 1) + [block]
         return self.metadata(begin, end, {self._linear[name]: table})[name]
 
-    def _clear_ends(self, pages: Mapping[int, Sequence[int]]) -> None:
-        """Fills the last block of each group with zeros, as the engine does with the new blocks of requests.
+    def _clear_ends(self, pages: Mapping[int, Sequence[int]], start: int) -> None:
+        """Fills the last block of each group with zeros, as the engine does with the new blocks of requests, unless it
+        has tokens before `start`.
 
         Kernels multiply the rows after the last token by zero. A former state in the block may be NaN if read as rows.
         """
         for number, table in pages.items():
             group = self._groups[number]
-            for name in group.layers:
+            for name in group.layers if start <= (len(table) - 1) * self._block else ():
                 self._attention[name].kv_cache[table[-1] * group.parts : (table[-1] + 1) * group.parts].zero_()
 
     def run(
@@ -493,25 +501,28 @@ class EngineModel:
         at_linear: AtLinear,
         at_keys: AtKeys | None = None,
         shift: int = 0,
+        start: int = 0,
     ) -> None:
-        """Runs a text through all layers, on the engine's stream.
+        """Runs a text through all layers, on the engine's stream, or a later part of it.
 
-        `pages`: its blocks by group of attention layers. `shift`: is added to the positions by which keys and queries
-        rotate.
+        `pages`: the text's blocks by group of attention layers. `shift`: is added to the positions by which keys and
+        queries rotate. `start`: position of the first token; the blocks have the keys and values before it.
         """
         count = len(tokens)
-        metadata = self.metadata(0, count, pages)
+        pages = {group: table[: -(-(start + count) // self._block)] for group, table in pages.items()}
+        metadata = self.metadata(start, start + count, pages)
+        metadata_of = functools.partial(self._metadata_of, start=start)
         slots = {name: each.slot_mapping for name, each in metadata.items()}
-        where = torch.arange(shift, shift + count).to(self.device)
+        where = torch.arange(shift + start, shift + start + count).to(self.device)
         if self._config.model_config.uses_mrope:
             where = where.expand(3, -1)
         with torch.inference_mode():
-            self._clear_ends(pages)
+            self._clear_ends(pages, start)
         with (
             torch.inference_mode(),
             set_forward_context(metadata, self._config, num_tokens=count, slot_mapping=slots, skip_compiled=True),
-            intercepted({name: self._layers[name] for name in self._linear}, self._metadata_of, at_linear),
-            _Watch(at_linear, at_keys, self._metadata_of),
+            intercepted({name: self._layers[name] for name in self._linear}, metadata_of, at_linear),
+            _Watch(at_linear, at_keys, metadata_of, start),
             _seen_latents(self._attention, slots, at_keys),
         ):
             context = get_forward_context()

@@ -134,7 +134,7 @@ class Jumps:
 
     def reset(self, pool: Any, generation: str = "") -> None:
         """Discards what was landed or found missing with former weights. Requests that have jumped stay composed."""
-        self.cold.reset(generation)
+        self.cold.reset(pool, generation)
         self.generation = generation
         for prompt in self._prompts.values():
             if prompt.jumping is None:

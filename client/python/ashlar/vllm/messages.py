@@ -16,7 +16,7 @@ from ashlar.vllm.adapters import AdapterLoad, Report
 from ashlar.vllm.drafts import Place
 from ashlar.vllm.handoffs import Handoff
 
-UNAVAILABLE = -1  # see WorkerReport.ran
+UNAVAILABLE, CONTINUES = -1, -2  # see WorkerReport.ran
 
 
 @dataclasses.dataclass
@@ -95,10 +95,12 @@ class Jump:
 
 @dataclasses.dataclass
 class Alone:
-    """A segment to compute from a zero state, in blocks that belong to no request."""
+    """A part of a segment to compute from a zero state, in blocks that belong to no request."""
 
-    number: int
-    tokens: npt.NDArray[np.int32]
+    number: int  # number of the run; its parts are consecutive
+    tokens: npt.NDArray[np.int32]  # of the whole segment
+    begin: int  # the part's positions in the segment
+    end: int
     first: bool  # stored as a prefix of prompts
     salt: str
     pages: dict[int, list[int]]  # blocks by group of attention layers
@@ -114,6 +116,7 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
     jumps: list[Jump] = dataclasses.field(default_factory=list)
     released: list[int] = dataclasses.field(default_factory=list)  # fetches that are not needed after this step
     alone: Alone | None = None
+    run: int = 0  # number of the run whose computed parts are kept; 0: none
     handoffs: list[Handoff] = dataclasses.field(default_factory=list)  # begin after the saves
     # Generation of the engine's weights; None: the scheduler's half reports nothing for the step.
     generation: str | None = None
@@ -154,8 +157,8 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     layouts: dict[int, ashlar.Model] = dataclasses.field(default_factory=dict)
     # By number of the fetch, and rank.
     fetched: dict[tuple[int, int], Fetched] = dataclasses.field(default_factory=dict)
-    # Number of published segments, by number of the separate computation, and rank; UNAVAILABLE: the cache was not
-    # asked to store any.
+    # Number of published segments, by number of the run, and rank; UNAVAILABLE: the cache was not asked to store any;
+    # CONTINUES: a part that is not the last one was computed.
     ran: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:

@@ -285,6 +285,7 @@ class Scheduler:
             jumps=jumps,
             released=released,
             alone=alone,
+            run=self._jumps.cold.running,
             handoffs=handoffs,
             generation=self._names.generation,
             number=self._steps,
@@ -345,6 +346,10 @@ class Scheduler:
         """Returns the number of the next step's tokens that are left for a segment. Call it before each step is
         scheduled."""
         return self._jumps.cold.reserve(self._pool)
+
+    def yield_blocks(self) -> bool:
+        """Abandons a segment's run whose blocks the engine needs. Returns whether blocks are free now."""
+        return self._jumps.cold.abandon(self._pool)
 
     def next_stop(self, request: Any, start: int) -> int | None:
         """Returns where a step must end because a jump follows."""

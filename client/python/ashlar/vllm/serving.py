@@ -57,6 +57,7 @@ class Served:
 
     tokens: npt.NDArray[np.int32]
     first: bool  # the first segment of prompts
+    since: float = dataclasses.field(default_factory=time.monotonic)  # its last progress
     started: bool = False  # whether it was taken, or is no longer needed
     published: bool | None = None  # None: it has not ended
 
@@ -72,7 +73,7 @@ class Serving:
         run_seconds: float,
     ) -> None:
         """`cache`: returns the open cache of segments. `may_serve`: called by any thread. `run_seconds`: limit of a
-        run."""
+        run without progress."""
         self._cache, self._may_serve, self._wake, self._run_seconds = cache, may_serve, wake, run_seconds
         self._given: Served | None = None
         self._changed = threading.Condition()
@@ -102,6 +103,10 @@ class Serving:
                 return None
             self._given.started = True
             return self._given
+
+    def awaits(self, served: Served) -> bool:
+        """Returns whether the daemon still expects this segment."""
+        return self._given is served
 
     def end(self, served: Served, published: bool) -> None:
         with self._changed:
@@ -160,11 +165,10 @@ class Serving:
         with self._changed:
             self._given = served
         self._wake()
-        asked = time.monotonic()
         with self._changed:
             while served.published is None and not self._ended.is_set():
                 limit = self._run_seconds if served.started else _PATIENCE
-                if time.monotonic() - asked > limit:
+                if time.monotonic() - served.since > limit:
                     break
                 self._changed.wait(_BUSY)
             if not served.started:

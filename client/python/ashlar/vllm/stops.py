@@ -4,12 +4,15 @@
 In one method, vLLM's scheduler ends the prefill steps of hybrids at block ends; it may also end them inside a block.
 The wrapper here only makes the returned step shorter, as if fewer tokens fitted into it. A request at the start of a
 jump is moved to the jump's end there, before blocks are allocated for the step. If a segment runs alone in a step (see
-cold_segments.py), the step has fewer tokens for requests.
+cold_segments.py), the step has fewer tokens for requests. A run that is not complete yields its blocks to requests for
+which no other blocks are free, and to a reset of the engine's own cache.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -61,11 +64,41 @@ def install() -> None:
         )
         self.max_num_scheduled_tokens = limit - reserved
         try:
-            return own_schedule(self, *args, **kwargs)
+            with _more_blocks(self):
+                return own_schedule(self, *args, **kwargs)
         finally:
             self.max_num_scheduled_tokens = limit
 
     Scheduler.schedule = schedule
+    own_reset = Scheduler.reset_prefix_cache
+
+    @functools.wraps(own_reset)
+    def reset_prefix_cache(self: Any, *args: Any, **kwargs: Any) -> bool:
+        _yield_blocks(self)
+        return bool(own_reset(self, *args, **kwargs))
+
+    Scheduler.reset_prefix_cache = reset_prefix_cache
+
+
+@contextlib.contextmanager
+def _more_blocks(scheduler: Any) -> Iterator[None]:
+    """Within the block, a request that gets no blocks gets those of a segment's run."""
+    manager = scheduler.kv_cache_manager
+    own = manager.allocate_slots
+
+    def allocate_slots(*args: Any, **kwargs: Any) -> Any:
+        found = own(*args, **kwargs)
+        return own(*args, **kwargs) if found is None and _yield_blocks(scheduler) else found
+
+    manager.allocate_slots = allocate_slots
+    try:
+        yield
+    finally:
+        del manager.allocate_slots
+
+
+def _yield_blocks(scheduler: Any) -> bool:
+    return any([each.yield_blocks() for each in _connectors(scheduler.connector) if hasattr(each, "yield_blocks")])
 
 
 def _connectors(connector: Any) -> list[Any]:

@@ -97,6 +97,8 @@ class Worker:
             return
         self._saves.suspend()
         self._loads.suspend()
+        if self._composer is not None:
+            self._composer.keep_run(0)
         self._opening = None
         opening.suspend()
         if isinstance(memory, CudaMemory):
@@ -131,8 +133,7 @@ class Worker:
             if vllm_config.use_v2_model_runner:
                 device_counts.install()
             engine = EngineModel(vllm_config, kv_cache_config, self._described)
-            # Positions after max_model_len may have no rotary frequencies.
-            most = min(vllm_config.scheduler_config.max_num_batched_tokens, vllm_config.model_config.max_model_len)
+            most = vllm_config.model_config.max_model_len  # positions after it may have no rotary frequencies
             publishes = vllm_config.kv_transfer_config.is_kv_producer
             self._composer = Composer(
                 engine, self._described, self._options, caches.states, most, publishes, self._pace, caches.order
@@ -188,6 +189,8 @@ class Worker:
         return set(ended), {name for name, done in ended.items() if not done}
 
     def _run_alone(self, step: StepMetadata) -> None:
+        if self._composer is not None:
+            self._composer.keep_run(step.run)
         if step.alone is None:
             return
         if self._composer is None or self._opening is None:  # the engine sleeps: its weights may be elsewhere

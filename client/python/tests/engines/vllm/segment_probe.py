@@ -16,12 +16,13 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 import ashlar
 from ashlar.request import StepKind
-from ashlar.tensors import MATRIX, compose, delta_tuple
+from ashlar.tensors import MATRIX, compose, delta_tuple, segment_tuple
 from ashlar.vllm import composing
 from ashlar.vllm.cold_segments import _Cold
-from ashlar.vllm.composing import Composer, _state_shape, _transition_shape
+from ashlar.vllm.composing import Composer, _transition_shape
 from ashlar.vllm.lookups import SegmentLookups, await_plan
-from ashlar.vllm.messages import Fetched
+from ashlar.vllm.messages import Alone, Fetched
+from ashlar.vllm.runs import Run, state_shape
 from ashlar.vllm.segments import NORM_EPSILON, Names
 
 
@@ -168,7 +169,7 @@ def _rows_of(core, composer, block, count):
 
 
 def _zero(layer):
-    return torch.zeros(_state_shape(layer), dtype=torch.float64)
+    return torch.zeros(state_shape(layer), dtype=torch.float64)
 
 
 def _recur(state, rows, begin, end):
@@ -225,7 +226,7 @@ def tuples_against_one_run(server, tokens, lengths):
                 inside = [part[name][run.capture_begin : run.capture_end] for name in ("k", "v", "g", "beta")]
                 end, transition, _ = (each.cpu() for each in delta_tuple(*inside, layer.order))
             else:
-                end, transition = torch.empty(_state_shape(layer)), torch.empty(_transition_shape(layer))
+                end, transition = torch.empty(state_shape(layer)), torch.empty(_transition_shape(layer))
                 scales = dict(norm_epsilon=NORM_EPSILON, q_scale=layer.d_k**-0.5) if layer.family in MATRIX else {}
                 cache.compute_alone(request, number, place.layer, end, transition=transition, **scales, **part)
             state = _recur(state, rows, at, start + run.capture_begin)
@@ -245,6 +246,60 @@ def tuples_against_one_run(server, tokens, lengths):
         request.end()
         composer._pages.give(table.tolist())
     return list(found.values())
+
+
+def _run_of(tokens, cuts, first):
+    """Runs tokens alone, in parts that end at these positions. Returns the run, with tuples of all layers."""
+    composer = worker()._composer
+    (pages, states), run = _spare(composer, tokens), Run(composer._states, composer.model, composer._decays)
+    for begin, end in zip([0, *cuts], [*cuts, len(tokens)]):
+        part = Alone(1, np.array(tokens, np.int32), begin, end, first, "", pages, states)
+        run.compute(part, composer._engine, lambda: True)
+        run.release_device(composer._order)
+    for name, rows in run.rows.items():
+        layer = composer.model.layers[composer._states[name][0].layer]
+        inside = {key: row[slice(*run.interior)] for key, row in rows.items()}
+        if layer.family in MATRIX:
+            norm = (inside["k"].square().sum(-1, keepdim=True) + NORM_EPSILON).rsqrt()
+            inside["k"] = inside["k"] * norm
+        run.tuples[name] = segment_tuple(layer, inside, composer._decays.get(name))
+    return run
+
+
+def parts_against_one_run(server, tokens, cuts, first=False):
+    """Returns relative errors of what a run of several parts leaves, against one part: by layer, of keys and values, or of
+    the convolution's inputs and the tuple. A first segment has a state instead of a tuple."""
+    with torch.inference_mode():
+        parts, whole = (_run_of(tokens, each, first) for each in (cuts, []))
+        found = [
+            [_apart(torch.cat(one), torch.cat(other).double())
+             for one, other in zip(zip(*parts.keys[name]), zip(*whole.keys[name]))]
+            for name in whole.keys
+        ]  # fmt: skip
+        for name in whole.inputs:
+            pairs = [(parts.inputs[name], whole.inputs[name])]
+            if first:
+                pairs.append((parts.ends[name], whole.ends[name]))
+            else:
+                pairs += zip(parts.tuples[name], whole.tuples[name])
+            found.append([_apart(one, other.double()) for one, other in pairs])
+    return found
+
+
+def begin_parts(server, tokens, asked=2):
+    """Begins to run tokens alone, like a segment that this number of requests contained. Returns the number of computed
+    tokens, between two parts."""
+    cold, composer = server.connector()._scheduler._jumps.cold, worker()._composer
+    cold.add(tokens, [1, len(tokens) - 1], "", [1], asked)
+    deadline = time.monotonic() + 60
+    while (composer._kept is None or cold._running.computing) and time.monotonic() < deadline:
+        server.llm.llm_engine.step()
+    return composer._kept.alone.end
+
+
+def kept(server):
+    """Returns whether a worker keeps computed parts of a run."""
+    return worker()._composer._kept is not None
 
 
 def remember_jumps(composer, seen):
@@ -381,7 +436,10 @@ def ask_together_and_count(server, prompts):
     half, steps = worker(), []
     with mock.patch.object(half, "begin_step", lambda step, own=half.begin_step: (steps.append(step), own(step))):
         answers = ask_together(server, prompts)
-    return answers, [(step.scheduled_tokens, 0 if step.alone is None else len(step.alone.tokens)) for step in steps]
+    parts = [None if step.alone is None else (step.alone.begin, step.alone.end) for step in steps]
+    return answers, [
+        (step.scheduled_tokens, 0 if part is None else part[1] - part[0]) for step, part in zip(steps, parts)
+    ]
 
 
 def settle(server, seconds=60):
@@ -570,3 +628,12 @@ def saved(server, sockets, tokens, lengths, model_id):
     with ashlar.Prober(*sockets) as prober:
         node = prober.probe(tokens, lengths, model_id=model_id).nodes[0]
     return node.prefix_tokens, node.segment_tokens, node.saved_tokens
+
+
+def begin_and_abort(server, tokens):
+    """Begins a request, and aborts it after a step."""
+    engine = server.llm.llm_engine
+    sampling = vllm.SamplingParams(temperature=0, ignore_eos=True, detokenize=False, max_tokens=20)
+    engine.add_request("2000000", {"prompt_token_ids": tokens}, sampling)
+    engine.step()
+    engine.abort_request(["2000000"])

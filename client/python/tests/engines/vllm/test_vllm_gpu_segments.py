@@ -27,13 +27,13 @@ from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Bac
 from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 
 import ashlar
-import ashlar.vllm.composing
 import ashlar.vllm.model
+import ashlar.vllm.runs
 from ashlar.tensors import delta_tuple, segment_tuple
 from ashlar.vllm.composing import Composer
 from ashlar.vllm.forward import EngineModel, rotate
 from ashlar.vllm.identity import Unsupported
-from ashlar.vllm.messages import Alone, Fetch, Jump
+from ashlar.vllm.messages import CONTINUES, Alone, Fetch, Jump
 from ashlar.vllm.options import Options
 from ashlar.vllm.pace import Pace
 from ashlar.vllm.segments import refused
@@ -101,7 +101,7 @@ def test_a_wrong_transition_fails_the_check_for_gpus(shared_daemon, monkeypatch)
         state, *others = segment_tuple(*given)
         return state, *(2 * each for each in others)
 
-    monkeypatch.setattr(ashlar.vllm.composing, "segment_tuple", wrong)
+    monkeypatch.setattr(ashlar.vllm.runs, "segment_tuple", wrong)
     model = model_folder(
         "qwen3_5", **check_gpu_segments.KERNELS, rms_norm_eps=2e-6
     )  # whose segments are not cached yet
@@ -274,16 +274,17 @@ class Core:
 
     name, normalized = DELTA, True
 
-    def __init__(self, text, family, states):
-        self._text, self._family, self._states = text, family, states
+    def __init__(self, text, family, states, rows):
+        """`rows`: those of this run."""
+        self._text, self._family, self._states, self._rows = text, family, states, rows
 
     def run_seen(self, count, block):
-        end = self._family.recur(torch.zeros(self._family.shape), *self._text.rows)
+        end = self._family.recur(torch.zeros(self._family.shape), *(row[: self._rows.stop] for row in self._text.rows))
         self._states.state(block).copy_(self._family.as_engine(end).float().contiguous(), non_blocking=True)
-        return {name: far(row) for name, row in zip(self._family.names, self._text.rows)}
+        return {name: far(row[self._rows]) for name, row in zip(self._family.names, self._text.rows)}
 
     def inputs(self):
-        return far(self._text.inputs)
+        return far(self._text.inputs[self._rows])
 
 
 def far(tensor):
@@ -291,6 +292,8 @@ def far(tensor):
 
 
 class Engine(EngineModel):
+    text = None  # tokens of the segment that runs
+
     def __init__(self, caches, states, family):
         self._block, self.device, self._states = BLOCK, torch.device(lagging_device.NAME, 0), states
         self._family, layer = family, types.SimpleNamespace(impl=Writer, kv_cache=caches[KEYS])
@@ -315,10 +318,10 @@ class Engine(EngineModel):
     def ropes(self, described):
         return {KEYS: ROPE} | ({DELTA: ROPE} if self._family.turns else {})
 
-    def run(self, tokens, pages, at_linear, at_keys=None, shift=0):
-        text = Text(tokens, self._family)
-        at_linear(Core(text, self._family, self._states))
-        at_keys(KEYS, far(text.keys), far(text.values))
+    def run(self, tokens, pages, at_linear, at_keys=None, shift=0, start=0):
+        text, rows = Text(self.text, self._family), slice(start, start + len(tokens))
+        at_linear(Core(text, self._family, self._states, rows))
+        at_keys(KEYS, far(text.keys[rows]), far(text.values[rows]))
 
 
 def _until(found, seconds=20):
@@ -347,12 +350,17 @@ class Composing:
         _until(lambda: self.composer._opening.cache)
         self.keys, self.linear = next(iter(described.attention_groups)), described.linear[0].group
 
-    def publish(self, parts):
+    def publish(self, parts, cuts=()):
+        """`cuts`: where the parts of a segment's run end, from its end."""
         published = 0
         for number, part in enumerate(parts):
-            alone = Alone(number, part, number == 0, "", {self.keys: [1, 2]}, {self.linear: 3})
-            self.composer.run_alone(alone, lambda: True)
-            published += sum(_until(self.composer.take_ran).values())
+            self.engine.text, ends = part, [len(part) - cut for cut in cuts] + [len(part)]
+            for begin, end in zip([0, *ends], ends):
+                alone = Alone(number, part, begin, end, number == 0, "", {self.keys: [1, 2]}, {self.linear: 3})
+                self.composer.run_alone(alone, lambda: True)
+                (answer,) = _until(self.composer.take_ran).values()
+                assert (answer == CONTINUES) == (end < len(part))
+            published += answer
         return published
 
     def fetch(self, number, parts):
@@ -413,12 +421,12 @@ def _parts(name, lengths=LENGTHS):
     return [chance.integers(1, 1 << 30, length).astype(np.int32) for length in lengths]
 
 
-def composed(family, daemon, name, spoil, **given):
+def composed(family, daemon, name, spoil, cuts=(), **given):
     """Returns the number of published segments, and errors after each jump."""
     with lagging_device.stream(lagging_device.ENGINE):
         one, parts, blocks = Composing(family, daemon, name, **given), _parts(name), ([5, 9, 6], [12, 10, 11])
         spoil(lagging_device)
-        published = one.publish(parts)
+        published = one.publish(parts, cuts)
         errors = [one.jump(9, parts, jump, blocks)() for jump in one.fetch(9, parts)]
         one.composer.release([9])
         one.close()
@@ -473,6 +481,19 @@ def test_segments_are_published_landed_and_composed_with_two_streams(family, spo
     print(published, errors)
     assert published == 3 and [("end" in each) for each in errors] == [False, True, False]
     assert all(map(_exact, errors)) is right
+
+
+@pytest.mark.parametrize(
+    "family, spoil, right",
+    [(Gdn, omit_the_wait_for_the_run, False), *((each, wait, True) for each in (Gdn, Kda, Lightning, Mamba1))],
+)
+def test_segments_that_run_in_parts_are_published_with_two_streams(family, spoil, right, shared_daemon):
+    """Between two parts, the composer's thread copies keys that the engine's stream has computed."""
+    name = f"far parts of segments {family.__name__} {spoil.__name__}"
+    given = dict(name=name, spoil=spoil, cuts=(95, 50, 9, 5))
+    published, errors = in_child(composed, family(), shared_daemon, **given)
+    print(published, errors)
+    assert published == 3 and all(map(_exact, errors)) is right
 
 
 def omit_the_query_for_the_end_of_copies(device):

@@ -431,7 +431,7 @@ def test_a_run_alone_fits_into_its_step_and_every_second_step_leaves_space_for_i
     engine.jumps.cold.add(wanted, [100], "", [0])
     engine.pool.free = 9
     assert engine.jumps.cold.reserve(engine.pool) == 0, "requests need the blocks"
-    assert engine.jumps.cold.add(wanted, [151], "", [0]) == [], "longer than a step"
+    assert engine.jumps.cold.add(np.arange(70000), [65535], "", [0]) == [], "longer than segment_tokens"
 
 
 def test_a_step_has_fewer_tokens_for_requests_if_a_segment_runs_alone_in_it(monkeypatch):
@@ -443,7 +443,8 @@ def test_a_step_has_fewer_tokens_for_requests_if_a_segment_runs_alone_in_it(monk
     stops.install()
     ours = types.SimpleNamespace(reserved_tokens=lambda: 100)
     for connector in (ours, types.SimpleNamespace(_connectors=[types.SimpleNamespace(), ours]), None):
-        scheduler = types.SimpleNamespace(connector=connector, max_num_scheduled_tokens=150)
+        manager = types.SimpleNamespace(allocate_slots=None)
+        scheduler = types.SimpleNamespace(connector=connector, max_num_scheduled_tokens=150, kv_cache_manager=manager)
         Engines.schedule(scheduler)
         assert scheduler.max_num_scheduled_tokens == 150
     assert limits == [50, 50, 150]

@@ -15,9 +15,10 @@ from tiny_engines import connector, count, prompt, same
 
 import ashlar
 from ashlar.request import Step, StepKind
-from ashlar.vllm.composing import Composer, Pages, _entries, _Ran
+from ashlar.vllm.composing import Composer, Pages, _entries
 from ashlar.vllm.messages import UNAVAILABLE
 from ashlar.vllm.options import Options
+from ashlar.vllm.runs import Run
 
 TAKEN = 100 + 3 * 84  # for four texts of 100 tokens: the first one, and three interiors
 
@@ -198,9 +199,9 @@ def test_pages_of_a_publish_that_the_cache_keeps_are_not_given_back(verdict, fre
     order = SimpleNamespace(copies=contextlib.nullcontext)
     composer = SimpleNamespace(_opening=SimpleNamespace(cache=cache), _options=Options(), _order=order, _pages=pages)
     alone = SimpleNamespace(tokens=np.arange(20), first=False, salt="")
-    ran = SimpleNamespace(alone=alone, mark=None, same_decays=[], is_current=lambda: True)
+    run = SimpleNamespace(alone=alone, mark=None, same_decays=[], is_current=[lambda: True])
     try:
-        assert Composer._publish(composer, ran) == 0
+        assert Composer._publish(composer, run) == 0
         assert (pages.count, pages.free) == (3, free)
     finally:
         pages.close()
@@ -225,8 +226,10 @@ def test_kept_pages_come_back_before_a_segment_is_published():
     kept = pages.take(48, 0.0, lambda: True).tolist()
     pages.kept, unused, free = len(kept), [], []
     asked, ended = queue.SimpleQueue(), queue.SimpleQueue()
-    asked.put(_Ran(SimpleNamespace(number=1), lambda: True, 0, 1))
-    asked.put(_Ran(SimpleNamespace(number=2), lambda: True, 0, 1))
+    for number in (1, 2):
+        run = Run({}, SimpleNamespace(), {})
+        run.alone = SimpleNamespace(number=number, tokens=[0], end=1)
+        asked.put(run)
     asked.put(None)
     opening = SimpleNamespace(cache=SimpleNamespace(take_quiesced_pages=lambda most: kept), refresh=unused.append)
     composer = SimpleNamespace(_asked=asked, _opening=opening, _pages=pages, _ran=ended)

@@ -27,7 +27,7 @@ from ashlar.tensors import compose, segment_tuple
 from ashlar.vllm.composing import Composer
 from ashlar.vllm.forward import EngineModel, _Group, _rope
 from ashlar.vllm.identity import Unsupported
-from ashlar.vllm.messages import Alone, Fetch, Jump
+from ashlar.vllm.messages import CONTINUES, Alone, Fetch, Jump
 from ashlar.vllm.options import Options
 from ashlar.vllm.pace import Pace
 from ashlar.vllm.segments import segments_model, unsupported
@@ -81,10 +81,10 @@ class Engine(EngineModel):
         self._model = torch.nn.ModuleList(modules)
         self._model.forward = run
 
-    def run(self, tokens, pages, at_linear, at_keys=None, shift=0):
+    def run(self, tokens, pages, at_linear, at_keys=None, shift=0, start=0):
         self._keys = (lambda key, value: at_keys(KEYS, key, value)) if at_keys else (lambda key, value: None)
         pages = (pages or {1: [13, 14, 15]}) if self.latent else {}
-        super().run(tokens, pages, at_linear, at_keys, shift)
+        super().run(tokens, pages, at_linear, at_keys, shift, start)
 
     def ropes(self, described):
         return {KEYS: None} | super().ropes(described)
@@ -167,8 +167,13 @@ def _until(found, seconds=20):
     raise TimeoutError
 
 
-def composed(kind, daemon, change=lambda engine: None, **given):
-    """Returns the number of published segments, the layer's family, and relative errors after each jump of a prompt: of
+def alone(number, tokens, begin=0, end=None):
+    end = len(tokens) if end is None else end
+    return Alone(number, tokens, begin, end, number == 0, "", {1: [1, 2]}, {0: 3})
+
+
+def composed(kind, daemon, change=lambda engine: None, name="", cuts=(), **given):
+    """`cuts`: where the parts of a segment's run end, from its end. Returns the number of published segments, the layer's family, and relative errors after each jump of a prompt: of
     the states, compared with the recurrence of the whole prompt in fp64, of the tails, and of MLA's latents and rotary
     parts, compared with a run of the whole prompt."""
     engine = Engine(kind, daemon)
@@ -179,11 +184,15 @@ def composed(kind, daemon, change=lambda engine: None, **given):
     composer = Composer(engine, engine.described, options, caches.states, 4096, True, Pace(), caches.order)
     _until(lambda: composer._opening.cache)
     change(engine)
-    parts = [_tokens(f"{kind} {number}", length) for number, length in enumerate(LENGTHS)]
+    parts = [_tokens(f"{kind} {name}{number}", length) for number, length in enumerate(LENGTHS)]
     published, inputs = 0, []
     for number, part in enumerate(parts):
-        composer.run_alone(Alone(number, part, number == 0, "", {1: [1, 2]}, {0: 3}), lambda: True)
-        published += sum(_until(composer.take_ran).values())
+        ends = [len(part) - cut for cut in cuts] + [len(part)]
+        for begin, end in zip([0, *ends], ends):
+            composer.run_alone(alone(number, part, begin, end), lambda: True)
+            (answer,) = _until(composer.take_ran).values()
+            assert (answer == CONTINUES) == (end < len(part))
+        published += answer
         engine.run(part, {}, lambda core: inputs.append(core.run(0, 4, 4) or core.inputs().clone()))
     composer.fetch(Fetch(9, np.append(np.concatenate(parts), 0).astype(np.int32), LENGTHS), lambda: True)
     found, states = {}, caches.states[0]
@@ -233,6 +242,19 @@ def test_segments_compose_to_the_recurrence_of_the_whole_prompt(kind, shared_dae
     assert max(map(max, errors)) <= 1e-5
 
 
+def composed_in_parts(kind, daemon):
+    return composed(kind, daemon, name="in parts ", cuts=(95, 50, 9, 5))
+
+
+@pytest.mark.parametrize("kind", gpu_layers.LAYERS)
+def test_segments_that_run_in_parts_compose_to_the_same(kind, shared_daemon):
+    """The first part ends inside the head. The interior ends in the last part but one, whose rows are fewer than the
+    convolution's."""
+    published, family, errors = in_child(composed_in_parts, kind, shared_daemon)
+    print(kind, published, errors)
+    assert published == 3 and max(map(max, errors)) <= 1e-5
+
+
 def composed_in_few_pages(kind, daemon):
     return composed(kind, daemon, segment_tokens=256)
 
@@ -252,7 +274,7 @@ def found_at_rates(kind, daemon):
     _until(lambda: composer._opening.cache)
     parts, numbers, found = [_tokens(f"rates {number}", length) for number, length in enumerate(LENGTHS)], [0], {}
     for number, part in enumerate(parts):
-        composer.run_alone(Alone(number, part, number == 0, "", {1: [1, 2]}, {0: 3}), lambda: True)
+        composer.run_alone(alone(number, part), lambda: True)
         _until(composer.take_ran)
 
     def fetch():
