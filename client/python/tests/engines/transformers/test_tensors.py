@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import ashlar
-from ashlar.tensors import MATRIX, SCALAR, compose, scaled_half
+from ashlar.tensors import MATRIX, SCALAR, compose, joined, scaled_half
 
 HEADS, D_K, D_V, TEXT, PAGE = 2, 8, 12, 96, 16
 
@@ -65,6 +65,26 @@ def test_a_tuple_composes_as_in_the_library(family, order, daemon):
     compose(found, transition, update, layer)
     assert not torch.allclose(wanted, before + update, atol=1e-2), "the transition counts"
     assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+
+
+@pytest.mark.parametrize("order", list(ashlar.StateOrder))
+@pytest.mark.parametrize("family", list(ashlar.Family))
+def test_a_joined_tuple_composes_like_its_parts_one_after_the_other(family, order):
+    layer, generator = linear(family, order), torch.Generator().manual_seed(3)
+    shape = (HEADS, D_K, D_V) if order is ashlar.StateOrder.KEY_FIRST else (HEADS, D_V, D_K)
+    before, first, second = (torch.randn(shape, generator=generator) for _ in range(3))
+    parts = [
+        (update, transition_of(layer, generator), *([torch.rand(HEADS, D_K, generator=generator)] * (family in MATRIX)))
+        for update in (first, second)
+    ]
+    wanted, found = before.clone(), before.clone()
+    for update, transition, *_ in parts:
+        compose(wanted, transition, update, layer)
+    update, transition, *decay = joined(layer, *parts)
+    compose(found, transition, update, layer)
+    assert (found - wanted).abs().max() <= 1e-5 * wanted.abs().max()
+    assert [each.tolist() for each in decay] == ([(parts[0][2] * parts[1][2]).tolist()] if family in MATRIX else [])
+    assert torch.equal(parts[0][0], first), "the arguments are unchanged"
 
 
 @pytest.mark.parametrize("family", list(ashlar.Family))

@@ -53,7 +53,8 @@ PARTS = {
     "vllm.v1.attention.backend:AttentionBackend": "get_name get_builder_cls",
     "vllm.v1.attention.backend:AttentionMetadataBuilder": "__init__ build",
     "vllm.model_executor.layers.attention.mla_attention:MLAAttention": "kv_lora_rank kv_cache",
-    "vllm.model_executor.layers.attention.mla_attention:MLACommonMetadataBuilder": "chunked_prefill_workspace",
+    "vllm.model_executor.layers.attention.mla_attention:MLACommonMetadataBuilder": """chunked_prefill_workspace
+        chunked_prefill_workspace_size""",
     "vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn:KimiGatedDeltaNetAttention": """_forward A_log dt_bias
         gate_lower_bound""",
     "vllm.model_executor.layers.mamba.gdn.qwen_gdn_linear_attn:QwenGatedDeltaNetAttention": """chunk_gated_delta_rule
@@ -76,13 +77,14 @@ PARTS = {
         get_num_free_blocks null_block""",
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": "single_type_managers",
     "vllm.v1.core.kv_cache_manager:KVCacheBlocks": "get_block_ids",
+    "vllm.v1.core.kv_cache_manager:KVCacheManager": "allocate_slots",
     "vllm.v1.core.kv_cache_utils:KVCacheBlock": "block_id block_hash is_null",
     "vllm.v1.core.sched.output:CachedRequestData": "req_ids num_computed_tokens",
     "vllm.v1.core.sched.output:NewRequestData": "req_id num_computed_tokens",
     "vllm.v1.core.sched.output:SchedulerOutput": """scheduled_new_reqs scheduled_cached_reqs num_scheduled_tokens
         scheduled_spec_decode_tokens total_num_scheduled_tokens kv_connector_block_state has_sync_kv_loads""",
     "vllm.v1.core.sched.scheduler:Scheduler": """connector kv_cache_manager max_num_scheduled_tokens
-        _mamba_block_aligned_split""",
+        _mamba_block_aligned_split reset_prefix_cache""",
     "vllm.v1.core.single_type_kv_cache_manager:ChunkedLocalAttentionManager": "get_num_skipped_tokens",
     "vllm.v1.core.single_type_kv_cache_manager:FullAttentionManager": "get_num_skipped_tokens",
     "vllm.v1.core.single_type_kv_cache_manager:MambaManager": "get_num_skipped_tokens",

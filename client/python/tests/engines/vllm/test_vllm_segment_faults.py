@@ -57,7 +57,7 @@ def test_a_segment_that_fails_to_run_alone_affects_no_request(segmented, expecte
         child.call("erase")
         assert child.call("free_blocks") == free
         assert count(child, "published_segments") - published == 2
-    long = prompt("long", 2100)  # longer than one step of the engine
+    long = prompt("long", 2100)  # runs in two parts
     query = prompt("long query", 20)
     same([child.ask([long], query)], expected(MODEL, [long + query], 4))
     child.probe("settle")
