@@ -91,6 +91,7 @@ class ColdSegments:
         self._unpublished: OrderedDict[bytes, None] = OrderedDict()  # segments whose runs the cache did not keep
         self._running: _Run | None = None
         self._number = 0
+        self._abandoned = False  # whether workers may keep parts of a run that has ended
         self._reserved = False  # whether the last step left space for a run
         self.serving: Serving | None = None
 
@@ -140,11 +141,11 @@ class ColdSegments:
     @property
     def pending(self) -> bool:
         serves = self.serving is not None and self.serving.pending
-        return self._running is not None or bool(self._segments) or serves
+        return self._running is not None or bool(self._segments) or self._abandoned or serves
 
-    @property
-    def running(self) -> int:
-        """Returns the number of the run whose computed parts are needed; 0: none."""
+    def tell(self) -> int:
+        """Returns the number of the run whose computed parts the workers keep; 0: none. Call it for each step."""
+        self._abandoned = False
         return 0 if self._running is None else self._running.number
 
     def reserve(self, pool: Any) -> int:
@@ -241,7 +242,7 @@ class ColdSegments:
         pool.free_blocks(run.blocks)
         run.blocks = []
         if not (run.computing and run.complete):
-            self._running = None
+            self._running, self._abandoned = None, True
             if run.served is None:
                 run.cold.asked = min(run.cold.asked, 1)
                 self._segments[run.cold.name] = run.cold
@@ -270,7 +271,7 @@ class ColdSegments:
             self._unpublished[run.cold.name] = None
         if len(self._unpublished) > _REMEMBERED:
             self._unpublished.popitem(last=False)
-        self._running = None
+        self._running, self._abandoned = None, CONTINUES in answers
 
     def _end_served(self, served: Served | None, published: bool) -> None:
         if self.serving is not None and served is not None:

@@ -285,7 +285,7 @@ class Scheduler:
             jumps=jumps,
             released=released,
             alone=alone,
-            run=self._jumps.cold.running,
+            run=self._jumps.cold.tell(),
             handoffs=handoffs,
             generation=self._names.generation,
             number=self._steps,

@@ -192,7 +192,8 @@ def _spare(composer, tokens):
     """Returns blocks that no request uses while the engine is idle: pages, and one per group of linear layers."""
     described = composer._described
     count = -(-len(tokens) // described.block)
-    pages = {group: list(range(200, 200 + count)) for group in described.key_groups}
+    begins = {group: 200 + number * count for number, group in enumerate(described.key_groups)}
+    pages = {group: list(range(begin, begin + count)) for group, begin in begins.items()}
     return pages, {place.group: 230 + place.group for place in described.linear}
 
 

