@@ -122,6 +122,18 @@ def _insert(q, k_nope, k_pe, latents, cache, slots, positions, table):
     return torch.cat([k_nope, k_pe.expand(-1, k_nope.shape[1], -1)], -1)
 
 
+def _gather_context(src_cache, dst, block_table, num_tokens, seq_starts, **_):
+    """Copies the latents of one request's earlier tokens."""
+    (begin,), (table,), tokens = seq_starts.tolist(), block_table.long(), src_cache.shape[-2]
+    positions = torch.arange(begin, begin + num_tokens)
+    slots = table[positions // tokens] * tokens + positions % tokens
+    dst[:num_tokens] = src_cache.reshape(-1, src_cache.shape[-1])[slots]
+
+
+def _concat(k_nope, k_pe):
+    return torch.cat([k_nope, k_pe.view(len(k_pe), 1, -1).expand(-1, k_nope.shape[1], -1)], -1)
+
+
 def emulate():
     """For the rest of this process."""
     kernels = types.ModuleType("kda")
@@ -138,6 +150,7 @@ def emulate():
     import vllm.models.kimi_k3.nvidia.mla as kimi_mla
 
     kimi_mla.fused_mla_key_concat_kv_cache_insert = _insert
+    kimi_mla.ops.gather_and_maybe_dequant_cache, kimi_mla.fused_mla_kv_concat = _gather_context, _concat
     ling.chunk_kda, ling.fused_kda_gate = _kda, _gate
     minimax.lightning_attention, mamba.selective_scan_fn = _lightning, _scan
     ring.layernorm_fn = lambda x, weight, bias, eps, is_rms_norm: torch.nn.functional.rms_norm(
