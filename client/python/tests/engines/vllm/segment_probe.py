@@ -112,9 +112,9 @@ def runs_of(server, tokens):
     """Returns how often the model runs for a segment of these tokens."""
     engine, ran = worker()._composer._engine, []
 
-    def run(*arguments, own=engine.run):
+    def run(*arguments, own=engine.run, **named):
         ran.append(arguments)
-        return own(*arguments)
+        return own(*arguments, **named)
 
     engine.run = run
     try:
