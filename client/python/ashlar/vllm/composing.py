@@ -579,7 +579,7 @@ class Composer:
                         continue
                     with self._order.copies():
                         for layer, name, _ in self._described.keys:
-                            self._write(layer, *zip(*run.keys[name]), table)
+                            self._write(layer, run.keys[name], table)
                         linear = [self._tensors(cache, request, number, run, name) for name in self._states]
                     published += request.publish(number, linear, table) == "published"
                 request.cancel()
@@ -618,11 +618,11 @@ class Composer:
         return ashlar.LinearTensors(place.layer, state, tail, **made)
 
     def _write(
-        self, layer: int, keys: Sequence[torch.Tensor], values: Sequence[torch.Tensor], table: npt.NDArray[np.int32]
+        self, layer: int, parts: Sequence[tuple[torch.Tensor, torch.Tensor]], table: npt.NDArray[np.int32]
     ) -> None:
         """Writes the keys and values of consecutive parts."""
-        whole = (torch.cat([part.cpu() for part in each]) for each in (keys, values))
-        self._pages.write(layer, *whole, table)
+        keys, values = (torch.cat([part.cpu() for part in each]) for each in zip(*parts))
+        self._pages.write(layer, keys, values, table)
 
 
 def _transition_shape(layer: ashlar.Linear) -> tuple[int, ...]:
