@@ -16,7 +16,6 @@ import ashlar
 
 MATRIX = (ashlar.Family.DELTANET, ashlar.Family.GDN, ashlar.Family.KDA)  # [heads, d_k, d_k], in the state's order
 SCALAR = (ashlar.Family.RETNET, ashlar.Family.LIGHTNING, ashlar.Family.MAMBA2)  # logarithms, [heads]
-COMPUTED = (*MATRIX, ashlar.Family.LIGHTNING, ashlar.Family.MAMBA1)  # families of which no rows are kept
 
 SEGMENT_TYPES = {"float16": ashlar.DType.F16, "float32": ashlar.DType.F32}  # types of tuples
 EPSILON = {"float16": 3e-4, "float32": 1e-6}  # largest error of transitions in these types
@@ -29,45 +28,47 @@ def segment_tuple(
     layer: ashlar.Linear, rows: Mapping[str, torch.Tensor], decays: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, ...]:
     """Returns the state from zero and the transition of consecutive tokens, as in `ashlar.LinearTensors`, and for delta
-    rules also the product of the decays; in float32, for families in `COMPUTED` and Mamba-2.
+    rules also the product of the decays; in float32, for all families but GLA.
 
-    `rows`: k, v, g and beta as for `delta_tuple`. Lightning: k and v, [tokens, heads, dim]. Mamba-2: k,
-    [tokens, groups of heads, d_k], v, [tokens, heads, d_v], and beta (dt), [tokens, heads]. Mamba-1: k, [tokens, d_k],
-    v and beta (dt), [tokens, channels]. `decays`: the layer's decay table, in the shape of that field, on the device of
-    the rows.
+    `rows`: k, v, g and beta as for `delta_tuple`. RetNet, Lightning: k and v, [tokens, heads, dim]. Mamba-2: k,
+    [tokens, groups of heads, d_k], v, [tokens, heads, d_v], beta (dt), [tokens, heads]. Mamba-1: k, [tokens, d_k], v and
+    beta (dt), [tokens, channels]. `decays`: the layer's decay table, in the shape of that field, on the device of the
+    rows.
     """
-    k, v = rows["k"].float(), rows["v"].float()
+    k, v = rows["k"], rows["v"]
     if layer.family in MATRIX:
-        return delta_tuple(k, v, rows["g"], rows["beta"], layer.order)
+        return delta_tuple(k.float(), v.float(), rows["g"], rows["beta"], layer.order)
     assert decays is not None
-    if layer.family is ashlar.Family.LIGHTNING:
-        later = torch.arange(len(k) - 1, -1, -1, device=k.device)
-        k = k * (later[:, None] * decays).exp()[:, :, None]  # decayed to the last token
-        state, transition = torch.einsum("thk,thv->hkv", k, v), len(k) * decays
-    elif layer.family is ashlar.Family.MAMBA2:
-        sums = rows["beta"].flip(0).cumsum(0).flip(0)  # from each token to the last
-        later = torch.nn.functional.pad(sums[1:], (0, 0, 0, 1))
-        left = ((later * decays).exp() * rows["beta"])[:, :, None] * v
-        state = torch.einsum("tghv,tgk->ghkv", left.unflatten(1, (k.shape[1], -1)), k).flatten(0, 1)
-        transition = decays * sums[0]
+    if layer.family in SCALAR:
+        steps = rows["beta"] if "beta" in rows else torch.ones_like(v[:, :, 0])
+        state, sums = _scan(k, v, steps[:, :, None], decays[:, None, None], _CHUNKS * _CHUNK)
+        transition = decays * sums[:, 0]
     else:
-        state, transition = _scan(k, v, rows["beta"].float(), decays)
+        v, steps = (each.unflatten(1, (layer.value_heads, -1)) for each in (v, rows["beta"]))
+        state, transition = _scan(k[:, None], v, steps, decays, _CHUNK)
     return (state.transpose(1, 2) if layer.order is ashlar.StateOrder.VALUE_FIRST else state).contiguous(), transition
 
 
 def _scan(
-    k: torch.Tensor, v: torch.Tensor, dt: torch.Tensor, decays: torch.Tensor
+    k: torch.Tensor, v: torch.Tensor, steps: torch.Tensor, decays: torch.Tensor, chunk: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Returns the state, [heads, d_k, d_v], and the sums of dt, [heads, d_v], of Mamba-1."""
-    heads, _, d_v = decays.shape
-    state = torch.zeros_like(decays)
-    v, dt = v.reshape(-1, heads, d_v), dt.reshape(-1, heads, d_v)
-    for k_part, v_part, dt_part in zip(*(each.split(_CHUNK) for each in (k, v, dt))):
-        sums = dt_part.flip(0).cumsum(0).flip(0)  # from each token to the last
+    """Returns the state, [heads, d_k, d_v], and the sums of the steps, in float32: S ← e^(decays · step) S + step k vᵀ.
+
+    k: [tokens, groups of heads, d_k]; v: [tokens, heads, d_v]; steps: [tokens, heads, d_v or 1]; decays:
+    [heads, d_k or 1, d_v or 1]. `chunk`: tokens whose float32 rows are in memory at once.
+    """
+    groups, heads = k.shape[1], v.shape[1]
+    state = k.new_zeros(heads, k.shape[2], v.shape[2], dtype=torch.float32)
+    total = torch.zeros_like(steps[0], dtype=torch.float32)
+    for part in zip(*(each.split(chunk) for each in (k, v, steps))):
+        k, v, steps = (each.float() for each in part)
+        sums = steps.flip(0).cumsum(0).flip(0)  # from each token to the last
         later = torch.nn.functional.pad(sums[1:], (0, 0, 0, 0, 0, 1))
-        left = (decays * later[:, :, None]).exp() * (dt_part * v_part)[:, :, None]
-        state = state * (decays * sums[0, :, None]).exp() + torch.einsum("thkv,tk->hkv", left, k_part)
-    return state, dt.sum(0)
+        left = (decays * later[:, :, None]).exp() * (steps * v)[:, :, None]
+        update = torch.einsum("tghkv,tgk->ghkv", left.unflatten(1, (groups, -1)), k)
+        state = state * (decays * sums[0, :, None]).exp() + update.flatten(0, 1)
+        total = total + sums[0]
+    return state, total
 
 
 def delta_tuple(

@@ -30,7 +30,6 @@ from ashlar.request import Step, StepKind
 from ashlar.tensors import EPSILON, MATRIX, compose, scaled_half
 from ashlar.vllm.forward import EngineModel, rotate
 from ashlar.vllm.host_memory import HostMemory, Lease, pieces, pin, unpin
-from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.lookups import await_plan, missing_segments
 from ashlar.vllm.memory import States, bytes_of
 from ashlar.vllm.messages import UNAVAILABLE, Alone, Fetch, Fetched, Jump
@@ -209,9 +208,10 @@ class Composer:
         self._order = order
         self._states = {place.name: (place, held) for place, held in zip(described.linear, states, strict=True)}
         self._most, self._publishes = most_tokens, publishes
-        found = {place.name: engine.decays(place.name) for place in described.linear}
-        self._decays = {name: table.clone() for name, table in found.items() if table is not None}
-        self.model = segments_model(described, engine.ropes(described), self._decays, options)
+        # The layout keeps the first weights' decay tables. Tuples and jumps use those of the weights at that time.
+        tables = {place.name: engine.decays(place.name) for place in described.linear}
+        decays = {name: table for name, table in tables.items() if table is not None}
+        self.model = segments_model(described, engine.ropes(described), decays, options)
         self._pages = Pages(self.model, segment_tokens(described, options), engine.device)
         self._host = HostMemory(engine.device)
         self._tokens_per_second = options.tokens_per_second
@@ -328,7 +328,7 @@ class Composer:
                 state.copy_(update)
             else:
                 transition = found.transition.to(state.device, non_blocking=True)
-                compose(state, transition, update, self._linear(place), self._decays.get(name))
+                compose(state, transition, update, self._linear(place), self._engine.decays(name))
             if found.tail is not None:
                 states.fill_tail(block, found.tail)
             # If the block that ends here is allocated, the engine's own cache names it.
@@ -348,7 +348,7 @@ class Composer:
         may_run = may_run and len(alone.tokens) + 2 - alone.first <= self._pages.count * PAGE_TOKENS  # as in _publish
         run, self._kept = self._kept, None
         if alone.begin == 0:
-            run = Run(self._states, self.model, self._decays)
+            run = Run(self._states, self.model)
         if not may_run or run is None or (alone_here and self._opening.cache is None):
             self._ran.put((alone.number, UNAVAILABLE if may_run else 0))
             return
@@ -557,9 +557,6 @@ class Composer:
             return UNAVAILABLE
         if not all([is_current() for is_current in run.is_current]):
             return 0
-        with self._order.copies():
-            if not all(bool(each.cpu()) for each in run.same_decays):
-                raise Unsupported("the decay tables have changed with the model's weights; restart the engine")
         # A segment that is not the first follows a segment of one token, which is not published.
         before = [] if alone.first else [1]
         tokens = np.array([*([0] if before else []), *alone.tokens, 0], np.int32)
@@ -610,10 +607,8 @@ class Composer:
         state = torch.empty(state_shape(shape), dtype=KEY_TYPES[shape.state_dtype])
         exponents = torch.empty(shape.value_heads, dtype=torch.int32) if halves else None
         made: dict[str, Any] = dict(transition=torch.empty(_transition_shape(shape)), exponents=exponents)
-        scales: dict[str, float] = {}
-        if shape.family in MATRIX:
-            made["decay"] = torch.empty(shape.value_heads, shape.d_k)
-            scales = dict(norm_epsilon=NORM_EPSILON, q_scale=shape.d_k**-0.5)
+        made["decay"] = torch.empty(shape.value_heads, shape.d_k)
+        scales = dict(norm_epsilon=NORM_EPSILON, q_scale=shape.d_k**-0.5)
         cache.compute_alone(request, number, place.layer, state, **scales, **made, **run.rows[name])
         return ashlar.LinearTensors(place.layer, state, tail, **made)
 

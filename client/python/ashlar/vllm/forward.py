@@ -28,7 +28,6 @@ from vllm.config import set_current_vllm_config
 from vllm.forward_context import get_forward_context, set_forward_context
 from vllm.utils.torch_utils import _encode_layer_name, _resolve_layer_name
 from vllm.v1.attention.backend import CommonAttentionMetadata
-from vllm.v1.attention.backends.mamba2_attn import Mamba2AttentionMetadata, compute_varlen_chunk_metadata
 
 import ashlar
 from ashlar.vllm.identity import Unsupported
@@ -134,34 +133,12 @@ def _operators(*names: str) -> list[Any]:
 class _Mamba2:
     normalized = True  # its keys have no norm
 
-    def __init__(self, name: str, projected: torch.Tensor, out: torch.Tensor, start: int) -> None:
-        """`start`: position of the first row."""
-        self.name, self._projected, self._out, self._start = name, projected, out, start
+    def __init__(self, name: str, projected: torch.Tensor, out: torch.Tensor, metadata: MetadataOf) -> None:
+        self.name, self._projected, self._out, self._metadata = name, projected, out, metadata
         self._layer = get_forward_context().no_compile_layers[name]
 
     def run(self, begin: int, end: int, block: int) -> None:
-        count, fresh = end - begin, self._start + begin == 0
-        loc = torch.tensor([0, count], dtype=torch.int32)
-        chunks, last_chunk, sequences = compute_varlen_chunk_metadata(loc, count)  # one chunk
-        get_forward_context().attn_metadata[self.name] = Mamba2AttentionMetadata(
-            num_prefills=1,
-            num_prefill_tokens=count,
-            num_decodes=0,
-            num_decode_tokens=0,
-            num_reqs=1,
-            has_initial_states_p=torch.tensor([not fresh]),
-            query_start_loc_p=loc,
-            state_indices_tensor_p=torch.tensor([block], dtype=torch.int32),
-            state_indices_tensor_d=None,
-            query_start_loc_d=None,
-            num_accepted_tokens=None,
-            seq_lens=loc[1:],
-            cu_chunk_seqlen_p=chunks,
-            last_chunk_indices_p=last_chunk,
-            prep_initial_states=not fresh,
-            chunk_size=count,
-            seq_idx_p=sequences,
-        )
+        get_forward_context().attn_metadata[self.name] = self._metadata(self.name, begin, end, block)
         out = torch.zeros_like(self._out[begin:end])
         self._layer.conv_ssm_forward(projected_states=self._projected[begin:end].contiguous(), output=out)
         self._out[begin:end] = out
@@ -177,16 +154,17 @@ class _Mamba2:
         return self._split()[0]
 
     def run_seen(self, count: int, block: int) -> dict[str, torch.Tensor]:
-        """Returns rows of q (C), k (B), v (x) and beta (the steps)."""
+        """Returns rows of k (B), v (x) and beta (the steps)."""
         layer = self._layer
         with seen_calls(layer, "split_hidden_states_B_C_fn") as split:
             self.run(0, count, block)
-        ((rows, _),) = split
-        sizes = layer.head_dim, layer.ssm_state_size, layer.ssm_state_size
-        v, k, q = (row.reshape(count, -1, size) for row, size in zip(rows, sizes))
+        (((v, k, _), _),) = split
         steps = torch.nn.functional.softplus(self._split()[1][:count].float() + layer.dt_bias.float())
-        found = {"q": q, "k": k, "v": v, "beta": steps}
-        return {name: row.float().contiguous() for name, row in found.items()}
+        return {
+            "k": k.unflatten(1, (-1, layer.ssm_state_size)),
+            "v": v.unflatten(1, (-1, layer.head_dim)),
+            "beta": steps,
+        }
 
 
 def _rotary(module: Any) -> Any:
@@ -284,10 +262,9 @@ class _Seen:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self, at_linear: AtLinear, at_keys: AtKeys | None, metadata: MetadataOf, start: int) -> None:
-        """`start`: position of the first row."""
+    def __init__(self, at_linear: AtLinear, at_keys: AtKeys | None, metadata: MetadataOf) -> None:
         super().__init__()
-        self._at_linear, self._at_keys, self._metadata, self._start = at_linear, at_keys, metadata, start
+        self._at_linear, self._at_keys, self._metadata = at_linear, at_keys, metadata
         self._delta_nets = _operators("cpu_gdn_attention_core", "qwen_gdn_attention_core")
         self._mamba2 = _operators("mamba_mixer2")
         self._keys = torch.ops.vllm.unified_kv_cache_update.default
@@ -301,7 +278,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[misc]
             return None
         if func in self._mamba2:
             projected, out, name = args
-            self._at_linear(_Mamba2(_resolve_layer_name(name), projected, out, self._start))
+            self._at_linear(_Mamba2(_resolve_layer_name(name), projected, out, self._metadata))
             return None
         if func is self._keys and self._at_keys is not None:
             key, value, name = args
@@ -522,7 +499,7 @@ class EngineModel:
             torch.inference_mode(),
             set_forward_context(metadata, self._config, num_tokens=count, slot_mapping=slots, skip_compiled=True),
             intercepted({name: self._layers[name] for name in self._linear}, metadata_of, at_linear),
-            _Watch(at_linear, at_keys, metadata_of, start),
+            _Watch(at_linear, at_keys, metadata_of),
             _seen_latents(self._attention, slots, at_keys),
         ):
             context = get_forward_context()

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 import ashlar
-from ashlar.tensors import COMPUTED, joined, segment_tuple
+from ashlar.tensors import joined, segment_tuple
 from ashlar.vllm.forward import Core, EngineModel
 from ashlar.vllm.memory import States
 from ashlar.vllm.messages import CONTINUES, Alone
@@ -28,21 +28,14 @@ class Run:
     alone: Alone  # the last part
     mark: Mark | None = None  # the engine's work up to the end of that part
 
-    def __init__(
-        self,
-        states: Mapping[str, tuple[LinearPlace, States]],
-        model: ashlar.Model,
-        decays: Mapping[str, torch.Tensor],
-    ) -> None:
-        """`states` and `decays`: of the linear layers, by name. `model`: the layout of segments."""
-        self._states, self._model, self._decays = states, model, decays
+    def __init__(self, states: Mapping[str, tuple[LinearPlace, States]], model: ashlar.Model) -> None:
+        """`states`: of the linear layers, by name. `model`: the layout of segments."""
+        self._states, self._model = states, model
         self.is_current: list[Callable[[], bool]] = []  # by part
         self.rows: dict[str, dict[str, torch.Tensor]] = {}  # instead of a tuple, if there is only one part
         self.tuples: dict[str, tuple[torch.Tensor, ...]] = {}
         self.inputs: dict[str, torch.Tensor] = {}  # last inputs of the convolutions
         self.ends: dict[str, torch.Tensor] = {}  # states at the end of a first segment
-        # For each layer with a decay table, whether the layout has it: weights may have changed since.
-        self.same_decays: list[torch.Tensor] = []
         self.keys: dict[str, list[tuple[torch.Tensor, torch.Tensor]]] = {}  # keys and values by part
 
     @property
@@ -64,16 +57,14 @@ class Run:
 
         def at_linear(core: Core) -> None:
             name = core.name
-            (place, states), decays = self._states[name], self._decays.get(name)
+            (place, states), decays = self._states[name], engine.decays(name)
             block, layer = alone.states[place.group], linear_of(self._model, place)
             rows = core.run_seen(count, block)
-            if decays is not None:
-                self.same_decays.append((decays == engine.decays(name)).all())
             if alone.first:
                 if self.complete:
                     state = states.state(block).view(state_shape(layer))
                     self.ends[name] = state.to(torch.float32, copy=True)
-            elif count == len(alone.tokens) and not (core.normalized and layer.family in COMPUTED):
+            elif count == len(alone.tokens) and not core.normalized:
                 self.rows[name] = rows
             elif begin < end:
                 part = {each: row[begin:end] for each, row in rows.items()}

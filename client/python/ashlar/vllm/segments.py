@@ -60,8 +60,6 @@ def unsupported(described: Described) -> str:
     for layer in described.segments:
         if isinstance(layer, ashlar.Attention) and layer.dtype not in KEY_TYPES:
             return f"not for keys of {layer.dtype.name}"
-        if isinstance(layer, ashlar.Linear) and layer.family is ashlar.Family.MAMBA2 and not described.packed:
-            return "Mamba-2 only on CPUs"
         if isinstance(layer, ashlar.Linear) and layer.family is ashlar.Family.GDN and described.packed:
             if layer.conv_dtype is ashlar.DType.F16:  # Triton's kernels have other inputs and states
                 return "gated delta nets in float16 only on GPUs"

@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Compares composed with computed states and answers of a tiny hybrid, in a vLLM engine on this machine's GPU.
 
-usage: check_gpu_segments.py [--backend NAME] [--graphs]
+usage: check_gpu_segments.py [--model NAME] [--backend NAME] [--graphs]
 
-tools/gpu-check runs it with each supported attention back end, without and with CUDA graphs. Prints the relative errors as one line of JSON. Exit status 0 only if
-all are small. It has never run on a GPU: the tests run it on CPUs.
+tools/gpu-check runs it with each model and supported attention back end, without and with CUDA graphs. Prints the
+relative errors as one line of JSON. Exit status 0 only if all are small. It has never run on a GPU: the tests run it on
+CPUs.
 """
 
 import argparse
@@ -26,14 +27,15 @@ COMPOSED = 1e-5  # largest relative error of a composed state, in fp32
 COMPUTED = 2e-2  # the same of a kernel that multiplies in bf16
 ANSWER = 0.2  # largest difference of a log-probability: composed answers are close to full prefill, not equal
 KERNELS = dict(linear_key_head_dim=128, linear_value_head_dim=128, head_dim=64)  # sizes that all kernels take
+MODELS = {"qwen3_5": KERNELS, "granite": {}}  # gated delta nets; Mamba-2
 
 
 class Local(Segmented):
-    """An engine in this process."""
+    """An engine in this process, with states in float32."""
 
     def __init__(self, model, options, **settings):
         dummy_loader.initialize_single_dummy_weight = wide_weights
-        self._server = Server(settings_of(model, options, **settings))
+        self._server = Server(settings_of(model, options, mamba_ssm_cache_dtype="float32", **settings))
 
     def call(self, name, *args, timeout=0, **kwargs):
         return getattr(self._server, name)(*args, **kwargs)
@@ -64,6 +66,7 @@ def check(engine):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", choices=MODELS, default="qwen3_5", help="tiny model (qwen3_5)")
     parser.add_argument("--backend", default="TRITON_ATTN", help="attention back end (TRITON_ATTN)")
     parser.add_argument("--graphs", action="store_true", help="use CUDA graphs")
     options = parser.parse_args()
@@ -73,7 +76,7 @@ def main():
     ):
         given = connector(daemon, segments=True, segments_on_gpu=True, **PATIENT)
         settings = dict(enforce_eager=not options.graphs, attention_backend=options.backend, gpu_memory_utilization=0.5)
-        errors = check(Local(model_folder("qwen3_5", **KERNELS), given, **settings))
+        errors = check(Local(model_folder(options.model, **MODELS[options.model]), given, **settings))
     print(json.dumps({name: found for name, (found, _) in errors.items()}), flush=True)  # before the end below
     large = [
         f"{name}: {found:.1e} is above {bound:.0e}" for name, (found, bound) in errors.items() if not found <= bound

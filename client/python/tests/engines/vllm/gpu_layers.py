@@ -1,17 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""vLLM's layers that run only on GPUs (KDA, lightning attention, Mamba-1), and MLA of their models, built and run on CPUs
-with torch in place of their kernels, in fp64. No kernel of a GPU has run here."""
+"""vLLM's layers that run only on GPUs (KDA, lightning attention, Mamba-1), Mamba-2 with the arguments of its kernels for
+GPUs, and MLA of their models, built and run on CPUs with torch in place of the kernels, in fp64. No kernel of a GPU has
+run here."""
 
 import sys
 import types
 
 import gpu_delta_nets
+import numpy as np
 import torch
 import vllm
 import vllm.model_executor.layers.mamba.gdn.kimi_gdn_linear_attn as kimi
 import vllm.model_executor.layers.mamba.linear.bailing_linear_attn as ring
 import vllm.model_executor.layers.mamba.linear.minimax_linear_attn as minimax
 import vllm.model_executor.layers.mamba.mamba_mixer as mamba
+import vllm.model_executor.layers.mamba.mamba_mixer2 as mamba2
 import vllm.model_executor.models.bailing_moe_linear as ring_model
 import vllm.model_executor.models.bailing_moe_v3 as ling
 from tiny_engines import settings_of
@@ -33,6 +36,7 @@ LIGHTNING = COMMON | dict(
 )  # fmt: skip
 MLA = dict(qk_nope_head_dim=16, qk_rope_head_dim=16, v_head_dim=16, q_lora_rank=None, kv_lora_rank=32)
 LING = COMMON | dict(head_dim=DIM, short_conv_kernel_size=4, no_kda_lora=True)
+CHUNK = 32  # tokens of a chunk of Mamba-2
 
 recorded = []  # for each run of a kernel: (state, begin, end) -> the state after these tokens of the run, in fp64
 
@@ -116,6 +120,30 @@ def _scan(
     return torch.zeros_like(u)
 
 
+def _chunk_scan(
+    x, dt, A, B, C, *, chunk_size, cu_seqlens, cu_chunk_seqlens, last_chunk_indices, seq_idx, out, dt_bias,
+    initial_states, return_intermediate_states, dt_softplus, state_dtype, final_states_out=None,
+    final_state_indices=None, **_,
+):  # fmt: skip
+    """vLLM 0.33 passes the cache of states and the place of the end state; 0.32 stores the returned state itself."""
+    assert dt_softplus and not return_intermediate_states and len(cu_seqlens) == 2
+    ends = cu_chunk_seqlens.tolist()
+    assert chunk_size == CHUNK and (ends[0], ends[-1]) == (0, len(x)) and max(np.diff(ends)) <= CHUNK
+    assert last_chunk_indices.tolist() == [len(ends) - 2] and seq_idx.tolist() == [0] * (len(ends) - 1)
+    steps = torch.nn.functional.softplus(dt.double() + dt_bias.double())
+    A, B = A.detach().double(), B.double().repeat_interleave(x.shape[1] // B.shape[1], 1)
+
+    def step(x, dt, B):
+        return lambda state: (A * dt).exp()[:, None, None] * state + (dt[:, None] * x)[:, :, None] * B[:, None]
+
+    before = torch.zeros(*x.shape[1:], B.shape[2]) if initial_states is None else initial_states[0]
+    after = _record([step(*each) for each in zip(x.double(), steps, B)])(before)[None].to(state_dtype)
+    out.zero_()
+    if final_states_out is not None:
+        final_states_out[final_state_indices.long()] = after
+    return after
+
+
 def _insert(q, k_nope, k_pe, latents, cache, slots, positions, table):
     assert positions is None and table is None
     cache[slots // cache.shape[1], slots % cache.shape[1]] = torch.cat([latents, k_pe.flatten(1)], -1)
@@ -140,7 +168,7 @@ def emulate():
     kernels.chunk_kda_with_fused_gate = _kda_with_gates
     kernels.fused_recurrent_kda = kernels.fused_recurrent_kda_packed_decode = None
     sys.modules["vllm.models.kimi_k3.nvidia.ops.third_party.kda"] = kernels
-    for module in (kimi, ling, mamba):
+    for module in (kimi, ling, mamba, mamba2):
         module.causal_conv1d_fn = gpu_delta_nets.convolve
     kimi.gather_initial_states = _gather
     MLACommonBackend.get_supported_head_sizes = classmethod(lambda cls: [])  # the configuration is another model's
@@ -153,6 +181,7 @@ def emulate():
     kimi_mla.ops.gather_and_maybe_dequant_cache, kimi_mla.fused_mla_kv_concat = _gather_context, _concat
     ling.chunk_kda, ling.fused_kda_gate = _kda, _gate
     minimax.lightning_attention, mamba.selective_scan_fn = _lightning, _scan
+    mamba2.mamba_chunk_scan_combined_varlen = _chunk_scan
     ring.layernorm_fn = lambda x, weight, bias, eps, is_rms_norm: torch.nn.functional.rms_norm(
         x, x.shape[-1:], weight, eps
     )
@@ -163,6 +192,7 @@ def engine_config():
     config = vllm.EngineArgs(**settings_of("qwen3_5", dtype="float32")).create_engine_config()
     config.cache_config.mamba_cache_mode, config.cache_config.mamba_block_size = "align", 128
     config.cache_config.mamba_page_size_padded = None
+    config.model_config.hf_text_config.mamba_chunk_size = CHUNK
     return config
 
 
@@ -183,6 +213,10 @@ LAYERS = {
     "minimax": lambda config, name: minimax.MiniMaxText01LinearAttention(_of(LIGHTNING), config, name),
     "jamba": lambda config, name: mamba.MambaMixer(
         WIDTH, 16, 4, 2 * WIDTH, 8, True, False, True, model_config=config.model_config,
+        cache_config=config.cache_config, prefix=name,
+    ),
+    "granite": lambda config, name: mamba2.MambaMixer2(
+        WIDTH, 32, 4, 2 * WIDTH, True, False, 2, 8, DIM, model_config=config.model_config,
         cache_config=config.cache_config, prefix=name,
     ),
 }  # fmt: skip
@@ -220,11 +254,12 @@ def build(kind, config, name, layers=LAYERS):
     torch.manual_seed(1)
     for path, weight in layer.named_parameters():
         if path == "A":
-            weight.data = -torch.rand_like(weight)
+            values = -torch.rand_like(weight)
         elif weight.dim() == 1 or path == "A_log":
-            weight.data = torch.randn_like(weight) / 4
+            values = torch.randn_like(weight) / 4
         else:
-            weight.data = torch.randn_like(weight) * weight[0].numel() ** -0.5
+            values = torch.randn_like(weight) * weight[0].numel() ** -0.5
+        weight.data.copy_(values)  # in place: Mamba-2 also has a view of its convolution's weights
     for module in layer.modules():
         if hasattr(module, "quant_method"):
             module.cpu_linear = torch.nn.functional.linear  # vLLM sets it when it has loaded the weights
@@ -234,7 +269,8 @@ def build(kind, config, name, layers=LAYERS):
 
     def forward(hidden, positions):
         given = dict(hidden_states=hidden, positions=positions, output=torch.empty_like(hidden))
-        wanted = type(layer).forward.__code__.co_varnames
+        code = type(layer).forward.__code__
+        wanted = code.co_varnames[: code.co_argcount]
         return layer(**{name: each for name, each in given.items() if name in wanted})
 
     return layer, forward

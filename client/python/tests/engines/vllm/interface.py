@@ -69,10 +69,6 @@ PARTS = {
     "vllm.model_executor.models.bailing_moe_v3:BailingMoeV3KimiDeltaAttention": "_forward",
     "vllm.model_executor.layers.mla:MultiHeadLatentAttentionWrapper": "rotary_emb",
     "vllm.models.kimi_k3.nvidia.mla:MultiHeadLatentAttention": "kv_lora_rank kv_cache rotary_emb",
-    "vllm.v1.attention.backends.mamba2_attn:Mamba2AttentionMetadata": """num_prefills num_prefill_tokens num_decodes
-        num_decode_tokens num_reqs has_initial_states_p query_start_loc_p state_indices_tensor_p state_indices_tensor_d
-        query_start_loc_d num_accepted_tokens seq_lens cu_chunk_seqlen_p last_chunk_indices_p prep_initial_states
-        chunk_size seq_idx_p""",
     "vllm.v1.core.block_pool:BlockPool": """blocks touch free_blocks evict_blocks get_cached_block get_new_blocks
         get_num_free_blocks null_block""",
     "vllm.v1.core.kv_cache_coordinator:KVCacheCoordinator": "single_type_managers",
@@ -119,7 +115,6 @@ FUNCTIONS = [
     "vllm.logger:init_logger",
     "vllm.model_executor.layers.mamba.mamba_utils:is_conv_state_dim_first",
     "vllm.tokenizers:cached_tokenizer_from_config",
-    "vllm.v1.attention.backends.mamba2_attn:compute_varlen_chunk_metadata",
     "vllm.transformers_utils.config:get_config",
     "vllm.utils.torch_utils:_encode_layer_name",
     "vllm.utils.torch_utils:_resolve_layer_name",

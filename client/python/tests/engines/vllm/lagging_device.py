@@ -139,6 +139,12 @@ def _all(args):
 
 
 def run(func, args, kwargs):
+    with _Mode():
+        parts = func.decompose(*args, **kwargs)  # in inference mode torch has not done that
+    return _run(func, args, kwargs) if parts is NotImplemented else parts
+
+
+def _run(func, args, kwargs):
     name, device = func._schema.name, kwargs.pop("device", None)
     if _is_view(func):
         return tree_map_only(torch.Tensor, Tensor, func(*_inner(args), **kwargs))

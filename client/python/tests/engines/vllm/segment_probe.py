@@ -16,7 +16,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 
 import ashlar
 from ashlar.request import StepKind
-from ashlar.tensors import MATRIX, compose, delta_tuple, segment_tuple
+from ashlar.tensors import MATRIX, compose, segment_tuple
 from ashlar.vllm import composing
 from ashlar.vllm.cold_segments import _Cold
 from ashlar.vllm.composing import Composer, _transition_shape
@@ -223,12 +223,13 @@ def tuples_against_one_run(server, tokens, lengths):
         for number, run in runs:
             start = sum(lengths[: run.segment])
             part = {name: row[start : start + len(run.tokens)].contiguous() for name, row in given.items()}
-            if core.normalized and layer.family in MATRIX:
-                inside = [part[name][run.capture_begin : run.capture_end] for name in ("k", "v", "g", "beta")]
-                end, transition, _ = (each.cpu() for each in delta_tuple(*inside, layer.order))
+            if core.normalized:
+                inside = {name: row[run.capture_begin : run.capture_end] for name, row in part.items()}
+                made = segment_tuple(layer, inside, composer._engine.decays(core.name))
+                end, transition = (each.cpu() for each in made[:2])
             else:
                 end, transition = torch.empty(state_shape(layer)), torch.empty(_transition_shape(layer))
-                scales = dict(norm_epsilon=NORM_EPSILON, q_scale=layer.d_k**-0.5) if layer.family in MATRIX else {}
+                scales = dict(norm_epsilon=NORM_EPSILON, q_scale=layer.d_k**-0.5)
                 cache.compute_alone(request, number, place.layer, end, transition=transition, **scales, **part)
             state = _recur(state, rows, at, start + run.capture_begin)
             before = state
@@ -252,7 +253,7 @@ def tuples_against_one_run(server, tokens, lengths):
 def _run_of(tokens, cuts, first):
     """Runs tokens alone, in parts that end at these positions. Returns the run, with tuples of all layers."""
     composer = worker()._composer
-    (pages, states), run = _spare(composer, tokens), Run(composer._states, composer.model, composer._decays)
+    (pages, states), run = _spare(composer, tokens), Run(composer._states, composer.model)
     for begin, end in zip([0, *cuts], [*cuts, len(tokens)]):
         part = Alone(1, np.array(tokens, np.int32), begin, end, first, "", pages, states)
         run.compute(part, composer._engine, lambda: True)
@@ -260,10 +261,8 @@ def _run_of(tokens, cuts, first):
     for name, rows in run.rows.items():
         layer = composer.model.layers[composer._states[name][0].layer]
         inside = {key: row[slice(*run.interior)] for key, row in rows.items()}
-        if layer.family in MATRIX:
-            norm = (inside["k"].square().sum(-1, keepdim=True) + NORM_EPSILON).rsqrt()
-            inside["k"] = inside["k"] * norm
-        run.tuples[name] = segment_tuple(layer, inside, composer._decays.get(name))
+        norm = (inside["k"].square().sum(-1, keepdim=True) + NORM_EPSILON).rsqrt()
+        run.tuples[name] = segment_tuple(layer, inside | {"k": inside["k"] * norm})
     return run
 
 

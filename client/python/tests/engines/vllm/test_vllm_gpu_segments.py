@@ -4,6 +4,7 @@ the connector's operations run on a device that is not the CPU. No part of this 
 
 import contextlib
 import os
+import random
 import time
 import types
 
@@ -29,7 +30,7 @@ from vllm.v1.attention.backends.triton_attn import TritonAttentionBackend
 import ashlar
 import ashlar.vllm.model
 import ashlar.vllm.runs
-from ashlar.tensors import delta_tuple, segment_tuple
+from ashlar.tensors import compose, delta_tuple, segment_tuple
 from ashlar.vllm.composing import Composer
 from ashlar.vllm.forward import EngineModel, rotate
 from ashlar.vllm.identity import Unsupported
@@ -86,9 +87,11 @@ def check_here(model, sockets):
     return check_gpu_segments.check(check_gpu_segments.Local(model, connector(sockets, segments=True, **PATIENT)))
 
 
-def test_the_check_for_gpus_passes_with_emulated_kernels(shared_daemon, monkeypatch):
+@pytest.mark.parametrize("model", check_gpu_segments.MODELS)
+def test_the_check_for_gpus_passes_with_emulated_kernels(model, shared_daemon, monkeypatch):
+    """Mamba-2 runs with vLLM's kernels for CPUs."""
     gpu_delta_nets.emulate(monkeypatch)
-    errors = in_child(check_here, model_folder("qwen3_5", **check_gpu_segments.KERNELS), shared_daemon)
+    errors = in_child(check_here, model_folder(model, **check_gpu_segments.MODELS[model]), shared_daemon)
     print(errors)
     assert all(0 <= found <= bound for found, bound in errors.values())
     assert errors["first token against full prefill"][0] > 0
@@ -222,7 +225,7 @@ class Kda(Gdn):
 
 class Lightning(Gdn):
     specs = {DELTA: states(Backend.LINEAR, (4, 32, 32), dtypes=(torch.float32,)), KEYS: LATENT}
-    text, decays, turns = Kda.text, -torch.tensor([0.3, 0.1, 0.03, 0.01]), True
+    family, text, decays, turns = ashlar.Family.LIGHTNING, Kda.text, -torch.tensor([0.3, 0.1, 0.03, 0.01]), True
     names, channels, shape = ("k", "v"), 0, (4, 32, 32)
 
     def rows(self, tokens):
@@ -240,7 +243,7 @@ class Lightning(Gdn):
 
 class Mamba1(Gdn):
     specs = {DELTA: states(Backend.MAMBA1, (3, 128), (128, 16)), KEYS: FULL}
-    text, decays = None, -torch.linspace(0.1, 1, 16 * 128).view(1, 16, 128)
+    family, text, decays = ashlar.Family.MAMBA1, None, -torch.linspace(0.1, 1, 16 * 128).view(1, 16, 128)
     names, channels, shape = ("k", "v", "beta"), 128, (1, 16, 128)
 
     def rows(self, tokens):
@@ -254,6 +257,24 @@ class Mamba1(Gdn):
 
     def as_engine(self, state):
         return state[0].T
+
+
+class Mamba2(Mamba1):
+    specs = {DELTA: states(Backend.MAMBA2, (3, 256), (8, 16, 32)), KEYS: FULL}
+    family, decays = ashlar.Family.MAMBA2, -torch.linspace(0.01, 1, 8)
+    channels, shape = 256, (8, 32, 16)
+
+    def rows(self, tokens):
+        return torch.randn(tokens, 2, 32), torch.randn(tokens, 8, 16), torch.rand(tokens, 8) / 10
+
+    def recur(self, state, k, v, beta):
+        state = state.double()
+        for b, x, dt in zip(k.double().repeat_interleave(4, 1), v.double(), beta.double()):
+            state = (self.decays.double() * dt).exp()[:, None, None] * state + torch.einsum("hk,h,hv->hkv", b, dt, x)
+        return state
+
+    def as_engine(self, state):
+        return state.transpose(1, 2)
 
 
 class Text:
@@ -471,7 +492,7 @@ def omit_the_wait_for_the_run(device):
     [
         (Gdn, wait, True),
         (Gdn, omit_the_wait_for_the_run, False),
-        *((each, wait, True) for each in (Kda, Lightning, Mamba1)),
+        *((each, wait, True) for each in (Kda, Lightning, Mamba1, Mamba2)),
     ],
 )
 def test_segments_are_published_landed_and_composed_with_two_streams(family, spoil, right, shared_daemon):
@@ -498,6 +519,24 @@ def test_segments_that_run_in_parts_are_published_with_two_streams(family, spoil
 
 def omit_the_query_for_the_end_of_copies(device):
     device.Event.query = lambda event: True
+
+
+@pytest.mark.parametrize("order", ashlar.StateOrder)
+@pytest.mark.parametrize("tokens", [1, 64, 1100])
+@pytest.mark.parametrize("family", [Lightning, Mamba1, Mamba2])
+def test_a_tuple_of_decays_is_the_recurrence_of_its_tokens(family, tokens, order):
+    seed, made = random.randrange(1 << 30), family()
+    print("seed", seed)
+    torch.manual_seed(seed)
+    rows, before = made.rows(tokens), torch.randn(made.shape)
+    heads, d_k, d_v = made.shape
+    layer = ashlar.Linear(made.family, heads, heads, d_k, d_v, order=order)
+    swapped = order is ashlar.StateOrder.VALUE_FIRST
+    update, transition = segment_tuple(layer, dict(zip(made.names, rows)), made.decays)
+    for state in (before, torch.zeros(made.shape)):
+        found = (state.transpose(1, 2) if swapped else state).clone()
+        compose(found, transition, update, layer, made.decays)
+        assert _apart(found.transpose(1, 2) if swapped else found, made.recur(state, *rows)) <= 1e-5
 
 
 @pytest.mark.parametrize("spoil, right", [(wait, True), (omit_the_query_for_the_end_of_copies, False)])

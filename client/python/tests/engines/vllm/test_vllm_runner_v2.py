@@ -12,6 +12,7 @@ import test_vllm_prefixes
 import test_vllm_ranks
 import test_vllm_reloads
 import test_vllm_resets
+import test_vllm_segment_families
 import test_vllm_segments
 import test_vllm_windows
 from model_runner_v2 import ENVIRONMENT
@@ -318,6 +319,10 @@ def test_ranks(shared_daemon, model="qwen3_5"):
 
 def test_segments(segmented, expected):
     test_vllm_segments.test_segments_are_found_in_any_order_and_at_any_position("qwen3_5", segmented, expected)
+
+
+def test_segments_of_mamba2(segmented, expected):
+    test_vllm_segment_families.test_segments_are_found_in_any_order("granite", segmented, expected)
 
 
 def test_segments_in_several_steps(shared_daemon, segmented):

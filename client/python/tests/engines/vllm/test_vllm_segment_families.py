@@ -37,6 +37,26 @@ def test_segments_are_found_in_any_order(model, segmented, expected):
     same([child.probe("ask", sum(others, []) + query, None)], expected(model, [sum(others, []) + query], 4), 2e-2)
 
 
+@pytest.mark.parametrize("model", MAMBA2)
+def test_concurrent_prompts_answer_as_one_at_a_time(model, segmented):
+    """The prompts begin with different segments, so that none uses another one's blocks."""
+    child, parts = segmented(model), texts(f"together {model}", 4, 120)
+    child.publish(parts)
+    whole = [sum(parts[i:] + parts[:i], []) + prompt(f"together query {i}", 20) for i in range(4)]
+    prompts = [(tokens, [120] * 4) for tokens in whole]
+    for one in prompts:
+        child.probe("ask_together", [one])
+        child.probe("settle")  # its first segment is published, too
+    child.call("erase")
+    alone = []
+    for one in prompts:
+        alone += child.probe("ask_together", [one])
+        child.call("erase")
+    together = child.probe("ask_together", prompts)
+    assert [cached for *_, cached in together + alone] == [120 + interiors(120, 120, 120)] * 8
+    same(together, [each[:2] for each in alone], 1e-3)
+
+
 @pytest.mark.parametrize("model", WINDOWS)
 def test_windows_read_the_keys_that_a_jump_writes(model, segmented):
     """A segment of one window and more: its last tokens are all that the next ones see in these layers."""

@@ -199,7 +199,7 @@ def test_pages_of_a_publish_that_the_cache_keeps_are_not_given_back(verdict, fre
     order = SimpleNamespace(copies=contextlib.nullcontext)
     composer = SimpleNamespace(_opening=SimpleNamespace(cache=cache), _options=Options(), _order=order, _pages=pages)
     alone = SimpleNamespace(tokens=np.arange(20), first=False, salt="")
-    run = SimpleNamespace(alone=alone, mark=None, same_decays=[], is_current=[lambda: True])
+    run = SimpleNamespace(alone=alone, mark=None, is_current=[lambda: True])
     try:
         assert Composer._publish(composer, run) == 0
         assert (pages.count, pages.free) == (3, free)

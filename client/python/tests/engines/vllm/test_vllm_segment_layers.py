@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments of KDA, lightning attention and Mamba-1, which vLLM runs only on GPUs, and of MLA in their models: its own
-layers, metadata and specs on CPUs, with torch in place of the kernels. No part of this has run on a real GPU."""
+"""Segments of KDA, lightning attention, Mamba-1 and Mamba-2 on GPUs, and of MLA in their models: vLLM's own layers,
+metadata and specs on CPUs, with torch in place of the kernels. No part of this has run on a real GPU."""
 
 import dataclasses
 import functools
@@ -37,6 +37,7 @@ LENGTHS = [100, 164, 100]  # the second interior ends at the end of a block
 BLOCKS, PARTS = 24, 4  # PARTS: blocks of MLA's kernels in one of the engine's
 PLAIN = [16, 17, 18]  # MLA's blocks of a prompt that is run as a whole
 FAMILIES = dict(kimi="KDA", bounded="KDA", ling="KDA", ring="LIGHTNING", minimax="LIGHTNING", jamba="MAMBA1")
+FAMILIES["granite"] = "MAMBA2"
 
 
 class Engine(EngineModel):
@@ -317,8 +318,11 @@ def composed_with_other_decays(kind, daemon):
     return composed(kind, daemon, lambda engine: engine.layer.A.data.mul_(2), seam_tail=9)
 
 
-def test_segments_of_decays_that_changed_with_the_weights_are_not_published(shared_daemon):
-    assert in_child(composed_with_other_decays, "jamba", shared_daemon) == (0, "MAMBA1", [])
+@pytest.mark.parametrize("kind", ["jamba", "granite"])
+def test_segments_compose_with_the_decays_of_changed_weights(kind, shared_daemon):
+    published, _, errors = in_child(composed_with_other_decays, kind, shared_daemon)
+    print(kind, published, errors)
+    assert published == 3 and max(map(max, errors)) <= 1e-5
 
 
 def composed_without_rope(kind, daemon):
@@ -427,7 +431,17 @@ def test_layers_of_these_families_are_described_by_their_specs():
     mamba1 = segments_of(states(Backend.MAMBA1, (3, 8192), (8192, 16)))
     layer = mamba1.segments[0]
     assert (layer.family, layer.value_heads, layer.d_k, layer.d_v) == (ashlar.Family.MAMBA1, 32, 16, 256)
-    assert not any(map(unsupported, (kda, lightning, mamba1)))
+    mamba2 = segments_of(states(Backend.MAMBA2, (3, 256), (8, 16, 32)))
+    layer = mamba2.segments[0]
+    assert (layer.family, layer.key_heads, layer.value_heads, layer.d_k, layer.d_v) == (
+        ashlar.Family.MAMBA2,
+        2,
+        8,
+        32,
+        16,
+    )
+    assert layer.order is ashlar.StateOrder.VALUE_FIRST
+    assert not any(map(unsupported, (kda, lightning, mamba1, mamba2)))
 
 
 def test_mla_is_described_by_its_spec_and_the_configuration():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hybrids whose states cannot be composed: Mamba-2 (Granite-4, Falcon-H1, Nemotron-H) and short convolutions (LFM2)."""
+"""Prefixes of hybrids whose states are opaque bytes: Mamba-2 (Granite-4, Falcon-H1, Nemotron-H) and short convolutions (LFM2)."""
 
 import random
 import threading
