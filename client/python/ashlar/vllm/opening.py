@@ -15,6 +15,8 @@ from ashlar.vllm.state import State, why_unreachable
 
 logger = init_logger("vllm.ashlar")
 
+_LONGEST = 60.0  # seconds between two attempts to open another cache
+
 
 class Opening:
     """Tries once at its start, then on a separate thread until the cache is open. Until then `cache` is None and all
@@ -84,8 +86,8 @@ class Opening:
         self._outdated = True
 
     def refresh(self, unused: bool, early: bool = False) -> None:
-        """After `reopen`, opens another cache on a thread, while the current one stays open. A later call replaces the
-        current one: at once if `early`, otherwise when it is `unused`. Closes the replaced cache once it is unused.
+        """After `reopen`, opens another cache on a thread, which tries until it succeeds, while the current one stays
+        open. A later call replaces the current one: at once if `early`, otherwise when it is `unused`. Closes the replaced cache once it is unused.
 
         `unused`: whether no request of the caches is in progress.
         """
@@ -107,10 +109,17 @@ class Opening:
         return True
 
     def _open_next(self) -> None:
-        try:
-            self._next = self._open()
-        except Exception as error:  # the current cache stays open
-            logger.warning("Ashlar (%s): cannot reopen the cache: %s", self._what, error)
+        pause = self._again
+        while not self._ended.is_set():
+            try:
+                self._next = self._open()
+                return
+            except Exception as error:  # the current cache stays open
+                logger.warning(
+                    "Ashlar (%s): cannot reopen the cache: %s; next attempt in %.1f s", self._what, error, pause
+                )
+            self._ended.wait(pause)
+            pause = min(2 * pause, max(self._again, _LONGEST))
 
     def close(self) -> None:
         self._weights.close()
