@@ -2,10 +2,10 @@
 """Worker half of segments: lands them for waiting prompts, writes them to the engine's blocks, and publishes new ones.
 
 A separate thread calls the daemon. Keys and values land in pages of this process, because only the engine's writer has
-the layout of the engine's blocks. Transitions and states are copied to tensors. After a prompt's segments are reported
-as landed, a later step does not depend on the daemon. Only the engine's thread runs the model and writes blocks, in the
-order of the engine's own work on its device. The other thread reads what a run has left only after that work. A jump
-does not wait for the device: landed data stays in host memory until the device has copied it.
+the layout of the engine's blocks. Tuples are copied to host memory (landed_tuples.py). After a prompt's segments are
+reported as landed, a later step does not depend on the daemon. Only the engine's thread runs the model and writes
+blocks, in the order of the engine's own work on its device. The other thread reads what a run has left only after that
+work. A jump does not wait for the device: landed data stays in host memory until the device has copied it.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import fcntl
 import mmap
 import os
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -27,9 +28,11 @@ from vllm.logger import init_logger
 
 import ashlar
 from ashlar.request import Step, StepKind
-from ashlar.tensors import EPSILON, MATRIX, compose, scaled_half
+from ashlar.tensors import EPSILON, compose, scaled_half
+from ashlar.vllm import landed_tuples
 from ashlar.vllm.forward import EngineModel, rotate
 from ashlar.vllm.host_memory import HostMemory, Lease, pieces, pin, unpin
+from ashlar.vllm.landed_tuples import LandedTuple, state_shape, transition_shape
 from ashlar.vllm.lookups import await_plan, missing_segments
 from ashlar.vllm.memory import States, bytes_of
 from ashlar.vllm.messages import UNAVAILABLE, Alone, Fetch, Fetched, Jump
@@ -38,8 +41,17 @@ from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.order import Mark, Order
 from ashlar.vllm.pace import Pace
-from ashlar.vllm.runs import Run, linear_of, state_shape
-from ashlar.vllm.segments import KEY_TYPES, NORM_EPSILON, PAGE_TOKENS, segment_tokens, segments_model, token_bytes
+from ashlar.vllm.runs import Run, linear_of
+from ashlar.vllm.segments import (
+    KEY_TYPES,
+    NORM_EPSILON,
+    PAGE_TOKENS,
+    segment_tokens,
+    segment_tuples,
+    segments_model,
+    token_bytes,
+    tuple_memory,
+)
 from ashlar.vllm.state import State
 
 logger = init_logger("vllm.ashlar")
@@ -53,14 +65,16 @@ class NotLanded(Exception):
 
 
 class Pages:
-    """Memory of this process in which segments land, and from which they are published. Thread-safe.
+    """Memory of this process in which keys and values land, and from which they are published. Thread-safe.
 
-    The daemon allocates all of it when the cache is opened.
+    The daemon allocates all of it when the cache is opened. A landing takes its pages together with the right to keep
+    its segments' tuples in host memory, so that it never holds one of them while it waits for the other.
     """
 
-    def __init__(self, model: ashlar.Model, tokens: int, device: torch.device) -> None:
-        """`device`: the engine's, which copies from this memory."""
-        self.count = -(-tokens // PAGE_TOKENS)
+    def __init__(self, model: ashlar.Model, tokens: int, device: torch.device, tuples: int = sys.maxsize) -> None:
+        """`device`: the engine's, which copies from this memory. `tuples`: number of segments whose tuples fit into
+        host memory together."""
+        self.count, self.tuples = -(-tokens // PAGE_TOKENS), tuples
         self.places: list[ashlar.PagePlace] = []
         size = 0
         for index, layer in enumerate(model.layers):
@@ -86,46 +100,56 @@ class Pages:
             begin, size = place.key_offset, place.page_stride * self.count
             rows = self._memory[begin : begin + size].view(KEY_TYPES[self._attention(place.layer).dtype])
             self._rows[place.layer] = rows.view(self.count, PAGE_TOKENS, -1)
-        self._left: list[tuple[Mark, Sequence[int]]] = []  # pages that the device may still copy; guarded by _changed
-        self._free = list(range(self.count))
+        # Pages and numbers of tuples that the device may still copy; guarded by _changed.
+        self._left: list[tuple[Mark, Sequence[int], int]] = []
+        self._free, self._free_tuples = list(range(self.count)), tuples
         self._changed = threading.Condition()
 
     @property
     def free(self) -> int:
         return len(self._free)
 
-    def take(self, tokens: int, deadline: float, wanted: Callable[[], bool]) -> npt.NDArray[np.int32]:
-        """Returns free pages for this number of tokens, and waits for them. NotLanded: `wanted` returned False, the
-        deadline has passed, or there are too few pages in all."""
+    def take(self, tokens: int, deadline: float, wanted: Callable[[], bool], tuples: int = 0) -> npt.NDArray[np.int32]:
+        """Returns free pages for this number of tokens, and waits for them and for the tuples of this number of
+        segments. NotLanded: `wanted` returned False, the deadline has passed, or the memory is too small."""
         count = -(-tokens // PAGE_TOKENS)
         with self._changed:
-            while self._collect() < count:
-                if count > self.count or not wanted() or time.monotonic() >= deadline:
+            while not self._has(count, tuples):
+                fits = count <= self.count and tuples <= self.tuples
+                if not fits or not wanted() or time.monotonic() >= deadline:
                     free = len(self._free) * PAGE_TOKENS
-                    raise NotLanded(f"{tokens} tokens; segment_tokens has {free} free of {self.count * PAGE_TOKENS}")
+                    raise NotLanded(
+                        f"{tokens} tokens and {tuples} tuples; segment_tokens has {free} tokens free of "
+                        f"{self.count * PAGE_TOKENS}, and {self._free_tuples} tuples of {self.tuples}"
+                    )
                 self._changed.wait(0.01)
             self._free.sort()  # a jump copies consecutive pages together
             taken, self._free = self._free[:count], self._free[count:]
+            self._free_tuples -= tuples
         return np.array(taken, np.int32)
 
-    def give(self, pages: Sequence[int], mark: Mark | None = None) -> None:
-        """Frees pages once the device's work before the mark has ended; None: it has ended."""
+    def give(self, pages: Sequence[int], mark: Mark | None = None, tuples: int = 0) -> None:
+        """Frees pages and tuples once the device's work before the mark has ended; None: it has ended."""
         with self._changed:
             if mark is None:
                 self._free += pages
+                self._free_tuples += tuples
             else:
-                self._left.append((mark, pages))
+                self._left.append((mark, pages, tuples))
             self._changed.notify_all()
 
-    def _collect(self) -> int:
-        """Returns the number of free pages."""
+    def _has(self, count: int, tuples: int) -> bool:
+        self._collect()
+        return len(self._free) >= count and self._free_tuples >= tuples
+
+    def _collect(self) -> None:
         left, self._left = self._left, []
-        for mark, pages in left:
+        for mark, pages, tuples in left:
             if mark.query():
                 self._free += pages
+                self._free_tuples += tuples
             else:
-                self._left.append((mark, pages))
-        return len(self._free)
+                self._left.append((mark, pages, tuples))
 
     def _attention(self, layer: int) -> ashlar.Attention:
         attention = self._model.layers[layer]
@@ -163,15 +187,6 @@ class Pages:
             self.descriptor = -1
 
 
-@dataclasses.dataclass
-class _Tuple:
-    """A tuple of one linear layer: S ← transition · S + state."""
-
-    transition: torch.Tensor | None  # as in LinearTensors; None: the state replaces S
-    state: torch.Tensor  # [heads, d_k, d_v], in the state's order
-    tail: torch.Tensor | None  # bytes; None: the layer has no convolution
-
-
 @dataclasses.dataclass(eq=False)
 class _Landing:
     fetch: Fetch
@@ -179,9 +194,10 @@ class _Landing:
     since: float = dataclasses.field(default_factory=time.monotonic)
     abandoned: bool = False
     pages: list[int] = dataclasses.field(default_factory=list)
+    segments: int = 0  # number of segments whose tuples it may keep
     # The page of each PAGE_TOKENS positions; an arbitrary one of `pages` where nothing lands.
     table: npt.NDArray[np.int32] | None = None
-    tuples: dict[int, dict[str, _Tuple]] = dataclasses.field(
+    tuples: dict[int, dict[str, LandedTuple]] = dataclasses.field(
         default_factory=dict
     )  # by end of the jump and name of the layer
     memory: Lease | None = None  # memory of the tuples
@@ -212,8 +228,9 @@ class Composer:
         tables = {place.name: engine.decays(place.name) for place in described.linear}
         decays = {name: table for name, table in tables.items() if table is not None}
         self.model = segments_model(described, engine.ropes(described), decays, options)
-        self._pages = Pages(self.model, segment_tokens(described, options), engine.device)
-        self._host = HostMemory(engine.device)
+        tokens, tuples = segment_tokens(described, options), segment_tuples(described, options)
+        self._pages = Pages(self.model, tokens, engine.device, tuples)
+        self._host = HostMemory(engine.device, tuple_memory(described, options))
         self._tokens_per_second = options.tokens_per_second
         self._told_shortage = False
         self._landings: dict[int, _Landing] = {}
@@ -273,10 +290,11 @@ class Composer:
             landing.abandoned = True
             pages, landing.pages = landing.pages, []
             memory, landing.memory = landing.memory, None
-        self._pages.give(pages, landing.mark)
+            segments, landing.segments = landing.segments, 0
         landing.tuples = {}
         if memory is not None:
             memory.give(landing.mark)
+        self._pages.give(pages, landing.mark, segments)
 
     @property
     def busy(self) -> bool:
@@ -323,7 +341,7 @@ class Composer:
             place, states = self._states[name]
             block = jump.blocks[place.group][jump.state_block]
             state = self._state(states, block, place)
-            update = found.state.to(state.device, non_blocking=True)
+            update = found.state_on(state.device)
             if found.transition is None:
                 state.copy_(update)
             else:
@@ -426,33 +444,36 @@ class Composer:
             paying = [step for step in hits if self._pays(step.end - step.begin)]
             found.refused = len(hits) - len(paying)
             wanted = self._fitting(paying)
+            found.unfit = len(paying) - len(wanted)
             if not wanted:
                 return found
             if len(wanted) < len(hits):
                 lookup.drop_segments([step.segment for step in hits if step not in wanted and step.segment is not None])
             plan, entries = lookup.plan_bytes(), _entries(wanted)
             deadline = time.monotonic() + options.land_ms / 1000
-            pages = self._pages.take(len(entries) * PAGE_TOKENS, deadline, lambda: not landing.abandoned)
+            tokens = len(entries) * PAGE_TOKENS
+            pages = self._pages.take(tokens, deadline, lambda: not landing.abandoned, len(wanted))
             table = np.full(-(-len(fetch.tokens) // PAGE_TOKENS), pages[0], np.int32)
             table[entries] = pages
             self._fetched.put((fetch.number, Fetched(ended=False)))
-            return self._land_plan(cache, landing, plan, table, pages.tolist(), found)
+            return self._land_plan(cache, landing, plan, table, pages.tolist(), len(wanted), found)
 
     def _fitting(self, steps: list[Step]) -> list[Step]:
-        """Returns the first steps that fit into all pages together."""
+        """Returns the first steps that fit into all memory together. Ranks have memory for the same steps."""
         fitting: list[Step] = []
         entries: set[int] = set()
         for step in steps:
             entries.update(_entries([step]))
-            if len(entries) > self._pages.count:
+            if len(entries) > self._pages.count or len(fitting) == self._pages.tuples:
                 break
             fitting.append(step)
         if len(fitting) < len(steps) and not self._told_shortage:
             self._told_shortage = True
             logger.warning(
-                "Ashlar: a prompt's cached segments need space for %d tokens; only the first %d of %d segments are "
-                "used; raise segment_tokens (%d)",
-                len(_entries(steps)) * PAGE_TOKENS, len(fitting), len(steps), self._pages.count * PAGE_TOKENS,
+                "Ashlar: a prompt's cached segments need space for %d tokens and %d tuples; only the first %d of %d "
+                "segments are used; raise segment_tokens (%d), which has space for %d tuples",
+                len(_entries(steps)) * PAGE_TOKENS, len(steps), len(fitting), len(steps),
+                self._pages.count * PAGE_TOKENS, self._pages.tuples,
             )  # fmt: skip
         return fitting
 
@@ -463,15 +484,18 @@ class Composer:
         plan: bytes,
         table: npt.NDArray[np.int32],
         pages: list[int],
+        segments: int,
         landed: Fetched,
     ) -> Fetched:
-        """Lands a plan. Returns `landed` with the jumps over all that landed; without jumps if nothing landed."""
+        """Lands a plan of this number of segments. Returns `landed` with the jumps over all that landed; without jumps
+        if nothing landed."""
         request: ashlar.Request | None = None
         memory = self._host.lease()
         try:
             request = cache.land(plan, table, wait=False)
             request.wait_plan()
             for _ in range(_TRIES):
+                memory.give(None)  # a failed attempt's tuples
                 steps = [(i, step) for i, step in enumerate(request.plan.steps) if step.kind is not StepKind.COMPUTE]
                 if not steps:
                     return landed
@@ -496,12 +520,11 @@ class Composer:
                 is_quiesced = request.poll_quiesced() == ashlar.Verdict.OK
                 request.end()
             if landed.jumps:
-                landing.pages, landing.memory = pages, memory
+                landing.pages, landing.segments, landing.memory = pages, segments, memory
             else:
                 memory.give(None)
-                if is_quiesced:
-                    self._pages.give(pages)
-                else:
+                self._pages.give(pages if is_quiesced else [], None, segments)
+                if not is_quiesced:
                     self._pages.kept += len(pages)
 
     def _pays(self, tokens: int) -> bool:
@@ -511,7 +534,7 @@ class Composer:
 
     def _copy(
         self, request: ashlar.Request, steps: Sequence[tuple[int, Step]], landing: _Landing, memory: Lease
-    ) -> dict[int, dict[str, _Tuple]] | None:
+    ) -> dict[int, dict[str, LandedTuple]] | None:
         """Waits for all layers and copies the tuples of these steps. Returns None if something did not land, or the
         landing was abandoned."""
         for layer in range(len(self.model.layers)):
@@ -519,7 +542,7 @@ class Composer:
                 time.sleep(_POLL)
             if verdict != ashlar.Verdict.OK:
                 return None
-        found: dict[int, dict[str, _Tuple]] = {}
+        found: dict[int, dict[str, LandedTuple]] = {}
         for number, step in steps:
             tuples = found[step.end] = {}
             for name, (place, _) in self._states.items():
@@ -531,20 +554,20 @@ class Composer:
 
     def _take_tuple(
         self, request: ashlar.Request, number: int, step: Step, place: LinearPlace, memory: Lease
-    ) -> _Tuple | None:
+    ) -> LandedTuple | None:
         shape = self._linear(place)
-        state, transition = memory.take(state_shape(shape)), memory.take(_transition_shape(shape))
+        state, transition = torch.empty(state_shape(shape)), torch.empty(transition_shape(shape))
         read = request.conv_tail(number, place.layer) if shape.conv_kernel else None
         if (read is None and shape.conv_kernel) or not request.read_tuple(number, place.layer, state, transition):
             return None
-        tail = None if read is None else memory.copy(bytes_of(read))
+        tail = None if read is None else bytes_of(read)
         if step.kind is StepKind.CHECKPOINT:
-            return _Tuple(None, state, tail)
+            return landed_tuples.keep(memory, shape, state, None, tail)
         if shape.rope is not None:  # its family's states are [heads, d_k, d_v]
             keys = state.transpose(1, 2).reshape(-1, shape.d_k).double()
             turned = rotate(keys, shape.rope, step.begin - self.model.head)
             state.copy_(turned.float().view(-1, shape.d_v, shape.d_k).transpose(1, 2))
-        return _Tuple(transition, state, tail)
+        return landed_tuples.keep(memory, shape, state, transition, tail)
 
     # ---- publishing
 
@@ -606,7 +629,7 @@ class Composer:
             return ashlar.LinearTensors(place.layer, state, tail, exponents=exponents, **names)
         state = torch.empty(state_shape(shape), dtype=KEY_TYPES[shape.state_dtype])
         exponents = torch.empty(shape.value_heads, dtype=torch.int32) if halves else None
-        made: dict[str, Any] = dict(transition=torch.empty(_transition_shape(shape)), exponents=exponents)
+        made: dict[str, Any] = dict(transition=torch.empty(transition_shape(shape)), exponents=exponents)
         made["decay"] = torch.empty(shape.value_heads, shape.d_k)
         scales = dict(norm_epsilon=NORM_EPSILON, q_scale=shape.d_k**-0.5)
         cache.compute_alone(request, number, place.layer, state, **scales, **made, **run.rows[name])
@@ -618,12 +641,6 @@ class Composer:
         """Writes the keys and values of consecutive parts."""
         keys, values = (torch.cat([part.cpu() for part in each]) for each in zip(*parts))
         self._pages.write(layer, keys, values, table)
-
-
-def _transition_shape(layer: ashlar.Linear) -> tuple[int, ...]:
-    if layer.family is ashlar.Family.MAMBA1:
-        return layer.value_heads, layer.d_v
-    return (layer.value_heads, layer.d_k, layer.d_k) if layer.family in MATRIX else (layer.value_heads,)
 
 
 def _entries(steps: Sequence[Step]) -> list[int]:

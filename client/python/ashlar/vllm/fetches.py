@@ -18,6 +18,7 @@ from ashlar.vllm.messages import Fetch, Fetched
 class _Asked:
     prompt: Any
     tokens: int
+    segments: int
     ahead: int  # tokens of this fetch and of those before it that have no final answer
     landing_since: float | None = None
     answers: dict[int, Fetched] = dataclasses.field(default_factory=dict)  # final answers, by rank
@@ -37,7 +38,7 @@ class Fetches:
         """Returns the number of the fetch. Call `release` for it."""
         self._number += 1
         ahead = sum(each.tokens for each in self._asked.values() if len(each.answers) < self._ranks)
-        self._asked[self._number] = _Asked(prompt, sum(lengths), ahead + sum(lengths))
+        self._asked[self._number] = _Asked(prompt, sum(lengths), len(lengths), ahead + sum(lengths))
         self._new.append(Fetch(self._number, tokens, lengths, salt))
         return self._number
 
@@ -51,6 +52,11 @@ class Fetches:
     def tokens(self) -> int:
         """Returns the number of tokens of all segments that were not released."""
         return sum(each.tokens for each in self._asked.values())
+
+    @property
+    def segments(self) -> int:
+        """Returns the number of all segments that were not released."""
+        return sum(each.segments for each in self._asked.values())
 
     def landing_since(self, number: int) -> float | None:
         """Returns when a worker first answered the fetch; None: the fetch waits for other fetches."""

@@ -20,8 +20,8 @@ from ashlar.vllm.order import Mark
 logger = init_logger("vllm.ashlar")
 
 _PIECE = 32 << 20  # bytes of device memory that one copy uses
-_LEAST = 1 << 12  # bytes; smallest size; all sizes are powers of two
-_KEPT = 4 << 30  # bytes of unused memory that is kept
+_UNIT = 1 << 12  # bytes; all sizes are multiples
+_CAPACITY = 4 << 30  # bytes
 
 
 def pin(memory: torch.Tensor, device: torch.device) -> bool:
@@ -51,13 +51,20 @@ def pieces(held: torch.Tensor, pages: Sequence[int]) -> Iterator[tuple[int, int,
             first = end
 
 
+def whole_size(size: int) -> int:
+    """Returns the bytes that `Lease.take` takes from a pool for a tensor of `size` bytes."""
+    return -(-size // _UNIT) * _UNIT
+
+
 class HostMemory:
     """A pool of host memory. Thread-safe. If the device is the CPU, it allocates ordinary memory and keeps none."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, capacity: int = _CAPACITY) -> None:
+        """`capacity`: bytes of leased and unused memory together above which unused memory is freed. Leases may take
+        more."""
+        self._device, self._capacity = device, capacity
         self._free: dict[int, list[torch.Tensor]] = {}  # by size in bytes; guarded by _lock
-        self._kept = 0  # bytes of _free
+        self._allocated = 0  # bytes, also of leased memory; guarded by _lock
         self._left: list[tuple[Mark, list[torch.Tensor]]] = []  # guarded by _lock
         self._pinned: set[int] = set()  # addresses
         self._lock = threading.Lock()
@@ -69,20 +76,19 @@ class HostMemory:
         """Waits for the copies of memory that was given back. The memory of other leases stays pinned."""
         with self._lock:
             self._collect(wait=True)
-            for memory in sum(self._free.values(), []):
-                self._unpin(memory)
-            self._free, self._kept = {}, 0
+            self._shrink(0)
 
     def take(self, size: int) -> torch.Tensor:
         """Returns uninitialized memory of at least `size` bytes."""
         if self._device.type == "cpu":
             return self._allocate(size)
-        whole = max(_LEAST, 1 << (size - 1).bit_length())
+        whole = whole_size(size)
         with self._lock:
             self._collect()
             if self._free.get(whole):
-                self._kept -= whole
                 return self._free[whole].pop()
+            self._shrink(self._capacity - whole)
+            self._allocated += whole
         memory = self._allocate(whole)
         if pin(memory, self._device):
             with self._lock:
@@ -116,11 +122,15 @@ class HostMemory:
 
     def _keep(self, taken: list[torch.Tensor]) -> None:
         for memory in taken:
-            if self._kept + len(memory) <= _KEPT:
-                self._free.setdefault(len(memory), []).append(memory)
-                self._kept += len(memory)
-            else:
-                self._unpin(memory)
+            self._free.setdefault(len(memory), []).append(memory)
+        self._shrink(self._capacity)
+
+    def _shrink(self, most: int) -> None:
+        """Frees unused memory until at most this number of bytes is allocated."""
+        for size, unused in self._free.items():
+            while unused and self._allocated > most:
+                self._unpin(unused.pop())
+                self._allocated -= size
 
     def _unpin(self, memory: torch.Tensor) -> None:
         if memory.data_ptr() in self._pinned:

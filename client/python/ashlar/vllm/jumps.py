@@ -29,7 +29,7 @@ from ashlar.vllm.lookups import SegmentLookups, await_plan, finds_segments, look
 from ashlar.vllm.messages import Fetch, Fetched, Jump
 from ashlar.vllm.model import Described
 from ashlar.vllm.options import Options
-from ashlar.vllm.segments import Names, segment_tokens
+from ashlar.vllm.segments import Names, segment_tokens, segment_tuples
 from ashlar.vllm.sharing import Sharing
 from ashlar.vllm.stats import AshlarStats
 
@@ -89,7 +89,8 @@ class Jumps:
         self._ranks = ranks
         self._described, self._options, self._stats = described, options, stats
         self._hash_tokens = hash_tokens
-        self._most_ahead = segment_tokens(described, options) // 2
+        self._tokens_ahead = segment_tokens(described, options) // 2
+        self._segments_ahead = segment_tuples(described, options) // 2
         self.tokens_per_second = options.tokens_per_second  # changed by set_rate
         self.generation = ""  # generation of the engine's weights
         self._prompts: dict[str, _Prompt] = {}
@@ -295,13 +296,15 @@ class Jumps:
         """Requests segments of later requests, in at most half of the worker's memory."""
         if time.monotonic() < self._paused_until or self._options.cold_parallel:  # others may compute missing ones
             return
-        left = self._most_ahead - self._fetches.tokens
+        tokens_left = self._tokens_ahead - self._fetches.tokens
+        segments_left = self._segments_ahead - self._fetches.segments
         for prompt in self._prompts.values():
             tokens = sum(prompt.lengths)
             idle = prompt.fetch is None and prompt.lookup is None and not prompt.ready
             if idle and prompt.preemptions == prompt.request.num_preemptions:
-                left -= tokens
-                if left < 0:
+                tokens_left -= tokens
+                segments_left -= len(prompt.lengths)
+                if min(tokens_left, segments_left) < 0:
                     return
                 if tokens >= max(1, self._options.min_tokens):
                     self._ask(prompt)
@@ -491,7 +494,8 @@ class Jumps:
                 self._late(prompt, pool)
                 continue
             self._add_cold(prompt, sorted({lacking for answer in answers for lacking in answer.missing}))
-            self._stats.add(first.refused, "segments_refused")
+            self._stats.add(first.refused, "segments_refused", "no_gain")
+            self._stats.add(first.unfit, "segments_refused", "no_space")
             if any(answer.failure for answer in answers):
                 self._stats.add(1, "load_failures")
             self._stats.add(max(answer.seconds for answer in answers), "load_seconds")

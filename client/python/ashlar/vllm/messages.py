@@ -76,6 +76,7 @@ class Fetched:
     jumps: list[tuple[int, int, bool]] = dataclasses.field(default_factory=list)  # begin, end, whether from position 0
     missing: list[int] = dataclasses.field(default_factory=list)  # segments that the cache lacks
     refused: int = 0  # hits that would save no time
+    unfit: int = 0  # hits that do not fit into the rank's memory
     late: bool = False  # the daemon did not answer the lookup within lookup_ms
     tier: str = "dram"
     seconds: float = 0.0

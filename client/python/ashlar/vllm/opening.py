@@ -87,7 +87,8 @@ class Opening:
 
     def refresh(self, unused: bool, early: bool = False) -> None:
         """After `reopen`, opens another cache on a thread, which tries until it succeeds, while the current one stays
-        open. A later call replaces the current one: at once if `early`, otherwise when it is `unused`. Closes the replaced cache once it is unused.
+        open. A later call replaces the current one: at once if `early`, otherwise when it is `unused`. Closes the
+        replaced cache once it is unused.
 
         `unused`: whether no request of the caches is in progress.
         """

@@ -49,7 +49,7 @@ class Options:
     segment_boundaries: str = ""  # messages: each message of the chat template begins a segment
     seam_head: int = 8  # first tokens of a segment that are computed in every prompt
     seam_tail: int = 8  # the same for last tokens
-    segment_tokens: int = 0  # capacity for landed tokens of all waiting prompts; 0: see segments.segment_tokens
+    segment_tokens: int = 0  # capacity for landed segments of all waiting prompts; 0: see segments.segment_tokens
     segment_dtype: str = "float16"  # of stored tuples; float32 takes twice the bytes
     serve_prefill: bool = False  # whether an idle engine computes segments for other engines and for `ashlarctl warm`
     cold_parallel: bool = False  # whether other engines compute a part of a cold prompt's segments

@@ -14,6 +14,7 @@ import torch
 import ashlar
 from ashlar.tensors import joined, segment_tuple
 from ashlar.vllm.forward import Core, EngineModel
+from ashlar.vllm.landed_tuples import state_shape
 from ashlar.vllm.memory import States
 from ashlar.vllm.messages import CONTINUES, Alone
 from ashlar.vllm.model import LinearPlace
@@ -98,9 +99,3 @@ def linear_of(model: ashlar.Model, place: LinearPlace) -> ashlar.Linear:
     layer = model.layers[place.layer]
     assert isinstance(layer, ashlar.Linear)
     return layer
-
-
-def state_shape(layer: ashlar.Linear) -> tuple[int, int, int]:
-    """Returns the shape of a state as the engine stores it."""
-    value_first = layer.order is ashlar.StateOrder.VALUE_FIRST
-    return (layer.value_heads, layer.d_v, layer.d_k) if value_first else (layer.value_heads, layer.d_k, layer.d_v)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments that prompts declare: whether the layout supports them, the layout under which they are cached, and the
-names of composed blocks.
+"""Segments that prompts declare: whether the layout supports them, how many may land at once, the layout under which they
+are cached, and the names of composed blocks.
 
 A request declares segments in its `kv_transfer_params`: {"ashlar_segments": [lengths, from position 0 on]}. States and
 keys after the first composed segment must not be used as exact ones. So the engine's own prefix cache gets separate
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ import torch
 
 import ashlar
 from ashlar.tensors import SEGMENT_TYPES
+from ashlar.vllm import landed_tuples
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.model import Described
 from ashlar.vllm.options import Options
@@ -73,12 +75,39 @@ def token_bytes(layer: ashlar.Attention) -> int:
 
 
 def segment_tokens(described: Described, options: Options) -> int:
-    """Returns the option, or its default: 65,536, or as many tokens as 4 GiB of keys and values hold."""
+    """Returns the option, or its default: 65,536, or as many tokens as 4 GiB of landed segments have."""
     if options.segment_tokens:
         return options.segment_tokens
+    keys = _key_bytes(described)
+    return min(_USUAL_TOKENS, _USUAL_BYTES // max(1, keys + _tuples_part(keys) if _linear(described) else keys))
+
+
+def segment_tuples(described: Described, options: Options) -> int:
+    """Returns the number of segments whose tuples fit into host memory together."""
+    dtype = SEGMENT_TYPES[options.segment_dtype]
+    layers = (dataclasses.replace(layer, state_dtype=dtype) for layer in _linear(described))
+    size = sum(map(landed_tuples.tuple_bytes, layers))
+    return tuple_memory(described, options) // size if size else sys.maxsize
+
+
+def tuple_memory(described: Described, options: Options) -> int:
+    """Returns the bytes of host memory for landed tuples."""
+    return segment_tokens(described, options) * _tuples_part(_key_bytes(described))
+
+
+def _tuples_part(keys: int) -> int:
+    """Returns the bytes for tuples that belong to one of `segment_tokens`: what its keys and values, of `keys` bytes,
+    leave of 64 KiB, and at least as much as these take."""
+    return max(keys, _USUAL_BYTES // _USUAL_TOKENS - keys)
+
+
+def _key_bytes(described: Described) -> int:
     attention = (layer for layer in described.segments if isinstance(layer, ashlar.Attention))
-    size = sum(token_bytes(layer) for layer in attention if layer.dtype in KEY_TYPES)
-    return min(_USUAL_TOKENS, _USUAL_BYTES // max(1, size))
+    return sum(token_bytes(layer) for layer in attention if layer.dtype in KEY_TYPES)
+
+
+def _linear(described: Described) -> list[ashlar.Linear]:
+    return [layer for layer in described.segments if isinstance(layer, ashlar.Linear)]
 
 
 def segments_model(

@@ -19,7 +19,10 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
         "Prompt lookups by outcome. no_gain: the hit is no longer than that of the engine's own cache. paused: skipped after a timeout. queued: segments that waited too long for the landings of other prompts. unnamed: an adapter or a medium was not hashed.",
     ),
     "jumps": ((), "Parts of prompts that were composed from cached segments instead of computed."),
-    "segments_refused": ((), "Cached segments that were computed because taking them would save no time."),
+    "segments_refused": (
+        ("reason",),
+        "Cached segments that were computed. no_gain: taking them would save no time. no_space: their prompt needs more space than segment_tokens.",
+    ),
     "published_segments": ((), "Segments that this engine computed alone and published."),
     "shared_segments": ((), "Segments of this engine's prompts that other engines were asked to compute."),
     "served_segments": (

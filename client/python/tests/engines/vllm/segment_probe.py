@@ -19,10 +19,11 @@ from ashlar.request import StepKind
 from ashlar.tensors import MATRIX, compose, segment_tuple
 from ashlar.vllm import composing
 from ashlar.vllm.cold_segments import _Cold
-from ashlar.vllm.composing import Composer, _transition_shape
+from ashlar.vllm.composing import Composer
+from ashlar.vllm.landed_tuples import state_shape, transition_shape
 from ashlar.vllm.lookups import SegmentLookups, await_plan
 from ashlar.vllm.messages import Alone, Fetched
-from ashlar.vllm.runs import Run, state_shape
+from ashlar.vllm.runs import Run
 from ashlar.vllm.segments import NORM_EPSILON, Names
 
 
@@ -228,7 +229,7 @@ def tuples_against_one_run(server, tokens, lengths):
                 made = segment_tuple(layer, inside, composer._engine.decays(core.name))
                 end, transition = (each.cpu() for each in made[:2])
             else:
-                end, transition = torch.empty(state_shape(layer)), torch.empty(_transition_shape(layer))
+                end, transition = torch.empty(state_shape(layer)), torch.empty(transition_shape(layer))
                 scales = dict(norm_epsilon=NORM_EPSILON, q_scale=layer.d_k**-0.5)
                 cache.compute_alone(request, number, place.layer, end, transition=transition, **scales, **part)
             state = _recur(state, rows, at, start + run.capture_begin)

@@ -301,8 +301,7 @@ def test_host_memory_is_used_again_after_its_mark(monkeypatch):
     pinned = []
     monkeypatch.setattr(host_memory, "pin", lambda memory, device: pinned.append(memory.data_ptr()) or True)
     monkeypatch.setattr(host_memory, "unpin", lambda memory: pinned.remove(memory.data_ptr()))
-    monkeypatch.setattr(host_memory, "_KEPT", 3 << 12)
-    memory, mark = HostMemory(torch.device("cuda")), Mark()
+    memory, mark = HostMemory(torch.device("cuda"), 3 << 12), Mark()
     one, other = memory.lease(), memory.lease()
     with torch.inference_mode():
         first = one.take((3, 4), torch.int64)
@@ -314,10 +313,15 @@ def test_host_memory_is_used_again_after_its_mark(monkeypatch):
     assert (
         other.copy(torch.arange(2000)).tolist() == list(range(2000)) and other.take((5000,), torch.int8).numel() == 5000
     )
+    assert len(pinned) == 4, "leases may take more than the capacity"
     other.give(None)
-    assert len(pinned) == 2, "no more than _KEPT bytes are kept"
+    assert len(pinned) == 1, "unused memory is kept within the capacity"
     late = memory.lease()
     late.take((1,))
+    late.take((2048,))
+    assert len(pinned) == 2, "of unused memory"
+    late.take((2000,))
+    assert len(pinned) == 3
     late.give(Mark())
     memory.close()
     assert not pinned, "copies have ended"

@@ -357,6 +357,17 @@ def test_later_requests_fetch_segments_in_half_of_the_memory():
     assert engine.request.block_hashes == names, "the engine has all of what has landed"
 
 
+def test_later_requests_fetch_segments_in_half_of_the_memory_of_tuples():
+    engine = Engine([100, 100], 220)
+    engine.jumps._segments_ahead = 5
+    for number in range(3):
+        engine.jumps.add(Request(220, str(number)), [100, 100])
+    first, second = engine.step({})[0]
+    engine.jumps.drop(engine.request, engine.pool)
+    fetches, _, released = engine.step({})
+    assert released == [first.number] and len(fetches) == 1, "four of five segments"
+
+
 def test_the_engines_own_cache_is_queried_again_if_it_has_a_renamed_block():
     engine = Engine([100, 100], 220)
     engine.land([(40, 92, False)])

@@ -15,7 +15,7 @@ from tiny_engines import connector, count, prompt, same
 
 import ashlar
 from ashlar.request import Step, StepKind
-from ashlar.vllm.composing import Composer, Pages, _entries
+from ashlar.vllm.composing import Composer, NotLanded, Pages, _entries
 from ashlar.vllm.messages import UNAVAILABLE
 from ashlar.vllm.options import Options
 from ashlar.vllm.runs import Run
@@ -155,12 +155,14 @@ def test_a_prompt_longer_than_the_pages_takes_the_segments_that_fit(shared_daemo
 def test_the_first_of_many_segments_that_fit_are_found_quickly():
     """Meanwhile the engine's thread waits for the interpreter's lock."""
     steps = [Step(StepKind.INTERIOR, 200 * i + 8, 200 * i + 192, False, i) for i in range(1000)]
-    composer = SimpleNamespace(_pages=SimpleNamespace(count=4096), _told_shortage=True)
+    composer = SimpleNamespace(_pages=SimpleNamespace(count=4096, tuples=500), _told_shortage=True)
     begun = time.thread_time()
     fitting = Composer._fitting(composer, steps)
     assert time.thread_time() - begun < 0.2
     assert fitting == steps[:341] and Composer._fitting(composer, fitting) == fitting
     assert len(_entries(fitting)) <= 4096 < len(_entries(steps[:342]))
+    composer._pages.tuples = 300
+    assert Composer._fitting(composer, steps) == steps[:300]
 
 
 def test_an_aborted_request_leaves_nothing(segmented):
@@ -203,6 +205,25 @@ def test_pages_of_a_publish_that_the_cache_keeps_are_not_given_back(verdict, fre
     try:
         assert Composer._publish(composer, run) == 0
         assert (pages.count, pages.free) == (3, free)
+    finally:
+        pages.close()
+
+
+def test_a_landing_takes_pages_and_tuples_together_or_neither():
+    """A landing that held one of them while it waited for the other would block those that are done."""
+    pages = Pages(SimpleNamespace(layers=[ashlar.Attention(1, 16, 16, ashlar.DType.F32)]), 80, torch.device("cpu"), 3)
+    mark = SimpleNamespace(query=lambda: ended)
+    try:
+        first, ended = pages.take(16, 0.0, lambda: True, 2).tolist(), False
+        for tokens, tuples in ((16, 2), (96, 1), (16, 4)):
+            with pytest.raises(NotLanded, match="64 tokens free of 80, and 1 tuples of 3"):
+                pages.take(tokens, 0.0, lambda: True, tuples)
+        assert pages.free == 4 and len(pages.take(16, 0.0, lambda: True, 1)) == 1
+        pages.give(first, mark, 2)
+        with pytest.raises(NotLanded):
+            pages.take(16, 0.0, lambda: True, 1)
+        ended = True
+        assert len(pages.take(64, 0.0, lambda: True, 2)) == 4
     finally:
         pages.close()
 
