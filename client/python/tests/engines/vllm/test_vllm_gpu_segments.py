@@ -506,7 +506,10 @@ def test_segments_are_published_landed_and_composed_with_two_streams(family, spo
 
 @pytest.mark.parametrize(
     "family, spoil, right",
-    [(Gdn, omit_the_wait_for_the_run, False), *((each, wait, True) for each in (Gdn, Kda, Lightning, Mamba1))],
+    [
+        (Gdn, omit_the_wait_for_the_run, False),
+        *((each, wait, True) for each in (Gdn, Kda, Lightning, Mamba1, Mamba2)),
+    ],
 )
 def test_segments_that_run_in_parts_are_published_with_two_streams(family, spoil, right, shared_daemon):
     """Between two parts, the composer's thread copies keys that the engine's stream has computed."""
