@@ -248,7 +248,7 @@ def test_kept_pages_come_back_before_a_segment_is_published():
     pages.kept, unused, free = len(kept), [], []
     asked, ended = queue.SimpleQueue(), queue.SimpleQueue()
     for number in (1, 2):
-        run = Run({}, SimpleNamespace(), {})
+        run = Run({}, SimpleNamespace())
         run.alone = SimpleNamespace(number=number, tokens=[0], end=1)
         asked.put(run)
     asked.put(None)
