@@ -212,8 +212,7 @@ class ColdSegments:
         fits = self._fits(len(cold.tokens), pool)
         if fits or idle:
             self._segments.pop(cold.name, None)
-        # Its name does not belong to the new weights; and an idle engine would not go on with a run of several parts.
-        if served is not None and (self._generation or len(cold.tokens) > self._step_tokens):
+        if served is not None and self._generation:  # its name does not belong to the new weights
             fits = False
         if not fits:
             self._end_served(served, False)
