@@ -17,11 +17,12 @@ namespace {
 constexpr std::chrono::seconds kTimeout{5};
 constexpr const char* kState = "vllm:ashlar_state";
 constexpr const char* kLookups = "vllm:ashlar_lookups_total";
+constexpr const char* kHits = "vllm:ashlar_hits_total";
 constexpr const char* kStores = "vllm:ashlar_stores_total";
 constexpr const char* kFailures = "vllm:ashlar_load_failures_total";
 constexpr const char* kRequests = "vllm:request_success_total";
 
-using Counts = std::map<std::string, double>;  // by the label `outcome`
+using Counts = std::map<std::string, double>;  // by the label `outcome`; hits by `kind`
 
 // The samples of one engine: a server with data parallelism exports several.
 struct EngineSamples {
@@ -67,7 +68,7 @@ std::map<std::string, EngineSamples> ByEngine(const EngineMetrics& metrics) {
       engine.state = LabelOf(sample, "state");
       engine.reason = LabelOf(sample, "reason");
     } else if (sample.name != kState) {
-      engine.counters[sample.name][LabelOf(sample, "outcome")] += sample.value;
+      engine.counters[sample.name][LabelOf(sample, sample.name == kHits ? "kind" : "outcome")] += sample.value;
     }
   }
   return engines;
@@ -92,19 +93,22 @@ Finding OfState(const EngineSamples& engine) {
 
 Finding OfLookups(const EngineSamples& engine) {
   const double all = engine.Sum(kLookups), late = engine.Count(kLookups, {"timed_out", "paused"});
-  const std::string found = engine.Outcomes(kLookups);
-  if (all == 0 && engine.Sum(kRequests) == 0) {
+  // `lookups` has no outcome for a prompt that hits segments.
+  const double composed = engine.Count(kHits, {"composed"});
+  std::string found = engine.Outcomes(kLookups);
+  if (composed > 0) absl::StrAppendFormat(&found, "; %.0f prompts hit segments", composed);
+  if (all + composed == 0 && engine.Sum(kRequests) == 0) {
     return {Verdict::kNote, "lookups", "none; the engine has answered no request", "send a request"};
   }
-  if (all == 0) {
+  if (all + composed == 0) {
     return {Verdict::kBad, "lookups", absl::StrFormat("none of %.0f requests", engine.Sum(kRequests)),
             "send prompts of 32 tokens or more that vLLM's own prefix cache does not hold"};
   }
-  if (late > 0 && 2 * late >= all) {
+  if (late > 0 && 2 * late >= all + composed) {
     return {Verdict::kBad, "lookups", absl::StrCat(found, "; expected answers within lookup_ms"),
             "raise lookup_ms, or find the cause of the load with ashlarctl top"};
   }
-  if (engine.Count(kLookups, {"hit"}) == 0) {
+  if (engine.Count(kLookups, {"hit"}) + composed == 0) {
     return {Verdict::kBad, "lookups", absl::StrCat(found, "; expected hits"),
             "the first use of a text misses; for later ones run ashlarctl explain --last 5"};
   }

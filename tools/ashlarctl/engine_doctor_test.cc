@@ -69,6 +69,23 @@ TEST(EngineDoctor, AnEngineThatHitsAndStoresPasses) {
   EXPECT_EQ(findings[1].found, "hit 3, miss 1");
 }
 
+TEST(EngineDoctor, CountsPromptsThatHitSegments) {
+  const std::string serving = absl::StrCat(kTypes, kServing, Counter("stores", "kept", 2),
+                                           "vllm:request_success_total{engine=\"0\",finished_reason=\"stop\"} 7\n");
+  const auto hits = [](const char* kind) {
+    return absl::StrCat("vllm:ashlar_hits_total{engine=\"0\",kind=\"", kind, "\",tier=\"dram\"} 3\n");
+  };
+  for (const std::string lookups : {std::string(), Counter("lookups", "miss", 4)}) {
+    ExpectWorst(absl::StrCat(serving, lookups, hits("prefix")), Verdict::kBad, "lookups", "", "");
+    const std::vector<Finding> findings = JudgeEngine(ParseMetrics(absl::StrCat(serving, lookups, hits("composed"))));
+    ASSERT_EQ(findings.size(), 3u);
+    EXPECT_EQ(findings[1].verdict, Verdict::kFine);
+    EXPECT_EQ(findings[1].found, absl::StrCat(lookups.empty() ? "none" : "miss 4", "; 3 prompts hit segments"));
+  }
+  ExpectWorst(absl::StrCat(serving, Counter("lookups", "timed_out", 3), hits("composed")), Verdict::kBad, "lookups",
+              "expected answers within lookup_ms", "lookup_ms");
+}
+
 TEST(EngineDoctor, NamesEachReasonWithItsRemedy) {
   for (const EngineReason& each : EngineReasons()) {
     if (each.remedy[0] == '\0') continue;
