@@ -9,6 +9,7 @@
 #include <random>
 #include <tuple>
 
+#include "absl/strings/str_cat.h"
 #include "tools/replay/commands.h"
 #include "tools/replay/models.h"
 #include "tools/replay/replay.h"
@@ -224,12 +225,18 @@ constexpr Bar kBars[] = {
     {"bbh_cot_fewshot", 4, .679, .887, .888},
 };
 
-TEST(Replays, PublishedPoliciesGiveTheirPublishedFiguresAndAshlarMore) {
+// Returns the folder of the real traces, or an empty path if there is none.
+std::filesystem::path SharedTraces() {
   const char* shared = std::getenv("ASHLAR_SHARED");
   const std::filesystem::path traces =
       (shared != nullptr ? std::filesystem::path(shared) : std::filesystem::path(ASHLAR_SOURCE_DIR) / ".." / "shared") /
       "traces";
-  if (!std::filesystem::exists(traces)) GTEST_SKIP() << traces << " is not there: real traces are not checked";
+  return std::filesystem::exists(traces) ? traces : std::filesystem::path();
+}
+
+TEST(Replays, PublishedPoliciesGiveTheirPublishedFiguresAndAshlarMore) {
+  const std::filesystem::path traces = SharedTraces();
+  if (traces.empty()) GTEST_SKIP() << "no ../shared/traces: real traces are not checked";
   const Model model = *FindModel("marconi-7b");
   for (const Bar& bar : kBars) {
     SCOPED_TRACE(std::string(bar.trace) + ", " + std::to_string(bar.gigabytes) + " GB");
@@ -243,6 +250,27 @@ TEST(Replays, PublishedPoliciesGiveTheirPublishedFiguresAndAshlarMore) {
     EXPECT_NEAR((*runs)[1].token_hit_rate(), bar.marconi, 0.02);
     EXPECT_GE((*runs)[2].token_hit_rate(), bar.ashlar);
     EXPECT_GE((*runs)[2].flops_saved, std::max((*runs)[0].flops_saved, (*runs)[1].flops_saved));
+  }
+}
+
+TEST(Replays, AshlarHitsAtTheGranularityOfEngines) {
+  const std::filesystem::path traces = SharedTraces();
+  if (traces.empty()) GTEST_SKIP() << "no ../shared/traces: real traces are not checked";
+  const Model model = *FindModel("marconi-7b");
+  const std::tuple<const char*, uint64_t, uint64_t, double> bars[] = {
+      // trace, bytes, capture, token hit rate
+      {"squality_docqa", 5000000000, 64, .61},
+      {"squality_docqa", 5000000000, 128, .61},
+      {"tau_airline_gpt4o", 2000000000, 64, .585},
+      {"bbh_cot_fewshot", 2000000000, 64, .858},
+  };
+  for (const auto& [name, capacity, capture, bar] : bars) {
+    SCOPED_TRACE(absl::StrCat(name, ", ", capacity, " bytes, every ", capture, " tokens"));
+    const absl::StatusOr<Trace> trace = ReadTrace("stf", (traces / name).string());
+    ASSERT_TRUE(trace.ok()) << trace.status();
+    const auto runs = Replay(*trace, model, {{"ashlar", capacity, capture}}, 1, [](uint64_t, uint64_t) {});
+    ASSERT_TRUE(runs.ok()) << runs.status();
+    EXPECT_GE((*runs)[0].token_hit_rate(), bar);
   }
 }
 
