@@ -11,6 +11,7 @@ without documents: `tpot_p99_ms` is theirs. Ways: `none`, no cache; `vllm`, its 
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
@@ -111,21 +112,23 @@ def percentile(values, share):
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else 0.0
 
 
-def row(way, rate, arrivals, result):
-    found, seconds = result
-    with_documents = [one for arrival, one in zip(arrivals, found) if arrival[2] is not None]
-    short = [one for arrival, one in zip(arrivals, found) if arrival[2] is None]
-    tokens = sum(len(arrival[1]) + arrival[3] for arrival in arrivals)
-    prompt_tokens = sum(len(arrival[1]) for arrival in arrivals if arrival[2] is not None)
+def row(way, rate, turns):
+    """turns: (arrivals, result of `load`)."""
+    pairs = [pair for arrivals, (found, _) in turns for pair in zip(arrivals, found)]
+    with_documents = [(arrival, one) for arrival, one in pairs if arrival[2] is not None]
+    first = [one[0] for _, one in with_documents]
+    short = [one[1] for arrival, one in pairs if arrival[2] is None]
+    tokens = sum(len(arrival[1]) + arrival[3] for arrival, _ in pairs)
+    prompt_tokens = sum(len(arrival[1]) for arrival, _ in with_documents)
     return {
         "way": way,
         "rate": round(rate, 2),
-        "requests": len(arrivals),
-        "ttft_p50_ms": round(1000 * percentile([one[0] for one in with_documents], 0.5), 1),
-        "ttft_p99_ms": round(1000 * percentile([one[0] for one in with_documents], 0.99), 1),
-        "tpot_p99_ms": round(1000 * percentile([one[1] for one in short], 0.99), 1),
-        "tokens_per_s": round(tokens / seconds),
-        "reused": round(sum(one[2] for one in with_documents) / max(1, prompt_tokens), 3),
+        "requests": len(pairs),
+        "ttft_p50_ms": round(1000 * percentile(first, 0.5), 1),
+        "ttft_p99_ms": round(1000 * percentile(first, 0.99), 1),
+        "tpot_p99_ms": round(1000 * percentile(short, 0.99), 1),
+        "tokens_per_s": round(tokens / sum(seconds for _, (_, seconds) in turns)),
+        "reused": round(sum(one[2] for _, one in with_documents) / max(1, prompt_tokens), 3),
     }
 
 
@@ -143,22 +146,27 @@ def engine_of(way, model, daemon, length):
 
 
 def measure_load(model, options, folder):
-    work, runs, rates = Workload(options), [], []
+    """The ways take turns at each rate: a machine whose speed changes slows all of them."""
+    work, runs, engines_by_way = Workload(options), [], {}
     length = SYSTEM + options.in_prompt * options.tokens + QUESTION + 64
-    for way in options.ways.split(","):
-        with ashlar.daemon.start(dram="2GiB", folder=folder) as daemon:
-            engine = engine_of(way, model, daemon, length)
+    with contextlib.ExitStack() as stack:
+        for way in options.ways.split(","):
+            daemon = stack.enter_context(ashlar.daemon.start(dram="2GiB", folder=folder))
+            engine = engines_by_way[way] = engine_of(way, model, daemon, length)
+            stack.callback(engine.close)
             engine.call("load", work.warm_up())
             engine.call("settle")
-            if not rates:  # the first way sets the rates for all ways
-                alone = [(0.0, *work.request(("alone", i), random.Random(i))) for i in range(6)]
-                _, seconds = engine.call("load", alone)
-                rates = [float(factor) * len(alone) / seconds for factor in options.rates.split(",") if factor]
-            for rate in rates:
-                arrivals = work.arrivals(rate, "load")
-                runs.append(show(row(way, rate, arrivals, engine.call("load", arrivals))))
-                engine.call("settle")
-            engine.close()
+        # The first way sets the rates for all ways.
+        alone = [(0.0, *work.request(("alone", i), random.Random(i))) for i in range(6)]
+        _, seconds = next(iter(engines_by_way.values())).call("load", alone)
+        for factor in filter(None, options.rates.split(",")):
+            rate, turns = float(factor) * len(alone) / seconds, {way: [] for way in engines_by_way}
+            for turn in range(options.turns):
+                arrivals = work.arrivals(rate, ("load", turn))
+                for way, engine in engines_by_way.items():
+                    turns[way].append((arrivals, engine.call("load", arrivals)))
+                    engine.call("settle")
+            runs += [show(row(way, rate, turns[way])) for way in engines_by_way]
     return runs
 
 
@@ -202,6 +210,7 @@ def main():
     parser.add_argument("--ways", default=",".join(WAYS), help="with commas between")
     parser.add_argument("--rates", default="0.5,1,2,4", help="multiples of what an engine without a cache can serve")
     parser.add_argument("--seconds", type=float, default=20, help="of arrivals at each rate")
+    parser.add_argument("--turns", type=int, default=1, help="of each way at each rate")
     parser.add_argument("--documents", type=int, default=24)
     parser.add_argument("--tokens", type=int, default=512, help="of a document")
     parser.add_argument("--in-prompt", type=int, default=4, help="documents of a request")
@@ -214,7 +223,7 @@ def main():
     model = engines.model_folder("qwen3_5", options.size)
     with tempfile.TemporaryDirectory(prefix="ashlar-load-") as folder:
         results["cold"] = measure_cold(model, options, folder) if options.cold else []
-        results["runs"] = measure_load(model, options, folder)
+        results["runs"] = measure_load(model, options, folder) if options.ways else []
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps(results, indent=2) + "\n")
 

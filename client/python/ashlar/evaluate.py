@@ -171,8 +171,11 @@ def rouge_l(answer: str, wanted: str) -> float:
 
 
 class Evaluation:
-    def __init__(self, model: Any, tokenizer: Any, questions: list[Question], answer_tokens: int) -> None:
-        self.model, self.tokenizer, self.questions = model, tokenizer, questions
+    def __init__(
+        self, model: Any, tokenizer: Any, questions: list[Question], answer_tokens: int, **options: Any
+    ) -> None:
+        """`options`: of `cache_for`."""
+        self.model, self.tokenizer, self.questions, self.options = model, tokenizer, questions, options
         self.answer_tokens = answer_tokens
         self.capacity_tokens = answer_tokens + 256 + max(
             sum(map(len, each.segments)) + len(each.query) + max([len(self._tokens(a)) for a in each.answers], default=0)
@@ -183,6 +186,7 @@ class Evaluation:
         self.figures: dict[str, dict[str, list[float]]] = {FULL: self._figures(self.full)}
 
     def cache(self, daemon: Any, **options: Any) -> ModelCache:
+        options = self.options | options
         return cache_for(self.model, daemon, tokens=self.capacity_tokens, weights_digest=self.digest, **options)
 
     def _tokens(self, text: str) -> list[int]:
@@ -277,10 +281,17 @@ def interval(values: list[float]) -> dict[str, float]:
 
 
 def evaluate(
-    model: Any, tokenizer: Any, questions: list[Question], daemon: Any, widths: list[int], answer_tokens: int
+    model: Any,
+    tokenizer: Any,
+    questions: list[Question],
+    daemon: Any,
+    widths: list[int],
+    answer_tokens: int,
+    **options: Any,
 ) -> list[dict[str, Any]]:
-    """Returns rows by way: {"way", "seam_head", "seam_tail", and the mean and interval of each metric}."""
-    evaluation = Evaluation(model, tokenizer, questions, answer_tokens)
+    """Returns rows by way: {"way", "seam_head", "seam_tail", and the mean and interval of each metric}. `options`: of
+    `cache_for`."""
+    evaluation = Evaluation(model, tokenizer, questions, answer_tokens, **options)
     with evaluation.cache(daemon) as cache:
         linear = [layer for layer in cache.model.layers if isinstance(layer, Linear)]
     # The inputs of a convolution are always recomputed.
@@ -335,7 +346,12 @@ def main(words_given: list[str] | None = None) -> None:
     parser.add_argument("--answer-tokens", type=int, default=32, metavar="N", help="of greedy answers (%(default)s)")
     parser.add_argument("--limit", type=int, metavar="N", help="use only the first N prompts")
     parser.add_argument("--chat", action="store_true", help="put the texts into the model's chat template")
-    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16", "float16"))
+    parser.add_argument(
+        "--dtype", default="float32", choices=("float32", "bfloat16", "float16"), help="of the model (%(default)s)"
+    )
+    parser.add_argument(
+        "--segment-dtype", default="float32", choices=("float32", "float16"), help="of stored tuples (%(default)s)"
+    )
     parser.add_argument("--device", default="cpu", help="of the model (%(default)s)")
     parser.add_argument("--dram", default="2GiB", metavar="SIZE", help="of the daemon (%(default)s)")
     parser.add_argument("--json", type=pathlib.Path, metavar="FILE", help="also write the figures to this file")
@@ -347,10 +363,11 @@ def main(words_given: list[str] | None = None) -> None:
         parser.error(str(error))
     model = transformers.AutoModelForCausalLM.from_pretrained(given.model, dtype=given.dtype).eval().to(given.device)
     with ashlar.daemon.start(dram=given.dram) as daemon:
-        rows = evaluate(model, tokenizer, questions, daemon, given.widths, given.answer_tokens)
+        options = {"segment_dtype": given.segment_dtype}
+        rows = evaluate(model, tokenizer, questions, daemon, given.widths, given.answer_tokens, **options)
     print(table(rows))
     if given.json:
-        figures = {"model": given.model, "dtype": given.dtype, "prompts": len(questions), "ways": rows}
+        figures = {"model": given.model, "dtype": given.dtype, **options, "prompts": len(questions), "ways": rows}
         given.json.write_text(json.dumps(figures, indent=1) + "\n")
 
 

@@ -4,7 +4,8 @@ seams, by naive addition of states, and with only stale keys; also the drift of 
 
 Needs torch and transformers. It starts a private daemon.
 
-usage: evaluate.py [--weights FILE] [--segments N,N,…] [--tokens N,N,…] [--examples N] [--json FILE]
+usage: evaluate.py [--weights FILE] [--segments N,N,…] [--tokens N,N,…] [--examples N] [--dtype TYPE]
+                   [--segment-dtype TYPE] [--json FILE]
 """
 
 from __future__ import annotations
@@ -75,9 +76,9 @@ def states(model: Any, cache: Any) -> dict[str, torch.Tensor]:
     found = {}
     for number, layer in enumerate(cache.layers):
         if hasattr(layer, "recurrent_states"):
-            found[f"layer {number}, state"] = layer.recurrent_states[0].flatten()
+            found[f"layer {number}, state"] = layer.recurrent_states[0].float().flatten()
         else:
-            found[f"layer {number}, keys"] = layer.keys.flatten()
+            found[f"layer {number}, keys"] = layer.keys.float().flatten()
     return found
 
 
@@ -101,7 +102,8 @@ def mean(parts: list[dict[str, dict[str, float]]]) -> dict[str, dict[str, float]
     }
 
 
-def cell(model: Any, daemon: Any, segments: int, tokens: int, count: int) -> dict[str, Any]:
+def cell(model: Any, daemon: Any, segments: int, tokens: int, count: int, **options: Any) -> dict[str, Any]:
+    """`options`: of the cache."""
     chance = random.Random(1000 * segments + tokens)
     examples = [task.example(chance, segments, tokens, 8, 3, 8, 3) for _ in range(count)]
     real, outcomes = [], []
@@ -119,7 +121,7 @@ def cell(model: Any, daemon: Any, segments: int, tokens: int, count: int) -> dic
             continue
         rows[name], apart = [], []
         capacity = segments * tokens + 256
-        with ashlar.cache_for(model, daemon, tokens=capacity, head=head, tail=tail) as cache:
+        with ashlar.cache_for(model, daemon, tokens=capacity, head=head, tail=tail, **options) as cache:
             with ashlar.attach(model, cache, assembler=assembler) as reuse, torch.no_grad():
                 for i, one in enumerate(examples):
                     output = model(ashlar.Prompt(one.segments, one.query))
@@ -166,16 +168,19 @@ def main() -> None:
     parser.add_argument("--segments", default="2,4,8,16")
     parser.add_argument("--tokens", default="64,256,1024", help="of a segment")
     parser.add_argument("--examples", type=int, default=40, help="of each size; fewer where prompts are long")
+    parser.add_argument("--dtype", default="float32", choices=("float32", "bfloat16"), help="of the model")
+    parser.add_argument("--segment-dtype", default="float32", choices=("float32", "float16"), help="of stored tuples")
     parser.add_argument("--json", metavar="FILE")
     arguments = parser.parse_args()
     model = train.build().eval()
     train.load(model, arguments.weights)
+    model = model.to(getattr(torch, arguments.dtype))
     cells = []
     with ashlar.daemon.start(dram="768MiB") as daemon:
         for tokens in map(int, arguments.tokens.split(",")):
             for segments in map(int, arguments.segments.split(",")):
                 count = max(4, min(arguments.examples, arguments.examples * 2048 // (segments * tokens)))
-                cells.append(cell(model, daemon, segments, tokens, count))
+                cells.append(cell(model, daemon, segments, tokens, count, segment_dtype=arguments.segment_dtype))
                 print(f"{segments} segments of {tokens} tokens, {cells[-1]['answers']} answers", flush=True)
                 for name, found in cells[-1]["accuracy"].items():
                     parts = f"recall {found['recall']:6.2f}, copy {found['copy']:6.2f}"
