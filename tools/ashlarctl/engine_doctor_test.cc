@@ -75,7 +75,7 @@ TEST(EngineDoctor, CountsPromptsThatHitSegments) {
   const auto hits = [](const char* kind) {
     return absl::StrCat("vllm:ashlar_hits_total{engine=\"0\",kind=\"", kind, "\",tier=\"dram\"} 3\n");
   };
-  for (const std::string lookups : {std::string(), Counter("lookups", "miss", 4)}) {
+  for (const std::string& lookups : {std::string(), Counter("lookups", "miss", 4)}) {
     ExpectWorst(absl::StrCat(serving, lookups, hits("prefix")), Verdict::kBad, "lookups", "", "");
     const std::vector<Finding> findings = JudgeEngine(ParseMetrics(absl::StrCat(serving, lookups, hits("composed"))));
     ASSERT_EQ(findings.size(), 3u);

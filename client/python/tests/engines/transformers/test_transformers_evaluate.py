@@ -36,17 +36,19 @@ def written(tmp_path, *lines):
     return path
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen3_next"])
-def test_the_program_writes_all_figures_of_all_ways(family, tmp_path, capsys):
+@pytest.mark.parametrize("family, stored", [("llama", "float32"), ("qwen3_next", "float16")])
+def test_the_program_writes_all_figures_of_all_ways(family, stored, tmp_path, capsys):
     tiny.build(family).save_pretrained(tmp_path)
     tokenizer().save_pretrained(tmp_path)
     prompts, file = written(tmp_path, *PROMPTS), tmp_path / "figures.json"
     arguments = (
         f"--model {tmp_path} --prompts {prompts} --json {file} --chat --widths 0,16 --answer-tokens 4 --dram 64MiB"
+        f" --segment-dtype {stored}"
     )
     evaluation.main(arguments.split())
-    printed = capsys.readouterr().out
-    rows = {row["way"]: row for row in json.loads(file.read_text())["ways"]}
+    printed, figures = capsys.readouterr().out, json.loads(file.read_text())
+    assert (figures["dtype"], figures["segment_dtype"]) == ("float32", stored)
+    rows = {row["way"]: row for row in figures["ways"]}
     assert list(rows) == ["full", "composed 0", "composed 16", "naive", "keys", "prefix"]
     assert all(name in printed for name in (*rows, *evaluation.METRICS))
     for row in rows.values():
