@@ -7,6 +7,8 @@ segment. The tokens after the last boundary are the query, which is not a segmen
 
 from __future__ import annotations
 
+import logging
+import pathlib
 import re
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +17,8 @@ import numpy as np
 import numpy.typing as npt
 
 from ashlar.prompt import encoded_row, lengths_between, separator_ends
+
+logger = logging.getLogger("ashlar")
 
 # Some templates have no system message.
 _ROLES = (("system", "user", "assistant", "user"), ("user", "assistant", "user"))
@@ -53,6 +57,14 @@ def declared_boundaries(
         raise ValueError(f"segment_boundaries: {segment_boundaries!r} was given; expected 'messages' or ''")
     given = () if isinstance(segment_separator, str) and not segment_separator else segment_separator
     separator, message = encoded_row("segment_separator", given, tokenizer, special=False).tolist(), None
+    if isinstance(given, str) and (len(separator) != 1 or given not in _special_tokens(tokenizer)):
+        logger.warning(
+            "Ashlar: segment_separator: %r has the token ids %s; expected one special or added token, because next to other "
+            "text, these ids may change, and no boundary is found; use a special token, or pass token ids here and in "
+            "prompts",
+            given,
+            separator,
+        )
     if segment_boundaries:
         if tokenizer is None:
             raise ValueError("segment_boundaries: no tokenizer was given; expected one for messages")
@@ -60,10 +72,23 @@ def declared_boundaries(
     return Boundaries(separator, message, short) if separator or segment_boundaries else None
 
 
+def template_text(given: str) -> str | None:
+    """Returns the text of a server's `--chat-template`, which is a file or the template itself; None: `given` is empty.
+    OSError: the file cannot be read."""
+    if not given or any(each in given for each in "{}\n"):
+        return given or None
+    return pathlib.Path(given).read_text()
+
+
+def _special_tokens(tokenizer: Any) -> set[str]:
+    """Returns the texts that the tokenizer replaces by one token wherever they are."""
+    return {*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}
+
+
 def message_token(tokenizer: Any, template: str | None = None) -> int:
     """Returns the special token with which the chat template, by default the model's, begins each message. ValueError:
     there is none."""
-    specials = sorted({*tokenizer.all_special_tokens, *tokenizer.get_added_vocab()}, key=len, reverse=True)
+    specials = sorted(_special_tokens(tokenizer), key=len, reverse=True)
     pattern = re.compile("|".join(map(re.escape, specials)) or r"(?!)")
     reason = "no special token begins each message"
     for roles in _ROLES:

@@ -16,6 +16,11 @@ VECTORS = pathlib.Path(os.environ["ASHLAR_SOURCE"], "client/engine/testdata/segm
 class Words:
     """A tokenizer of words; it begins each text with token 1."""
 
+    all_special_tokens = ["<sep>"]
+
+    def get_added_vocab(self):
+        return {}
+
     def encode(self, text, add_special_tokens):
         words = [9 if word == "<sep>" else 100 + len(word) for word in text.split()]
         return [1, *words] if add_special_tokens else words
@@ -59,6 +64,16 @@ def test_a_text_is_cut_at_a_separator_in_text():
         ashlar.segment_lengths(text, "", tokenizer=Words())
     with pytest.raises(TypeError, match="^tokens: a str of 35 characters was given; expected tokens, or also a token"):
         ashlar.segment_lengths(text, [9])
+
+
+@pytest.mark.parametrize(
+    "separator, ids", [("<sep>", None), ([105], None), ("three", [105]), ("# #", [101, 101]), (" ", [])]
+)
+def test_a_separator_that_is_no_special_token_is_named_in_a_warning(separator, ids, caplog):
+    declared_boundaries(separator, "", Words())
+    found = [record.getMessage() for record in caplog.records]
+    beginning = f"Ashlar: segment_separator: {separator!r} has the token ids {ids}; expected one special or added token"
+    assert len(found) == (ids is not None) and all(each.startswith(beginning) for each in found), found
 
 
 def test_boundaries_are_declared_by_tokens_text_or_messages():

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import functools
 import itertools
-import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from vllm.logger import init_logger
 from vllm.tokenizers import cached_tokenizer_from_config
 
+from ashlar.boundaries import template_text
 from ashlar.vllm.options import Options
 
 logger = init_logger("vllm.ashlar")
@@ -35,11 +35,8 @@ def rewritten_tokens(render: Callable[[_Messages], Sequence[int]]) -> int:
 
 def template_of(options: Options) -> str | None:
     """Returns the text of the server's chat template; None: the model's own serves. ValueError: it cannot be read."""
-    given = options.chat_template
-    if not given or any(each in given for each in "{}\n"):
-        return given or None
     try:
-        return pathlib.Path(given).read_text()
+        return template_text(options.chat_template)
     except OSError as error:
         raise ValueError(
             f"kv_connector_extra_config.chat_template: {error}; expected the value of the server's --chat-template"

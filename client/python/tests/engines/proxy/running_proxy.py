@@ -28,6 +28,11 @@ def node(saved=0, **changes):
 class Words:
     """A tokenizer of words; `sep` is 7."""
 
+    all_special_tokens = ["sep"]
+
+    def get_added_vocab(self):
+        return {}
+
     def encode(self, text, add_special_tokens=True):
         if "\ud800" in text:
             raise TypeError("TextEncodeInput must be Union[TextInputSequence, …]")

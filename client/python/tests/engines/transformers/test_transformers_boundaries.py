@@ -2,9 +2,11 @@
 """The token that begins messages, found in chat templates."""
 
 import pytest
+import tokenizers
+import transformers
 from tiny_tokenizer import CHATML, HEADERS, TURNS, tokenizer
 
-from ashlar.boundaries import message_token
+from ashlar.boundaries import declared_boundaries, message_token
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,14 @@ def test_a_template_without_such_a_token_is_refused(template):
         ValueError, match="segment_boundaries: messages cannot be found .* set segment_separator instead"
     ):
         message_token(tokenizer(template, ["<other>"]))
+
+
+def test_a_separator_whose_tokens_depend_on_its_neighbours_is_named_in_a_warning(caplog):
+    model = tokenizers.models.BPE({"a": 0, "#": 1, "##": 2, "##a": 3}, [("#", "#"), ("##", "a")])
+    known = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model))
+    tokens = known.encode("aa##aa")
+    assert declared_boundaries("##", "", known).lengths(tokens) == [], "it is not found"
+    assert "segment_separator: '##' has the token ids [2]; expected one special or added token" in caplog.text
+    known.add_tokens(["##"])
+    caplog.clear()
+    assert declared_boundaries("##", "", known).lengths(known.encode("aa##aa")) == [3] and not caplog.text

@@ -30,6 +30,16 @@ def test_a_separator_is_text_or_tokens(monkeypatch):
         Options.read({"segment_separator": [1, "2"]})
 
 
+def test_a_separator_that_may_not_be_found_is_named_in_a_warning(monkeypatch, caplog):
+    known = tokenizer(CHATML, ["<|im_start|>", "<|im_end|>"])
+    monkeypatch.setattr(boundaries, "_tokenizer", lambda config: known)
+    for given, ids in (("<|im_end|>", []), ("one two", [1, 2]), ("one", [1]), ("<|sep|>", known.encode("<|sep|>"))):
+        caplog.clear()
+        find_boundaries(Options.read({"segment_separator": given}), None)
+        found = [f"{given!r} has the token ids {ids}; " in each.getMessage() for each in caplog.records]
+        assert found == [True] * bool(ids)
+
+
 def test_messages_are_found_with_the_servers_template(monkeypatch):
     known = tokenizer(None, ["<|im_start|>", "<|im_end|>"])
     monkeypatch.setattr(boundaries, "_tokenizer", lambda config: known)
@@ -68,7 +78,7 @@ def test_segments_are_found_by_their_separator(shared_daemon, segmented):
     """The same segments as those that a request declares. A declaration takes precedence."""
     parts = [part + [500, 501] for part in texts("separated", 3)]
     query = prompt("separated query", 30)
-    options = connector(shared_daemon, segments=True, segment_separator=[500, 501], model_id="separated", **PATIENT)
+    options = connector(shared_daemon, segment_separator=[500, 501], model_id="separated", **PATIENT)
     with Segmented(MODEL, options) as child:
         child.publish(parts)
         sockets = shared_daemon.rpc_socket, shared_daemon.session_socket
