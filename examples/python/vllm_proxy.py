@@ -127,7 +127,7 @@ def server(programs, name, model, daemon, port, options):
         "kv_role": "kv_both",
         "kv_connector_extra_config": {
             "rpc_socket": daemon.rpc_socket, "session_socket": daemon.session_socket, "weights_digest": "random",
-            "model_id": "proxy-example", "segments": True, "segment_separator": [SEPARATOR],
+            "model_id": "proxy-example", "segment_separator": [SEPARATOR],
         },
     }  # fmt: skip
     longest = max(options.in_prompt * options.tokens + QUESTION, FIRST + options.requests * (TURN + ANSWER))

@@ -78,11 +78,13 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def __init__(self, vllm_config: Any, role: KVConnectorRole, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         transfer = self._kv_transfer_config
-        self._options = Options.read(transfer.kv_connector_extra_config)
+        self._options = given = Options.read(transfer.kv_connector_extra_config)
         self._template = template_of(self._options)
         if self._options.segments and (reason := refused(vllm_config, self._options)):
             logger.warning("Ashlar: segments are off: %s; prompts with segments are computed", reason)
             self._options = dataclasses.replace(self._options, segments=False)
+        if role == KVConnectorRole.SCHEDULER:
+            self._drop_unused_options(given, vllm_config)
         boundaries = None
         if self._options.segments and role == KVConnectorRole.SCHEDULER:
             boundaries = find_boundaries(self._options, vllm_config.model_config)
@@ -130,16 +132,28 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             logger.exception("Ashlar: the cache is off in this engine")
             self._state.set("error")
 
+    def _drop_unused_options(self, given: Options, vllm_config: Any) -> None:
+        """Logs the options of segments that have no effect. `given`: before segments were refused."""
+        if not given.segments and given.declared:
+            names = " and ".join(given.declared)
+            logger.warning("Ashlar: segments: false turns off %s; remove it to use segments", names)
+        if given.cold_parallel and (reason := self._no_sharing(vllm_config)):
+            logger.warning("Ashlar: cold_parallel is off: %s", reason)
+            self._options = dataclasses.replace(self._options, cold_parallel=False)
+
+    def _no_sharing(self, vllm_config: Any) -> str:
+        """Returns why this engine and others do not compute segments for each other; empty if they may."""
+        if not self._options.segments:
+            return "it needs segments"
+        ranks = vllm_config.parallel_config.tensor_parallel_size
+        return "tensor_parallel_size above 1 is not supported" if ranks > 1 else ""
+
     def _find_wake(self) -> Callable[[], None] | None:
         """Returns None, and logs the reason, if the engine cannot serve prefill."""
         if not self._options.serve_prefill:
             return None
-        wake, reason = find_wake(), ""
-        if not self._options.segments:
-            reason = "it needs segments"
-        elif self._vllm_config.parallel_config.tensor_parallel_size > 1:
-            reason = "tensor_parallel_size above 1 is not supported"
-        elif wake is None:
+        wake, reason = find_wake(), self._no_sharing(self._vllm_config)
+        if not reason and wake is None:
             reason = "the engine runs in the caller's process; set VLLM_ENABLE_V1_MULTIPROCESSING to 1"
         if reason:
             logger.warning("Ashlar: serve_prefill is off: %s", reason)

@@ -86,7 +86,6 @@ class Jumps:
         step_tokens: int = sys.maxsize,
     ):
         """`hash_tokens`: tokens per block hash of the engine. `publishes` and `step_tokens`: as of `ColdSegments`."""
-        self._ranks = ranks
         self._described, self._options, self._stats = described, options, stats
         self._hash_tokens = hash_tokens
         self._tokens_ahead = segment_tokens(described, options) // 2
@@ -266,8 +265,7 @@ class Jumps:
         return False
 
     def _may_share(self, prompt: _Prompt) -> bool:
-        options = self._options
-        able = options.cold_parallel and self.cold.publishes and self._ranks == 1
+        able = self._options.cold_parallel and self.cold.publishes
         return able and not prompt.asked_others and not prompt.salt
 
     def _share(self, prompt: _Prompt, sharing: Sharing) -> None:

@@ -43,7 +43,7 @@ class Options:
     kv_memory: str = "auto"  # how the daemon reaches the engine's caches: see KV_MEMORY
     staging_bytes: int = 4 << 30  # size of the host memory through which caches are copied; longer texts are cut
     wait_for_saves: bool = False  # whether steps wait until their saves have ended
-    segments: bool = False  # whether segments that prompts declare are taken from the cache
+    segments: bool = False  # whether segments are taken from the cache; by default if the options declare boundaries
     segments_on_gpu: bool = False  # whether also on a GPU, where they have never run
     segment_separator: str | list[int] = ""  # text or token ids that end a segment if a request declares none
     segment_boundaries: str = ""  # messages: each message of the chat template begins a segment
@@ -54,6 +54,11 @@ class Options:
     serve_prefill: bool = False  # whether an idle engine computes segments for other engines and for `ashlarctl warm`
     cold_parallel: bool = False  # whether other engines compute a part of a cold prompt's segments
     min_segment_tokens: int = 0  # shorter hits are computed; 0: hits that cost more time than they save
+
+    @property
+    def declared(self) -> list[str]:
+        """Returns the names of the given options that declare boundaries of segments."""
+        return [name for name in ("segment_separator", "segment_boundaries") if getattr(self, name)]
 
     @staticmethod
     def read(given: Mapping[str, Any]) -> Options:
@@ -81,6 +86,8 @@ class Options:
                 raise ValueError(f"kv_connector_extra_config.{name}: {value} is negative; expected 0 or more")
             values[name] = value
         options = Options(**values)
+        if "segments" not in values and options.declared:
+            options = dataclasses.replace(options, segments=True)
         for name, expected in (("kv_memory", KV_MEMORY), ("segment_dtype", ("float16", "float32"))):
             if (value := getattr(options, name)) not in expected:
                 raise ValueError(

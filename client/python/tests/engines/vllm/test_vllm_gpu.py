@@ -13,6 +13,7 @@ import emulated_gpu
 import pytest
 import torch
 from daemon_view import held
+from stub_connector import configured
 from tiny_engines import BLOCK, PAIR, Child, connector, count, prompt, repeated, same, saved
 from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorBase_V1
 from vllm.v1.kv_cache_interface import (
@@ -416,36 +417,12 @@ def test_a_daemon_without_that_gpu_leaves_an_engine_without_the_cache(shared_dae
 
 def test_segments_are_refused_on_a_gpu_with_a_warning(monkeypatch):
     """Checked by the configuration only: no engine with such a device runs here."""
-    import ashlar.vllm.connector as module
-
-    said = []
-    monkeypatch.setattr(module.logger, "warning", lambda text, *more: said.append(text % more if more else text))
-    monkeypatch.setattr(
-        module.KVConnectorBase_V1, "__init__", lambda self, *_: setattr(self, "_kv_transfer_config", transfer)
-    )
-    monkeypatch.setattr(module, "describe", refuse_to_describe)
-    monkeypatch.setattr(module, "find_boundaries", lambda options, model_config: None)
-    transfer = types.SimpleNamespace(kv_connector_extra_config={"segments": True})
-    for device, segments in (("cuda", False), ("cpu", True)):
-        config = types.SimpleNamespace(
-            device_config=types.SimpleNamespace(device_type=device),
-            lora_config=None,
-            aux_output_config=types.SimpleNamespace(enabled=False),
-            model_config=None,
-            parallel_config=types.SimpleNamespace(data_parallel_size=1),
-        )
-        caches = types.SimpleNamespace(kv_cache_groups=[1])
-        made = module.AshlarConnector(config, module.KVConnectorRole.SCHEDULER, caches)
-        assert made._options.segments is segments
-    assert said[0] == (
+    assert configured(monkeypatch, {"segments": True})[0].segments
+    options, said = configured(monkeypatch, {"segments": True}, "cuda")
+    assert not options.segments and said == [
         "Ashlar: segments are off: they have never run on cuda; run tools/gpu-check, then set segments_on_gpu; prompts "
         "with segments are computed"
-    )
-    assert len([text for text in said if "segments" in text]) == 1
-
-
-def refuse_to_describe(*_, **__):
-    raise Unsupported("as this test has no model")
+    ]
 
 
 @pytest.mark.parametrize(

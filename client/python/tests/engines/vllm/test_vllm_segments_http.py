@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Sends the requests of docs/vllm-segments.md to a server with the page's options. Segments are found in text and between
-messages, and reused in another order. Prompts of new segments are answered as by an engine without the connector."""
+"""Sends the requests of docs/vllm-segments.md to the page's server. Segments are found in text and between messages, or
+declared, and reused in another order. Prompts of new segments are answered as by an engine without the connector."""
 
 import json
 import re
@@ -13,7 +13,7 @@ import torch
 import yaml
 from test_vllm_boundaries import CHATML
 from test_vllm_quick_start import PAGE as QUICK_START
-from test_vllm_quick_start import START, Terminals, commands, wait_for
+from test_vllm_quick_start import START, Terminals, commands, prints, wait_for
 from tiny_engines import Child, same
 
 PAGE = "docs/vllm-segments.md"
@@ -30,9 +30,17 @@ def texts(count):
 
 
 def page_options():
-    """The connector's options in the page's text about segments, such as `segments: true`."""
-    found = re.findall(r"`(segment\w*: [^`]+)`", (installed.SOURCE / PAGE).read_text())
-    return {name: value for each in found for name, value in yaml.safe_load(each).items()}
+    """The connector's options on the page: those of its server, and those in its text, such as `segments: true`."""
+    (server,) = commands(PAGE, START["server"])
+    found = json.loads(transfer_of(server.text)[1:-1])["kv_connector_extra_config"]
+    for each in re.findall(r"`(segment\w*: [^`]+)`", (installed.SOURCE / PAGE).read_text()):
+        found |= yaml.safe_load(each)
+    return found
+
+
+def transfer_of(line):
+    """The transfer configuration of a server's command, in its quotes."""
+    return re.search(r" --kv-transfer-config ('[^']*')", line)[1]
 
 
 def body_of(line):
@@ -45,8 +53,8 @@ class Asker:
 
     def __init__(self, terminals, model):
         self._terminals, self._model, self._file = terminals, str(model), terminals.folder / "text.tokens"
-        self._complete, self._tokenize = (each.text for each in commands(PAGE, "curl "))
-        assert json.loads(body_of(self._complete)[1:-1])["prompt"] == "TEXT<|sep|>OTHER TEXT<|sep|>QUESTION"
+        self._complete, self.metrics, self._declare, self._tokenize = commands(PAGE, "curl ")
+        assert json.loads(body_of(self._complete.text)[1:-1])["prompt"] == "TEXT<|sep|>OTHER TEXT<|sep|>QUESTION"
 
     def _run(self, line, drop=(), **fields):
         body = json.loads(body_of(line)[1:-1])
@@ -54,16 +62,21 @@ class Asker:
         return self._terminals.run(line.replace(body_of(line), shlex.quote(json.dumps(body))))
 
     def tokens(self, text):
-        self._run(self._tokenize.replace("text.tokens", str(self._file)), prompt=text)
+        self._run(self._tokenize.text.replace("text.tokens", str(self._file)), prompt=text)
         return json.loads(self._file.read_text())
 
     def complete(self, prompt):
         """Returns (tokens, log-probabilities, cached tokens). `prompt`: text or token ids."""
-        choice, cached = self._ask(self._complete, prompt=prompt, logprobs=1)
+        choice, cached = self._ask(self._complete.text, prompt=prompt, logprobs=1)
         return choice["token_ids"], choice["logprobs"]["token_logprobs"], cached
 
+    def declare(self, prompt, lengths):
+        """Returns the number of cached tokens of a request that declares its segments' lengths."""
+        (name,) = json.loads(body_of(self._declare.text)[1:-1])["kv_transfer_params"]
+        return self._ask(self._declare.text, prompt=prompt, kv_transfer_params={name: lengths})[1]
+
     def chat(self, messages):
-        line = self._complete.replace("/v1/completions", "/v1/chat/completions")
+        line = self._complete.text.replace("/v1/completions", "/v1/chat/completions")
         choice, cached = self._ask(line, ["prompt"], messages=messages, logprobs=True)
         return choice["token_ids"], [each["logprob"] for each in choice["logprobs"]["content"]], cached
 
@@ -88,12 +101,11 @@ def test_the_pages_requests_reuse_segments_in_text_and_messages(tmp_path):
     special = ["<|sep|>", "<|im_start|>", "<|im_end|>"]
     for part in tiny_checkpoint.parts("qwen3_5", special, CHATML, initializer_range=0.1):
         part.save_pretrained(model)
-    (daemon,), (server,) = (commands(QUICK_START, start) for start in START.values())
+    (daemon,), (server,) = commands(QUICK_START, START["daemon"]), commands(PAGE, START["server"])
     line = server.text.replace("MODEL", str(model)) + " --enable-prompt-tokens-details"
     line = line.replace("--gpu-memory-utilization 0.5", "--gpu-memory-utilization 0.2")
-    (transfer,) = re.findall(r" --kv-transfer-config ('[^']*')", line)
-    options = page_options()
-    assert options == {"segments": True, "segment_separator": "<|sep|>", "segment_boundaries": "messages"}
+    transfer, options = transfer_of(line), page_options()
+    assert options == {"segment_separator": "<|sep|>", "segment_boundaries": "messages"}, "they turn segments on"
     given = json.loads(transfer[1:-1]) | {"kv_connector_extra_config": options | PATIENT}
 
     terminals = Terminals(tmp_path)
@@ -127,12 +139,15 @@ def test_the_pages_requests_reuse_segments_in_text_and_messages(tmp_path):
         assert text([new, one], "And this?")[2] == lengths[one] - COMPUTED, "at another position"
         ids = [asker.tokens(each) for each in (f"{system}<|sep|>", f"{other}<|sep|>", f"{one}<|sep|>", "As ids?")]
         assert asker.complete(sum(ids, []))[2] == wanted, "token ids are those of the text"
+        declared = "<|sep|>".join([system, other, one, "Declared?"])
+        assert asker.declare(declared, [lengths[system], lengths[other]]) == wanted - lengths[one] + COMPUTED
         assert text([one, system], "Swapped?")[2] == 0, "a prompt's first text is cached separately"
 
         wanted = sum(len(asker.tokens(each)) for each in begun.values()) - 2 * COMPUTED
         wait_for_reuse(lambda question: chat([system, other, one], question), wanted)
-        metrics = terminals.run("curl -s localhost:8000/metrics")
-        assert re.search(r'^vllm:ashlar_saved_tokens_total\{.*kind="composed".*\} [1-9]', metrics, re.M), metrics
+        metrics = terminals.run(asker.metrics.text)
+        assert prints(asker.metrics.output, metrics) and float(metrics.split()[-1]) > 0, metrics
+        assert "expected one special or added token" not in log.read_text()
     finally:
         terminals.close()
     with Child(str(model), load_format="safetensors") as bare:

@@ -321,11 +321,3 @@ def test_the_lookup_that_asks_others_has_its_own_limit(monkeypatch):
     assert waits(engine)
     now[0] += 0.15
     assert not waits(engine) and made[1].ended
-
-
-def test_engines_of_several_ranks_do_not_ask():
-    engine = cold_engine()
-    engine.jumps._ranks = 2
-    while waits(engine):
-        pass
-    assert engine.jumps.lookups.shares == [False]

@@ -2,6 +2,7 @@
 """The connector as operators and routers see it: options, identity, statistics, events."""
 
 import pytest
+from stub_connector import configured
 from tiny_engines import BLOCK, Child, connector, count, prompt, same, saved
 
 from ashlar.vllm.options import Options
@@ -14,6 +15,60 @@ def test_an_unknown_option_is_refused_by_name(shared_daemon):
         Options.read(connector(shared_daemon, call_ms="soon"))  # as the connector does
     with pytest.raises(ValueError, match="kv_connector_extra_config.least_tokens: renamed; use min_tokens"):
         Options.read(connector(shared_daemon, least_tokens=2))
+
+
+SEPARATOR, MESSAGES = {"segment_separator": "<|sep|>"}, {"segment_boundaries": "messages"}
+
+
+@pytest.mark.parametrize(
+    "given, segments",
+    [
+        ({}, False),
+        ({"segments": True}, True),
+        (SEPARATOR, True),
+        (MESSAGES, True),
+        ({"segment_separator": [5, 6]}, True),
+        ({"segment_separator": [], "segment_boundaries": ""}, False),
+        ({"segments": False} | SEPARATOR, False),
+    ],
+)
+def test_declared_boundaries_turn_segments_on(given, segments):
+    assert Options.read(given).segments == segments
+
+
+@pytest.mark.parametrize(
+    "given, config, segments, warnings",
+    [
+        (SEPARATOR, {}, True, []),
+        (SEPARATOR, {"device": "cuda"}, False, ["segments are off: they have never run on cuda; "]),
+        (SEPARATOR | {"segments_on_gpu": True}, {"device": "cuda"}, True, []),
+        ({"segments": False}, {}, False, []),
+        ({"segments": False} | SEPARATOR, {}, False, ["segments: false turns off segment_separator; remove it"]),
+        (
+            {"segments": False} | SEPARATOR | MESSAGES, {}, False,
+            ["segments: false turns off segment_separator and segment_boundaries; "],
+        ),
+    ],
+)  # fmt: skip
+def test_boundaries_that_have_no_effect_are_named(given, config, segments, warnings, monkeypatch):
+    options, said = configured(monkeypatch, given, **config)
+    assert options.segments == segments and len(said) == len(warnings)
+    assert all(one.startswith("Ashlar: " + wanted) for one, wanted in zip(said, warnings)), said
+
+
+@pytest.mark.parametrize(
+    "given, ranks, reason",
+    [
+        ({"segments": True}, 1, None),
+        (SEPARATOR, 1, None),
+        ({}, 1, "it needs segments"),
+        ({"segments": True}, 2, "tensor_parallel_size above 1 is not supported"),
+    ],
+)
+def test_an_engine_that_cannot_ask_others_says_why(given, ranks, reason, monkeypatch):
+    options, said = configured(monkeypatch, given | {"cold_parallel": True}, ranks=ranks)
+    assert options.cold_parallel == (reason is None)
+    assert said == ([] if reason is None else [f"Ashlar: cold_parallel is off: {reason}"])
 
 
 def test_other_weights_share_nothing(shared_daemon, engine):
