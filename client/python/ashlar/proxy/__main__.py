@@ -9,7 +9,7 @@ import logging
 import sys
 from typing import Any
 
-from ashlar.boundaries import declared_boundaries
+from ashlar.boundaries import declared_boundaries, template_text
 from ashlar.checkpoint import model_name
 from ashlar.proxy.backends import POLICIES, Backends, parse_backend
 
@@ -33,6 +33,10 @@ def arguments() -> argparse.ArgumentParser:
         help="an engine's server, and its daemon's sockets or its node in the cluster; repeat for each",
     )  # fmt: skip
     parser.add_argument("--model", help="name or folder with the tokenizer; without it only token ids are probed")
+    parser.add_argument(
+        "--chat-template", default="", metavar="TEMPLATE",
+        help="the servers' --chat-template: a file or the template; needs --model; default: the model's own",
+    )  # fmt: skip
     parser.add_argument(
         "--model-id", help="the connector's model_id; default: the name that the connector derives from --model"
     )
@@ -94,6 +98,12 @@ def main(given: list[str] | None = None) -> int:
         parser.error("--segment-separator: --model is required, to tokenize text; or pass a list of token ids")
     if options.segment_boundaries and not options.model:
         parser.error("--segment-boundaries: --model is required, for its chat template")
+    if options.chat_template and not options.model:
+        parser.error("--chat-template: --model is required, for its tokenizer")
+    try:
+        template = template_text(options.chat_template)
+    except (OSError, ValueError) as error:
+        parser.error(f"--chat-template: {error}; expected the value of the servers' --chat-template")
     try:
         from aiohttp import web
 
@@ -117,9 +127,9 @@ def main(given: list[str] | None = None) -> int:
             parser.error(f"--model: no tokenizer in {options.model!r}: {error}")
         try:
             ends = declared_boundaries(
-                options.segment_separator, options.segment_boundaries, found, short=options.short_segment
+                options.segment_separator, options.segment_boundaries, found, template, options.short_segment
             )
-            prompts = Prompts(found, ends)
+            prompts = Prompts(found, ends, template)
         except ValueError as error:  # the message begins with segment_separator or segment_boundaries
             parser.error(f"--{str(error).replace('_', '-', 1)}")
     limits = Limits(

@@ -35,6 +35,7 @@ class Backend:
     session_socket: str = ""
     node: str = ""  # not empty: the engine runs on this node of the cluster, of which the daemon is a member
 
+    base_names: frozenset[str] = frozenset()  # names of its model, without adapters; empty: unknown
     healthy: bool = True  # until a check or a request fails
     in_flight: int = 0
     pending_tokens: float = 0.0  # tokens to compute for requests without a first byte
@@ -190,6 +191,12 @@ class Backends:
         close = [b for b in ordered if usable(b) == usable(best) and expected[b.url] <= limit]
         close.sort(key=lambda backend: (backend.in_flight, backend.sent))
         return (*close, *(backend for backend in ordered if backend not in close))
+
+    def is_base(self, model: object) -> bool:
+        """Returns whether requests for `model` run without an adapter, as far as the backends have named their
+        models. `model`: the field of the request."""
+        names = [name for backend in self.all for name in backend.base_names]
+        return not model or not names or model in names
 
     def seconds(self, backend: Backend, known: Known) -> float:
         """Returns the expected time to the request's first token."""

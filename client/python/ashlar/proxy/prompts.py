@@ -47,10 +47,12 @@ class Unprobed(Exception):
 class Prompts:
     """Converts requests into questions. Thread-safe if the tokenizer is."""
 
-    def __init__(self, tokenizer: Tokenizer | None, boundaries: Boundaries | None = None) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer | None, boundaries: Boundaries | None = None, template: str | None = None
+    ) -> None:
         """`tokenizer`: None: only prompts of token ids are probed. `boundaries`: the connector's; None: only requests
-        declare segments."""
-        self._tokenizer, self._boundaries = tokenizer, boundaries
+        declare segments. `template`: the servers' chat template; None: the tokenizer's."""
+        self._tokenizer, self._boundaries, self._template = tokenizer, boundaries, template
 
     def question(self, path: str, body: Mapping[str, Any]) -> Question:
         """Returns the question for a request. Unprobed: the proxy cannot compute the request's tokens."""
@@ -104,6 +106,7 @@ class Prompts:
         try:
             tokens = self._tokenizer.apply_chat_template(
                 plain,
+                chat_template=self._template,
                 tools=body.get("tools"),
                 add_generation_prompt=body.get("add_generation_prompt", True),
                 continue_final_message=body.get("continue_final_message", False),

@@ -134,12 +134,15 @@ class Proxy:
 
     async def _check(self, backend: Backend) -> None:
         assert self._client is not None
-        limit, late = aiohttp.ClientTimeout(total=self._limits.check_seconds), 0
+        limit, late, named = aiohttp.ClientTimeout(total=self._limits.check_seconds), 0, False
         while True:
+            named = named and backend.healthy
             try:
                 async with self._client.get(backend.url + "/health", timeout=limit) as answer:
                     self._mark(backend, answer.status == 200, f"status {answer.status}")
                     late = 0
+                if backend.healthy and not named:
+                    named = await self._read_names(backend, limit)
             except TimeoutError:
                 late += 1
                 if late >= _LATE_CHECKS:
@@ -148,6 +151,21 @@ class Proxy:
                 self._mark(backend, False, str(error) or type(error).__name__)
             await self._wake()
             await asyncio.sleep(self._limits.check_seconds)
+
+    async def _read_names(self, backend: Backend, limit: aiohttp.ClientTimeout) -> bool:
+        """Asks the backend for its models. Returns whether it has answered."""
+        assert self._client is not None
+        try:
+            async with self._client.get(backend.url + "/v1/models", timeout=limit) as answer:
+                body = await answer.read()
+        except (aiohttp.ClientError, OSError):
+            return False
+        try:
+            names = [model["id"] for model in json.loads(body)["data"] if model.get("parent") is None]
+            backend.base_names = frozenset(names)
+        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):  # for example, it requires a key
+            backend.base_names = frozenset()
+        return True
 
     def _mark(self, backend: Backend, healthy: bool, why: str) -> None:
         if healthy != backend.healthy:
@@ -203,6 +221,9 @@ class Proxy:
         beginning = question.tokens[:_HASHED_TOKENS].tobytes()
         known = dataclasses.replace(known, tokens=len(question.tokens), beginning=beginning)
         if self.backends.policy != "cheapest":
+            return known
+        if not self.backends.is_base(asked.get("model")):  # its objects have other names
+            self.metrics.probes.labels("adapter").inc()
             return known
         estimates = await self.backends.probe(question)
         saves = any(estimate.saved for estimate in estimates.values())

@@ -25,12 +25,15 @@ class FakeBackend:
         self.requests = []  # path, headers, body
         self.cancelled = 0  # requests whose client went away
         self.running = 0
+        self.models = {"data": []}  # the answer of /v1/models
+        self.checks = 0  # health checks
         self.url = ""
 
     @contextlib.asynccontextmanager
     async def serving(self, port=0):
         app = web.Application(client_max_size=1 << 30)
         app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._list)
         app.router.add_route("*", "/{path:.*}", self._answer)
         runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
@@ -44,10 +47,14 @@ class FakeBackend:
             await runner.cleanup()
 
     async def _health(self, _):
+        self.checks += 1
         if self.late_checks:
             self.late_checks -= 1
             await asyncio.sleep(3600)
         return web.Response(status=200 if self.healthy else 500)
+
+    async def _list(self, _):
+        return web.json_response(self.models)
 
     async def _answer(self, request):
         self.running += 1

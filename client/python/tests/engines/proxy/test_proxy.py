@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import shortest
 from running_proxy import CHAT, FakeProber, Words, metrics, node, post, proxy_of, run
+from tiny_tokenizer import CHATML, tokenizer
 
 import ashlar
 from ashlar.boundaries import Boundaries, declared_boundaries
@@ -38,6 +39,46 @@ def test_a_prompt_goes_to_the_engine_that_has_it_cached():
             found = await metrics(client, url)
             assert found[f'ashlar_proxy_saved_tokens_total{{backend="{fakes["b"].url}"}}'] == 3200
             assert found['ashlar_proxy_probes_total{outcome="found"}'] == 4
+
+    run(test)
+
+
+def test_requests_for_an_adapter_are_not_probed():
+    """Their prefixes are cached under other names than those of the base model."""
+
+    async def test():
+        probers = {"a": FakeProber(node(0)), "b": FakeProber(node(800))}
+        async with proxy_of(probers=probers) as (proxy, url, fakes, client):
+            first, second = proxy.backends.all
+            assert (await post(client, url, {**CHAT, "model": "tuned"}))[1]["X-Ashlar-Saved-Tokens"] == "800", "unknown"
+            cards = [{"id": "base", "parent": None}, {"id": "alias"}, {"id": "tuned", "parent": "base"}]
+            for fake in fakes.values():  # the names are read when a backend becomes healthy
+                fake.models, fake.healthy = {"data": cards}, False
+            while first.healthy or second.healthy:
+                await asyncio.sleep(0.01)
+            for fake in fakes.values():
+                fake.healthy = True
+            while not first.base_names or not second.base_names:
+                await asyncio.sleep(0.01)
+            assert first.base_names == {"base", "alias"}
+            for model in ("base", "alias", "", None):
+                assert (await post(client, url, {**CHAT, "model": model}))[1]["X-Ashlar-Saved-Tokens"] == "800"
+            for model in ("tuned", ["base"]):
+                assert "X-Ashlar-Saved-Tokens" not in (await post(client, url, {**CHAT, "model": model}))[1]
+            assert (await metrics(client, url))['ashlar_proxy_probes_total{outcome="adapter"}'] == 2
+
+    run(test)
+
+
+@pytest.mark.parametrize("answer", [None, [], {"error": "no key"}, {"data": None}, {"data": [5]}, {"data": [{"x": 1}]}])
+def test_a_server_that_does_not_list_its_models_is_probed_for_all(answer):
+    async def test():
+        async with proxy_of("a", {"a": FakeProber(node(800))}) as (proxy, url, fakes, client):
+            fakes["a"].models, wanted = answer, fakes["a"].checks + 2
+            while fakes["a"].checks < wanted:
+                await asyncio.sleep(0.01)
+            assert (await post(client, url))[1]["X-Ashlar-Saved-Tokens"] == "800"
+            assert proxy.backends.all[0].base_names == frozenset() and proxy.backends.all[0].healthy
 
     run(test)
 
@@ -313,6 +354,25 @@ def test_variables_of_a_template_are_passed():
     assert list(Prompts(Words()).question("/v1/chat/completions", body).tokens) == [2, 103, 103, 105, 3]
 
 
+@pytest.mark.parametrize("given", ["as text", "as a file"])
+def test_the_servers_template_serves_prompts_and_their_boundaries(given, monkeypatch, tmp_path):
+    known, made = tokenizer(None, ["<|im_start|>", "<|im_end|>"]), []
+    monkeypatch.setattr("ashlar.proxy.__main__.tokenizer", lambda *_: known)
+    monkeypatch.setattr("ashlar.proxy.prompts.Prompts", lambda *given: made.append(Prompts(*given)))
+    monkeypatch.setattr("aiohttp.web.run_app", lambda app, **_: app.close())
+    (tmp_path / "server.jinja").write_text(CHATML)
+    template = CHATML if given == "as text" else str(tmp_path / "server.jinja")
+    options = ["--model", "m", "--chat-template", template, "--segment-boundaries", "messages", "--short-segment", "0"]
+    assert main(["--backend", "http://x", *options]) == 0
+    body = {"messages": [{"role": role, "content": "one two"} for role in ("system", "user")]}
+    question = made[0].question("/v1/chat/completions", body)
+    text = "".join(f"<|im_start|>{role}\none two<|im_end|>\n" for role in ("system", "user"))
+    assert list(question.tokens) == known.encode(text + "<|im_start|>assistant\n")
+    assert question.segments == (5, 5)
+    with pytest.raises(Unprobed, match="template"):
+        Prompts(known).question("/v1/chat/completions", body)
+
+
 @pytest.mark.parametrize(
     "given, wanted",
     [
@@ -373,6 +433,8 @@ def test_the_extra_has_what_chat_templates_need():
         (["--backend", "http://x", "--segment-separator", "#"], "--segment-separator: --model is required"),
         (["--backend", "http://x", "--segment-boundaries", "messages"], "--segment-boundaries: --model is required"),
         (["--backend", "http://x", "--segment-boundaries", "lines"], "--segment-boundaries: invalid choice: 'lines'"),
+        (["--backend", "http://x", "--chat-template", "{{ 1 }}"], "--chat-template: --model is required"),
+        (["--backend", "http://x", "--model", "m", "--chat-template", "/no/file"], "--chat-template: [Errno 2]"),
         (["--backend", "http://x", "--model", "/nowhere"], "--model: no tokenizer in '/nowhere'"),
     ],
 )

@@ -408,10 +408,10 @@ def test_other_requests_are_forwarded_without_a_probe():
     async def test():
         prober = FakeProber(node(0))
         async with proxy_of("a", {"a": prober}) as (_, url, fakes, client):
-            async with client.get(url + "/v1/models?x=1", headers={"Authorization": "Bearer k"}) as answer:
+            async with client.get(url + "/version?x=1", headers={"Authorization": "Bearer k"}) as answer:
                 assert answer.status == 200
             path, headers, _ = fakes["a"].requests[0]
-            assert path == "/v1/models?x=1" and headers["Authorization"] == "Bearer k" and prober.asked == []
+            assert path == "/version?x=1" and headers["Authorization"] == "Bearer k" and prober.asked == []
             await post(client, url, {"input": "text"}, "/v1/embeddings")
             assert prober.asked == [] and len(fakes["a"].requests) == 2
 
@@ -423,9 +423,9 @@ def test_a_request_that_names_the_proxys_host_is_forwarded():
         async with proxy_of("a", {"a": FakeProber(node(0))}) as (proxy, url, fakes, _):
             host = url.removeprefix("http://")
             reader, writer = await asyncio.open_connection(*host.split(":"))
-            writer.write(f"GET {url}/v1/models?x=1 HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+            writer.write(f"GET {url}/version?x=1 HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
             assert (await reader.read()).startswith(b"HTTP/1.1 200")
             writer.close()
-            assert fakes["a"].requests[0][0] == "/v1/models?x=1" and proxy.backends.all[0].healthy
+            assert fakes["a"].requests[0][0] == "/version?x=1" and proxy.backends.all[0].healthy
 
     run(test)
