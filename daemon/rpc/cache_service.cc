@@ -14,6 +14,7 @@
 
 #include "ashlar/v1/cache.grpc.pb.h"
 #include "daemon/rpc/request_gate.h"
+#include "daemon/runtime/event_loop.h"
 #include "daemon/runtime/happens_before.h"
 #include "kernels/mutex.h"
 #include "proto/cache_calls.h"
@@ -151,32 +152,56 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, publ
       MutexLock lock(mutex_);  // a thread in Finish may still hold it
       memory_.EndRequest(request_bytes_);
       memory_.EndAnswer(match_bytes_ + verdict_bytes_);
+      done_ = true;
+      if (advances_later_) return;
     }
     delete this;
   }
 
   void Matched(v1::PromptMatch match) override {
     timer_.LookedUp();
-    MutexLock lock(mutex_);
-    memory_.EndRequest(std::exchange(request_bytes_, 0));
-    if (Count(match.ByteSizeLong(), match_bytes_)) match_ = std::move(match);
-    awaits_match_ = false;
-    Advance();
+    {
+      MutexLock lock(mutex_);
+      memory_.EndRequest(std::exchange(request_bytes_, 0));
+      if (Count(match.ByteSizeLong(), match_bytes_)) match_ = std::move(match);
+      awaits_match_ = false;
+      if (std::exchange(advances_later_, true)) return;
+    }
+    AdvanceLater();
   }
   void Landed(uint32_t layers) override {
-    MutexLock lock(mutex_);
-    layers_ = layers;
-    Advance();
+    {
+      MutexLock lock(mutex_);
+      layers_ = layers;
+      if (std::exchange(advances_later_, true)) return;
+    }
+    AdvanceLater();
   }
   void Ended(absl::StatusOr<std::vector<MissReason>> verdict) override {
-    MutexLock lock(mutex_);
-    memory_.EndRequest(std::exchange(request_bytes_, 0));
-    if (verdict.ok()) Count(verdict->size() * sizeof(MissReason), verdict_bytes_);
-    end_ = std::move(verdict);
-    Advance();
+    {
+      MutexLock lock(mutex_);
+      memory_.EndRequest(std::exchange(request_bytes_, 0));
+      if (verdict.ok()) Count(verdict->size() * sizeof(MissReason), verdict_bytes_);
+      end_ = std::move(verdict);
+      if (std::exchange(advances_later_, true)) return;
+    }
+    AdvanceLater();
   }
 
  private:
+  void AdvanceLater() {
+    EventLoop::AfterTurn([this] {
+      bool done;
+      {
+        MutexLock lock(mutex_);
+        advances_later_ = false;
+        if (!done_) Advance();
+        done = done_;
+      }
+      if (done) delete this;
+    });
+  }
+
   // Returns false if too much is unread: then this is dropped, and nothing more is written.
   bool Count(size_t bytes, size_t& counted) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_) {
     if (memory_.HoldAnswer(bytes)) {
@@ -236,6 +261,8 @@ class LandStream final : public grpc::ServerWriteReactor<grpc::ByteBuffer>, publ
   bool broken_ ABSL_GUARDED_BY(mutex_) = false;       // the reader has disconnected
   bool unread_full_ ABSL_GUARDED_BY(mutex_) = false;  // the tenant's engines leave too much unread
   bool finished_ ABSL_GUARDED_BY(mutex_) = false;
+  bool advances_later_ ABSL_GUARDED_BY(mutex_) = false;  // AdvanceLater uses the stream, so it is not deleted yet
+  bool done_ ABSL_GUARDED_BY(mutex_) = false;
 };
 
 // One reply, counted until gRPC has sent it. Deletes itself then.
@@ -460,7 +487,9 @@ class CacheService final : public RawCache {
     };
     const auto messages = std::make_shared<Messages>();
     const auto done = [reactor, messages, answer, timer = CallTimer(calls_, metrics_, call)](absl::Status status) {
-      timer.Finished(reactor->Answer(std::move(status), messages->reply, answer).code());
+      EventLoop::AfterTurn([reactor, messages, answer, timer, status = std::move(status)] {
+        timer.Finished(reactor->Answer(status, messages->reply, answer).code());
+      });
     };
     Read(bytes, [this, call, &calls, handler, bytes, reactor, messages, done] {
       absl::Status read = Parse(bytes, call, service_, user_, &messages->request);

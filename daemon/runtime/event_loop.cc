@@ -7,6 +7,7 @@
 #include <chrono>
 #include <optional>
 #include <utility>
+#include <vector>
 
 #include "daemon/runtime/named_thread.h"
 #include "kernels/mutex.h"
@@ -19,6 +20,9 @@ using storage::TenantId;
 
 // Minimum cost of a closure: dequeuing it and waking a thread take time.
 constexpr Nanos kLeastCost = 1'000;
+
+// What the thread runs after its turn; null outside of turns. Of nested turns of two loops, after the outer one.
+thread_local std::vector<EventLoop::Closure>* after_turn = nullptr;
 
 Nanos Read(clockid_t clock) {
   timespec now;
@@ -79,10 +83,11 @@ bool EventLoop::Take(TenantId tenant, Item item, size_t times, On on) {
     return false;
   }
   if (const Nanos now = clock_.Now(); on == On::kAnyThread && MayRunHere(now)) {
-    Run(now, tenant, std::move(item));
+    const std::vector<Closure> after = Run(now, tenant, std::move(item));
     const bool more = !waiting_.empty() || stopping_ || thread_waits_;
     lock.Unlock();
     if (more) wake_.NotifyOne();
+    for (const Closure& left : after) left();  // the loop may be gone
     return true;
   }
   Push(tenant, std::move(item));
@@ -102,6 +107,11 @@ bool EventLoop::PostRelease(TenantId tenant, Work work, On on) {
 
 void EventLoop::PostCompletion(TenantId tenant, Work work, On on) {
   Take(tenant, {Class::kCompletion, std::move(work)}, kUnbounded, on);
+}
+
+void EventLoop::AfterTurn(Closure work) {
+  if (after_turn == nullptr) return work();
+  after_turn->push_back(std::move(work));
 }
 
 void EventLoop::Every(Nanos period, Work work) {
@@ -149,9 +159,12 @@ void EventLoop::TurnTimes::Times::Add(Nanos time) {
 }
 
 // Runs one closure, or one slice of divided work; the rest of divided work precedes all other work of its tenant.
-void EventLoop::Run(Nanos begin, TenantId tenant, Item item) {
+std::vector<EventLoop::Closure> EventLoop::Run(Nanos begin, TenantId tenant, Item item) {
   running_ = true;
   mutex_.Unlock();
+  std::vector<Closure> after;
+  const bool nested = after_turn != nullptr;
+  if (!nested) after_turn = &after;
   const Nanos cpu_begin = Read(CLOCK_THREAD_CPUTIME_ID);
   storage::Slice slice(clock_, begin + kQuantum);
   const bool done = Call(item.work, slice);
@@ -164,6 +177,8 @@ void EventLoop::Run(Nanos begin, TenantId tenant, Item item) {
   waiting_.Charge(tenant, std::max(took, kLeastCost));
   times_.elapsed.Add(took);
   times_.cpu.Add(cpu);
+  if (!nested) after_turn = nullptr;
+  return after;
 }
 
 void EventLoop::QueueDueTimers(Nanos now) {
@@ -193,7 +208,15 @@ bool EventLoop::ServeOne() {
   if (!next.has_value()) return false;
   auto& [tenant, item] = *next;
   if (item.kind == Class::kRequest && --requests_.at(tenant) == 0) requests_.erase(tenant);
-  Run(now, tenant, std::move(item));
+  std::vector<Closure> after = Run(now, tenant, std::move(item));
+  if (after.empty()) return true;
+  mutex_.Unlock();
+  const Nanos ended = clock_.Now();
+  for (const Closure& left : after) left();
+  after.clear();
+  const Nanos took = clock_.Now() - ended;
+  mutex_.Lock();
+  waiting_.Charge(tenant, took);  // other tenants have waited for it
   return true;
 }
 

@@ -14,6 +14,7 @@
 #include <mutex>
 #include <thread>
 #include <variant>
+#include <vector>
 
 #include "kernels/mutex.h"
 #include "storage/executor.h"
@@ -66,6 +67,10 @@ class EventLoop {
   // the work is dropped.
   void PostCompletion(storage::TenantId tenant, Work work, On on = On::kThread);
 
+  // Runs `work` on the calling thread after the turn that it runs, or at once if it runs none. Other threads' turns do
+  // not wait for it. For replies: sending one can take milliseconds.
+  static void AfterTurn(Closure work);
+
   // Runs `work` on the loop about once per `period`, as the daemon's own work. Runs do not overlap.
   void Every(storage::Nanos period, Work work);
 
@@ -115,8 +120,9 @@ class EventLoop {
   bool HasCapacity(storage::TenantId tenant, size_t times) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Push(storage::TenantId tenant, Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool MayRunHere(storage::Nanos now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
-  // Run and ServeOne release mutex_ while the closure runs.
-  void Run(storage::Nanos begin, storage::TenantId tenant, Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  // Run and ServeOne release mutex_ while the closure runs. Run returns what it has left for the time after its turn.
+  std::vector<Closure> Run(storage::Nanos begin, storage::TenantId tenant, Item item)
+      ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void QueueDueTimers(storage::Nanos now) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   bool ServeOne() ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);  // returns false if nothing is queued
   void Serve();

@@ -106,6 +106,23 @@ TEST_F(EventLoopTurns, SlicedWorkYieldsToOthersAndStaysFirstForItsTenant) {
   EXPECT_LT(served_.find_last_of('l'), 8u) << "between them: " << served_;
 }
 
+TEST_F(EventLoopTurns, WhatATurnLeavesDelaysNoOtherTurn) {
+  EventLoop::AfterTurn([&] { served_ += '1'; });
+  EXPECT_EQ(served_, "1") << "outside of turns";
+  loop_.PostCompletion(kHeavy, [&] {
+    EventLoop::AfterTurn([&] {
+      served_ += 'a';
+      clock_.Advance(kCost);
+      EXPECT_TRUE(loop_.RunNext());
+    });
+    served_ += 'h';
+  });
+  loop_.PostCompletion(kLight, [&] { served_ += 'l'; });
+  EXPECT_TRUE(loop_.RunNext());
+  EXPECT_EQ(served_, "1hal");
+  EXPECT_EQ(loop_.TakeTurnTimes().elapsed.longest, 0);
+}
+
 TEST_F(EventLoopTurns, ASliceEndsWithItsTime) {
   std::vector<int> steps;
   ASSERT_TRUE(loop_.Post(kHeavy, [&](storage::Slice& slice) {
