@@ -5,6 +5,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
+#include <utility>
 
 #include "storage/executor.h"
 
@@ -15,9 +17,11 @@ class Slice {
   // Unlimited.
   Slice() = default;
   // A slice of `steps`, at least one: for tests and simulators.
-  explicit Slice(size_t steps) : steps_left_(steps) {}
-  // A slice until the clock shows `end`, with a minimum number of steps.
-  Slice(const Clock& clock, Nanos end) : clock_(&clock), end_(end) {}
+  explicit Slice(size_t steps, std::function<void()> resume = nullptr)
+      : resume_(std::move(resume)), steps_left_(steps) {}
+  // A slice until the clock shows `end`, with a minimum number of steps. `resume`: see below.
+  Slice(const Clock& clock, Nanos end, std::function<void()> resume = nullptr)
+      : clock_(&clock), end_(end), resume_(std::move(resume)) {}
 
   // Takes a step: one lookup, or a few smaller operations. Returns false at the end of the slice.
   bool Take() {
@@ -30,11 +34,19 @@ class Slice {
     return true;
   }
 
+  // The call waits for an event, and ends its slice by Wait. It is called again after `resume`, which the event calls
+  // later. Empty if the call cannot wait.
+  const std::function<void()>& resume() const { return resume_; }
+  void Wait() { waits_ = true; }
+  bool waits() const { return waits_; }
+
  private:
   static constexpr size_t kAskedEvery = 8;  // steps between clock reads, because a read costs a fraction of a step
 
   const Clock* const clock_ = nullptr;
   const Nanos end_ = 0;
+  const std::function<void()> resume_;
+  bool waits_ = false;
   size_t steps_left_ = SIZE_MAX;
   size_t taken_ = 0;
 };

@@ -17,6 +17,7 @@
 #include <deque>
 #include <map>
 #include <optional>
+#include <set>
 #include <utility>
 
 #include "storage/ids.h"
@@ -139,6 +140,18 @@ class TurnQueue {
   const std::deque<TenantId>& waiting() const { return turns_.waiting(); }  // tenants, the next one first
   void Charge(TenantId tenant, int64_t cost) { turns_.Charge(tenant, cost); }
 
+  // No item of a paused tenant is next.
+  void Pause(TenantId tenant) {
+    paused_.insert(tenant);
+    turns_.Deactivate(tenant);
+  }
+  void Resume(TenantId tenant) {
+    if (paused_.erase(tenant) > 0 && items_.contains(tenant)) turns_.Activate(tenant);
+  }
+  void ResumeAll() {
+    while (!paused_.empty()) Resume(*paused_.begin());
+  }
+
   bool empty() const { return size_ == 0; }
   size_t size() const { return size_; }
   size_t size(TenantId tenant) const {
@@ -149,11 +162,12 @@ class TurnQueue {
  private:
   void Added(TenantId tenant) {
     ++size_;
-    turns_.Activate(tenant);
+    if (!paused_.contains(tenant)) turns_.Activate(tenant);
   }
 
   Turns turns_;
   std::map<TenantId, std::deque<Item>> items_;  // only tenants with items
+  std::set<TenantId> paused_;
   size_t size_ = 0;
 };
 

@@ -148,6 +148,24 @@ TEST(TurnQueue, KeepsTenantOrderWithRestFirst) {
   EXPECT_TRUE(queue.empty());
 }
 
+TEST(TurnQueue, APausedTenantKeepsItsItems) {
+  TurnQueue<std::string> queue(kQuantum);
+  queue.Push(1, "a");
+  queue.Push(2, "x");
+  queue.Pause(1);
+  queue.Push(1, "b");
+  queue.Resume(3);
+  EXPECT_EQ(queue.Take()->second, "x");
+  EXPECT_FALSE(queue.Take().has_value());
+  EXPECT_EQ(queue.size(), 2u);
+  queue.Resume(1);
+  EXPECT_EQ(queue.Take()->second, "a");
+  EXPECT_EQ(queue.Take()->second, "b");
+  queue.Pause(1);
+  queue.Resume(1);
+  EXPECT_FALSE(queue.Take().has_value());
+}
+
 // A thousand items of one tenant delay another tenant's single item by at most a quantum.
 TEST(TurnQueue, ANewTenantWaitsForAQuantumOfEachOther) {
   TurnQueue<int> queue(kQuantum);

@@ -136,9 +136,18 @@ void EventLoop::Stop() {
   {
     MutexLock lock(mutex_);
     stopping_ = true;
+    waiting_.ResumeAll();
   }
   wake_.NotifyOne();
   if (thread_.joinable()) thread_.join();
+}
+
+void EventLoop::Resume(TenantId tenant) {
+  {
+    MutexLock lock(mutex_);
+    waiting_.Resume(tenant);
+  }
+  wake_.NotifyOne();
 }
 
 size_t EventLoop::depth() const {
@@ -161,12 +170,14 @@ void EventLoop::TurnTimes::Times::Add(Nanos time) {
 // Runs one closure, or one slice of divided work; the rest of divided work precedes all other work of its tenant.
 std::vector<EventLoop::Closure> EventLoop::Run(Nanos begin, TenantId tenant, Item item) {
   running_ = true;
+  const bool may_wait = tenant != storage::kNoTenant && !stopping_;
   mutex_.Unlock();
   std::vector<Closure> after;
   const bool nested = after_turn != nullptr;
   if (!nested) after_turn = &after;
   const Nanos cpu_begin = Read(CLOCK_THREAD_CPUTIME_ID);
-  storage::Slice slice(clock_, begin + kQuantum);
+  const auto resume = [this, tenant] { Resume(tenant); };
+  storage::Slice slice(clock_, begin + kQuantum, may_wait ? resume : std::function<void()>());
   const bool done = Call(item.work, slice);
   if (done) item.work = Closure();  // destroys its captures while nothing else runs
   const Nanos took = clock_.Now() - begin, cpu = Read(CLOCK_THREAD_CPUTIME_ID) - cpu_begin;
@@ -174,6 +185,7 @@ std::vector<EventLoop::Closure> EventLoop::Run(Nanos begin, TenantId tenant, Ite
   running_ = false;
   // The rest was already admitted and takes no further place.
   if (!done) waiting_.PushFront(tenant, {Class::kCompletion, std::move(item.work)});
+  if (!done && slice.waits() && !stopping_) waiting_.Pause(tenant);
   waiting_.Charge(tenant, std::max(took, kLeastCost));
   times_.elapsed.Add(took);
   times_.cpu.Add(cpu);

@@ -40,7 +40,9 @@ class EventLoop {
 
   using Closure = std::function<void()>;
   // Long work returns false soon after its slice (a quantum) has passed, and true when it is done. It is called again
-  // in its tenant's next turn, before the tenant's other closures. Closures of other tenants run in between.
+  // in its tenant's next turn, before the tenant's other closures. Closures of other tenants run in between. Work of a
+  // tenant that waits (Slice::Wait) delays the tenant's other closures, its completions too, until it is resumed; so
+  // whatever resumes it must not be posted for the tenant. After Stop, and as the daemon's own work, it cannot wait.
   using Cut = std::function<bool(storage::Slice&)>;
   using Work = std::variant<Closure, Cut>;
   // Calls `work` as the loop does. Returns false if more is left.
@@ -119,6 +121,7 @@ class EventLoop {
   bool Take(storage::TenantId tenant, Item item, size_t times, On on);
   bool HasCapacity(storage::TenantId tenant, size_t times) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   void Push(storage::TenantId tenant, Item item) ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
+  void Resume(storage::TenantId tenant);
   bool MayRunHere(storage::Nanos now) const ABSL_EXCLUSIVE_LOCKS_REQUIRED(mutex_);
   // Run and ServeOne release mutex_ while the closure runs. Run returns what it has left for the time after its turn.
   std::vector<Closure> Run(storage::Nanos begin, storage::TenantId tenant, Item item)

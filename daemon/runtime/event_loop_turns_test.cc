@@ -6,6 +6,7 @@
 #include <chrono>
 #include <cstdint>
 #include <ctime>
+#include <functional>
 #include <future>
 #include <numeric>
 #include <string>
@@ -104,6 +105,53 @@ TEST_F(EventLoopTurns, SlicedWorkYieldsToOthersAndStaysFirstForItsTenant) {
   EXPECT_EQ(served_.size(), 24u);
   EXPECT_EQ(served_.back(), 'h') << "behind all slices: " << served_;
   EXPECT_LT(served_.find_last_of('l'), 8u) << "between them: " << served_;
+}
+
+TEST_F(EventLoopTurns, WorkThatWaitsDelaysOnlyItsTenant) {
+  std::function<void()> resume;
+  ASSERT_TRUE(loop_.Post(kHeavy, [&](storage::Slice& slice) {
+    served_ += resume ? 'r' : 'w';
+    if (resume) return true;
+    resume = slice.resume();
+    slice.Wait();
+    return false;
+  }));
+  ASSERT_TRUE(loop_.Post(kHeavy, Costing(kCost, 'h')));
+  for (int i = 0; i < 3; ++i) ASSERT_TRUE(loop_.Post(kLight, Costing(kCost, 'l')));
+  while (loop_.RunNext()) {
+  }
+  loop_.PostCompletion(kHeavy, Costing(kCost, 'c'));
+  EXPECT_FALSE(loop_.RunNext());
+  EXPECT_EQ(served_, "wlll");
+  resume();
+  while (loop_.RunNext()) {
+  }
+  EXPECT_EQ(served_, "wlllrhc");
+}
+
+TEST_F(EventLoopTurns, StopEndsWaits) {
+  std::promise<void> waits;
+  ASSERT_TRUE(loop_.Post(kHeavy, [&](storage::Slice& slice) {
+    if (!slice.resume()) return true;
+    slice.Wait();
+    waits.set_value();
+    return false;
+  }));
+  ASSERT_TRUE(loop_.Post(kHeavy, Costing(kCost, 'h')));
+  loop_.Start();
+  waits.get_future().wait();
+  loop_.Stop();
+  EXPECT_EQ(served_, "h");
+}
+
+TEST_F(EventLoopTurns, TheDaemonsOwnWorkCannotWait) {
+  bool can_wait = true;
+  loop_.PostCompletion(storage::kNoTenant, [&](storage::Slice& slice) {
+    can_wait = static_cast<bool>(slice.resume());
+    return true;
+  });
+  Run();
+  EXPECT_FALSE(can_wait);
 }
 
 TEST_F(EventLoopTurns, WhatATurnLeavesDelaysNoOtherTurn) {

@@ -85,7 +85,7 @@ absl::StatusOr<std::unique_ptr<TierSet>> TierSet::Make(const v1::Config& config,
   set->dram_ = *std::move(dram);
   set->tenants_ = static_cast<size_t>(config.tenants_size());
   set->arena_bytes_ = config.dram().arena_bytes();
-  set->arenas_ = std::make_unique<WorkerPool>(1, 1, loop);
+  set->arenas_ = std::make_unique<WorkerPool>(1, set->tenants_, loop);
   set->dram_->CreateOn(
       [set = set.get()](TenantId tenant, const auto& arena) { return set->CreateArena(tenant, arena); });
   if (config.ssd().folder().empty()) return set;
@@ -122,11 +122,11 @@ absl::Status TierSet::OpenDisk(const v1::Config& config, EventLoop& loop) {
   return AddSsdTenants(config, *ssd_);
 }
 
+// One after the other, tenants in turn: arenas that callers wait for are created in between.
 void TierSet::PrepareArenas() {
-  for (size_t tenant = 0; tenant < tenants_; ++tenant) PrepareArena(static_cast<TenantId>(tenant));
+  for (size_t i = 0; i < tenants_ && creating_ == 0; ++i) PrepareArena(static_cast<TenantId>(next_++ % tenants_));
 }
 
-// Prepares arenas one after the other, each where the last one was created.
 void TierSet::PrepareArena(TenantId tenant) {
   const storage::TierUsage here = dram_->Usage(tenant);
   const uint64_t below = ssd_ == nullptr ? 0 : ssd_->Usage(tenant).used_bytes;
@@ -134,12 +134,17 @@ void TierSet::PrepareArena(TenantId tenant) {
   dram_->GrowTo(tenant, std::max(here.used_bytes + arena_bytes_, below));
 }
 
+// As the daemon's own work: lookups that wait for the arena delay their tenant's completions. A tenant has at most one
+// job in the queue.
 bool TierSet::CreateArena(TenantId tenant, const std::shared_ptr<storage::ComingArena>& arena) {
   const auto made = [this, tenant, arena] {
-    if (dram_->Prepared(tenant, arena).ok()) PrepareArena(tenant);
+    --creating_;
+    if (dram_->Prepared(tenant, arena).ok()) PrepareArenas();
   };
-  return arenas_->Run(
-      tenant, [arena] { arena->MakeAhead(); }, made);
+  const bool started = arenas_->Run(
+      storage::kNoTenant, [arena] { arena->MakeAhead(); }, made);
+  creating_ += started ? 1 : 0;
+  return started;
 }
 
 bool TierSet::StartOpening() {

@@ -90,6 +90,8 @@ class TierSet {
   size_t tenants_ = 0;
   uint64_t arena_bytes_ = 0;
   std::unique_ptr<WorkerPool> arenas_;
+  size_t creating_ = 0;        // arenas in the pool
+  size_t next_ = 0;            // tenant whose arena is prepared next, modulo tenants_
   EventLoop* loop_ = nullptr;  // set if there is an ssd tier, like the members below
   std::unique_ptr<WorkerPool> io_;
   std::unique_ptr<storage::SsdTier> ssd_;

@@ -216,7 +216,7 @@ bool Search::Choose() {
 
 bool Search::Hold(Slice& slice) {
   for (; next_ < of_prefix_.size(); ++next_) {
-    if (!slice.Take()) return false;
+    if (!slice.Take() || WaitsForMemory(of_prefix_[next_], slice)) return false;
     objects_.push_back(matcher_.FindWhole(session_, tenant_, of_prefix_[next_], others_, verified_));
     const ObjectReference& object = objects_.back().object;
     if (object) {
@@ -240,6 +240,19 @@ bool Search::Hold(Slice& slice) {
   prefix_.own = chosen_.own;
   prefix_.span_tokens = static_cast<uint32_t>(chosen_.depth - chosen_.checkpoint());
   return PrefixIsKnown();
+}
+
+bool Search::WaitsForMemory(const Query& query, Slice& slice) {
+  if (!slice.resume() || !*may_wait_ || !query.storable) return false;
+  const auto waits = [&](Tier& tier, uint64_t extents) {
+    return tier.WhenGrown(tenant_, extents, [may_wait = may_wait_, resume = slice.resume()](bool grown) {
+      *may_wait = grown;
+      resume();
+    });
+  };
+  if (!matcher_.finder_.AnyTarget(tenant_, query, matcher_.level_of_(session_), waits)) return false;
+  slice.Wait();
+  return true;
 }
 
 void Search::LetPrefixGo() {
@@ -269,6 +282,8 @@ bool Search::Find(Slice& slice) {
       found_.push_back({.reason = MissReason::kCovered});
     } else if (refused_ != MissReason::kNone) {
       found_.push_back({.reason = matcher_.Missed(session_, tenant_, query, refused_)});
+    } else if (WaitsForMemory(query, slice)) {
+      return false;
     } else {
       found_.push_back(matcher_.Find(session_, tenant_, query, of_found_, verified_));
     }

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <optional>
 #include <span>
 #include <utility>
@@ -33,7 +34,8 @@ class Search {
   Search(const Search&) = delete;
   Search& operator=(const Search&) = delete;
 
-  // One step per lookup, including a prefix's objects. Returns false if more is left.
+  // One step per lookup, including a prefix's objects. Returns false if more is left. Waits for memory that a tier gets
+  // from the system, if the slice can wait.
   bool Run(Slice& slice);
   // Returns the result, once, after the last slice. Its objects are valid as long as its lease.
   Match Take() { return std::move(match_); }
@@ -55,6 +57,8 @@ class Search {
   bool GoTo(Stage stage);  // returns true
   // Ends the prefix stages (a prefix was chosen or none exists) and starts with the segments.
   bool PrefixIsKnown();
+  // Returns true if the slice now waits for the memory that the query's object will be promoted to.
+  bool WaitsForMemory(const Query& query, Slice& slice);
   bool SumBlocks(bool own, Slice& slice);
   PromotionCost::Load LoadOf(const Prefixes::Candidate& candidate) const;
   void ExcludeSlow();
@@ -77,6 +81,7 @@ class Search {
   uint64_t begin_ = 0;  // position of the next query in the prompt
   size_t listed_ = 0;   // objects in all shards that the queries may find
   Nanos needed_at_ = 0;
+  const std::shared_ptr<bool> may_wait_ = std::make_shared<bool>(true);  // the system has not refused memory
   Matcher::Verified verified_;
 
   std::vector<CoverSegment> segments_;  // as far as known without using them

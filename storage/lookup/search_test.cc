@@ -8,8 +8,10 @@
 
 #include <functional>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "storage/testing/prefix_engine.h"
@@ -261,6 +263,54 @@ TEST_F(SearchEnds, ReleasesWhenCancelled) {
   }
   cache().Tick();
   EXPECT_EQ(References(), 0u);
+}
+
+// After a restart, the disk has objects that memory has no arenas for.
+TEST(Search, WaitsForArenasThatAnotherThreadCreates) {
+  std::vector<uint64_t> texts(12);
+  std::iota(texts.begin(), texts.end(), 1);
+  TieredRig rig({.hbm = 0, .dram = 64, .ssd = 64});
+  rig.cache->OpenSession(kAnn, kTenant);
+  for (const uint64_t text : texts) ASSERT_TRUE(rig.Publish(kAnn, TestPlan(text, kTokens), text));
+  rig.Settle();
+  rig.Restart();
+  rig.cache->OpenSession(kAnn, kTenant);
+  std::vector<std::shared_ptr<ComingArena>> coming;
+  rig.dram->CreateOn([&](TenantId, const std::shared_ptr<ComingArena>& arena) {
+    coming.push_back(arena);
+    return true;
+  });
+  const std::vector<Query> queries = SearchWorld::Queries(texts);
+  const auto search = rig.cache->StartLookup(kAnn, queries, nullptr, nullptr);
+  int waits = 0, resumed = 0;
+  while (true) {
+    Slice slice(1000, [&] { ++resumed; });
+    if (search->Run(slice)) break;
+    ASSERT_TRUE(slice.waits());
+    ASSERT_EQ(coming.size(), 1u);
+    EXPECT_EQ(resumed, waits);
+    ++waits;
+    const auto arena = std::exchange(coming, {}).front();
+    arena->MakeAhead();
+    ASSERT_TRUE(rig.dram->Prepared(kTenant, arena).ok());
+    ASSERT_EQ(resumed, waits);
+  }
+  EXPECT_GT(waits, 1);
+  const Match match = search->Take();
+  EXPECT_THAT(Reasons(match), Each(MissReason::kNone));
+  const uint64_t arenas = waits + coming.size();
+  EXPECT_EQ(rig.dram->Usage(kTenant).held_bytes, arenas * 8 * limits::kExtentBytes) << "the search has created none";
+}
+
+TEST(Search, CreatesTheArenaIfItCannotWait) {
+  TieredRig rig({.hbm = 0, .dram = 16, .ssd = 16});
+  rig.cache->OpenSession(kAnn, kTenant);
+  ASSERT_TRUE(rig.Publish(kAnn, TestPlan(1, kTokens), 1));
+  rig.Settle();
+  rig.Restart();
+  rig.cache->OpenSession(kAnn, kTenant);
+  rig.dram->CreateOn([](TenantId, const std::shared_ptr<ComingArena>&) { return true; });
+  EXPECT_EQ(rig.Lookup(kAnn, TestPlan(1, kTokens)).found[0].reason, MissReason::kNone);
 }
 
 TEST_F(SearchEnds, ReacquiresObjectsDuringSettle) {

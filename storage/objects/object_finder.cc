@@ -67,6 +67,20 @@ PromotionCost::Load ObjectFinder::LoadOf(TenantId tenant, const Query& query, si
   return load;
 }
 
+bool ObjectFinder::AnyTarget(TenantId tenant, const Query& query, size_t level,
+                             absl::FunctionRef<bool(Tier& tier, uint64_t extents)> waits) {
+  Levels& levels = table_.levels();
+  const Entry* const entry = table_.index().keys().Find(tenant, query.key, query.shard);
+  if (entry == nullptr || !entry->ready || level == kWhereItLies) return false;
+  // The other shards of its bundle come along, mostly to the same level. The tiers in between get copies, too.
+  const uint64_t extents = entry->header.Extents() * query.shard.size;
+  for (size_t at = level; at < levels.memory() && entry->copies[at].phase() == CopyPhase::kNone;
+       at = levels.Below(at)) {
+    if (waits(levels[at].tier(), extents)) return true;
+  }
+  return false;
+}
+
 ObjectReference ObjectFinder::Shard(const ObjectReference& object, const TensorShard& shard) {
   if (object->gone != MissReason::kNone) return {};
   Entry* entry = table_.index().keys().Find(object->pool.tenant, object->header.key, shard);

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "absl/functional/function_ref.h"
 #include "proto/shard.h"
 #include "storage/executor.h"
 #include "storage/history/explanation.h"
@@ -13,6 +14,7 @@
 #include "storage/objects/object_reference.h"
 #include "storage/objects/object_table.h"
 #include "storage/policy/promotion.h"
+#include "storage/tier/tier.h"
 
 namespace ashlar::storage {
 
@@ -31,6 +33,10 @@ class ObjectFinder {
                    size_t level = 0);
   // What Find would load of an object to the level; empty if there is none. Has no side effect.
   PromotionCost::Load LoadOf(TenantId tenant, const Query& query, size_t level) const;
+  // Calls `waits` for each memory tier in which Find would allocate that number of extents, until it returns true.
+  // Returns whether it did.
+  bool AnyTarget(TenantId tenant, const Query& query, size_t level,
+                 absl::FunctionRef<bool(Tier& tier, uint64_t extents)> waits);
   // Returns another shard of an object's bundle, at the level of its rank; empty if it is not there, or the object is
   // gone.
   ObjectReference Shard(const ObjectReference& object, const TensorShard& shard);

@@ -51,7 +51,8 @@ struct Searching {
   std::optional<storage::PrefixText> prompt;
   Nanos begun = 0, needed_at = 0;
   uint64_t begun_at_step = 0;
-  bool drains = false;                      // whether the cache was draining when it began
+  bool drains = false;  // whether the cache was draining when it began
+  std::shared_ptr<bool> waits = std::make_shared<bool>(false);
   std::unique_ptr<storage::Search> search;  // refers to the members above
 };
 struct Closing {

@@ -4,8 +4,10 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <iterator>
 #include <string>
+#include <utility>
 
 #include "storage/cache.h"
 #include "storage/slice.h"
@@ -70,9 +72,9 @@ class DriverPart {
   ConversationId AnyConversation() {
     return Draw(2) == 0 ? ConversationId{static_cast<uint8_t>(1 + Draw(kConversations))} : ConversationId{};
   }
-  // All of a call, or a few steps.
-  storage::Slice AnySlice() {
-    return features_.slices && Draw(2) == 0 ? storage::Slice(1 + Draw(4)) : storage::Slice();
+  // All of a call, or a few steps of one that can wait if `resume` is not empty.
+  storage::Slice AnySlice(std::function<void()> resume = nullptr) {
+    return features_.slices && Draw(2) == 0 ? storage::Slice(1 + Draw(4), std::move(resume)) : storage::Slice();
   }
 
   World& world_;

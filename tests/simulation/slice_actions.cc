@@ -37,8 +37,12 @@ void SliceActions::Lookup() {
 }
 
 void SliceActions::GoOnSearching(std::list<Searching>::iterator searching) {
-  storage::Slice slice = AnySlice();
-  if (!searching->search->Run(slice)) return;
+  if (*searching->waits) return;
+  storage::Slice slice = AnySlice([waits = searching->waits] { *waits = false; });
+  if (!searching->search->Run(slice)) {
+    *searching->waits = slice.waits();
+    return;
+  }
   Searched(*searching, searching->search->Take());
   clients_.searches.erase(searching);
 }
