@@ -66,13 +66,15 @@ void OverlapModel::Observe(uint64_t depth, uint64_t length) {
   ++observed_;
 }
 
-OverlapForecast OverlapModel::Forecast(size_t parts) const {
+OverlapForecast OverlapModel::Forecast(size_t parts, bool guess) const {
   OverlapForecast forecast;
   if (observed_ == 0) return forecast;
   const double odds = std::clamp(end_foresight_ - start_foresight_, -kMostLogOdds, kMostLogOdds);
   const double start_share = std::clamp(1 / (1 + std::exp(odds)), kLeastShare, 1 - kLeastShare);
-  const auto divide = [parts](const Histogram& histogram, double share, bool nearest_first, auto& divided) {
-    const double scale = share / histogram.total(), most = share / static_cast<double>(parts);
+  const double guessed = guess ? 1 / (static_cast<double>(observed_) + 1) : 0;
+  const auto divide = [parts, guess, guessed](const Histogram& histogram, double share, bool nearest_first,
+                                              auto& divided) {
+    const double scale = share * (1 - guessed) / histogram.total(), most = share / static_cast<double>(parts);
     for (const Piece& piece : histogram.pieces()) {
       const double weight = piece.weight * scale;
       if (divided.empty() || divided.back().weight + weight > most) {
@@ -83,6 +85,9 @@ OverlapForecast OverlapModel::Forecast(size_t parts) const {
         divided.back().weight += weight;
       }
     }
+    if (!guess) return;
+    for (size_t i = 0; i < kDoublings; ++i) divided.push_back({uint64_t{1} << i, share * guessed / kDoublings});
+    std::ranges::stable_sort(divided, {}, &Piece::at);
   };
   divide(from_start_, start_share, true, forecast.from_start_);
   divide(from_end_, 1 - start_share, false, forecast.from_end_);

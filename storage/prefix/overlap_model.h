@@ -17,7 +17,8 @@ class OverlapForecast {
     bool from_end = false;  // keeps its distance from the end in a longer prompt; otherwise its depth
   };
   // The distribution of the depth in [1, length] at which a later prompt will diverge from one of `length` tokens, by
-  // depth. The weights add up to the probability of that, at most one. A depth has one mass per histogram.
+  // depth. The weights add up to the probability of that, at most one. A depth has one mass per histogram, and those of
+  // a guess.
   std::vector<Mass> Within(uint64_t length) const;
 
  private:
@@ -44,11 +45,14 @@ class OverlapModel {
   // Each histogram is divided into ranges of neighbouring places that have at most 1/`parts` of its weight, or one
   // place. A range counts at the place where a checkpoint serves all of it, so savings are underestimated by less than
   // its width. At most 2 · `parts` masses per histogram; by default, all places are exact. O(places).
-  OverlapForecast Forecast(size_t parts = SIZE_MAX) const;
+  // `guess`: one more divergence counts as observed, equally likely in every doubling of the depth and of the distance
+  // from the end. Without any observation, the forecast is empty all the same.
+  OverlapForecast Forecast(size_t parts = SIZE_MAX, bool guess = false) const;
 
  private:
   static constexpr double kDecay = 1.0 / 4096;
   static constexpr uint64_t kNear = 16;       // tokens within which a prediction counts as correct
+  static constexpr size_t kDoublings = 20;    // of a guess
   static constexpr double kForesight = 0.98;  // decay of the weight of earlier predictions, per request
 
   using Piece = OverlapForecast::Piece;

@@ -36,6 +36,20 @@ TEST(OverlapModelTest, IsEmptyAtFirst) {
   EXPECT_THAT(model.Forecast().Within(1000), IsEmpty());
 }
 
+TEST(OverlapModelTest, AGuessCountsAsOneDivergence) {
+  OverlapModel model;
+  EXPECT_THAT(model.Forecast(SIZE_MAX, true).Within(1000), IsEmpty());
+  for (int observed = 1; observed < 5; ++observed) {
+    model.Observe(700, 1000);
+    const std::vector<OverlapForecast::Mass> masses = model.Forecast(64, true).Within(1000);
+    const double guess = 1.0 / (observed + 1);
+    EXPECT_THAT(WeightAt(masses, 700), DoubleNear(1 - guess, 1e-9));
+    EXPECT_THAT(WeightAt(masses, 512) + WeightAt(masses, 1000 - 512), DoubleNear(guess / 20, 1e-9));
+    EXPECT_THAT(WeightAt(masses, 4) + WeightAt(masses, 1000 - 4), DoubleNear(guess / 20, 1e-9));
+    EXPECT_LE(Sum(masses), 1 + 1e-9);
+  }
+}
+
 // A forecast in parts has few masses, none of which is after the places that it stands for, or much before them.
 TEST(OverlapModelTest, PartsAreServedByTheirFirstDepth) {
   const uint64_t seed = std::random_device()();

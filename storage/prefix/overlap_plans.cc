@@ -24,7 +24,9 @@ void OverlapPlans::Observe(uint64_t depth, uint64_t length) {
   if (since_.size() < kMostPending) since_.emplace_back(depth, length);
 }
 
-CheckpointPlan::Placement OverlapPlans::For(const CheckpointPlan::Prompt& prompt) {
+CheckpointPlan::Placement OverlapPlans::For(const CheckpointPlan::Prompt& prompt, bool guess) {
+  if (observed_ + since_.size() > 0 && guesses_ < kGuessed) ++guesses_;
+  guess_ = guess && guesses_ < kGuessed;
   const size_t range = Range(prompt.tokens);
   Want(prompt.tokens);
   stale_ = stale_ || plans_[range].plan == nullptr || plans_[range].forecast != forecasts_;
@@ -52,9 +54,13 @@ void OverlapPlans::Want(uint64_t tokens) {
 void OverlapPlans::StartIfDue() {
   if (running_ || (pause_ > 0 && pause_-- > 0)) return;
   const uint64_t all = observed_ + since_.size();
-  const bool refresh = !since_.empty() && since_.size() >= std::min(all / kRefreshShare, kRefreshMost);
-  if (!refresh && (!stale_ || all == 0)) return;
+  if (all == 0) return;
+  const bool learned = !since_.empty() && since_.size() >= std::min(all / kRefreshShare, kRefreshMost);
+  const bool refresh = learned || guess_ != job_->guess;
+  if (!refresh && !stale_) return;
   job_->divergences = refresh ? since_ : std::vector<std::pair<uint64_t, uint64_t>>();
+  job_->refresh = refresh;
+  job_->guess = guess_;
   job_->lengths = asked_;
   auto work = [job = job_, costs = costs_, capture_tokens = capture_tokens_, most = most_] {
     Work(*job, costs, capture_tokens, most);
@@ -81,7 +87,7 @@ void OverlapPlans::StartIfDue() {
 
 void OverlapPlans::Work(Job& job, const PrefixCosts& costs, uint64_t capture_tokens, size_t most) {
   for (const auto& [depth, length] : job.divergences) job.model.Observe(depth, length);
-  if (!job.divergences.empty()) job.forecast = job.model.Forecast(kParts);
+  if (job.refresh) job.forecast = job.model.Forecast(kParts, job.guess);
   job.plans.clear();
   for (const uint64_t length : job.lengths) {
     job.plans.push_back(std::make_unique<const CheckpointPlan>(job.forecast.Within(length), length,

@@ -38,8 +38,9 @@ class OverlapPlans {
   // A request diverged after `depth` tokens from an earlier one of `length` tokens. O(1).
   void Observe(uint64_t depth, uint64_t length);
   // Returns the plan for a prompt; without checkpoints if none is known for about its length. Finding it is O(1);
-  // applying it is O(kParts). Valid until the next request or `done`.
-  CheckpointPlan::Placement For(const CheckpointPlan::Prompt& prompt);
+  // applying it is O(kParts). Valid until the next request or `done`. `guess`: the first kGuessed prompts after the
+  // first divergence are also planned for divergences elsewhere (OverlapModel::Forecast).
+  CheckpointPlan::Placement For(const CheckpointPlan::Prompt& prompt, bool guess = false);
 
   uint64_t bytes() const { return bytes_; }  // memory of the plans
 
@@ -50,6 +51,7 @@ class OverlapPlans {
   static constexpr size_t kParts = 64;
   static constexpr size_t kMostPending = 1024;  // divergences that wait for the background; later ones are dropped
   static constexpr uint64_t kSmall = 256;
+  static constexpr uint64_t kGuessed = 64;  // prompts
   static constexpr size_t kPerDoubling = 16, kRanges = 64 * kPerDoubling;
   static constexpr size_t kNeighbours = 4;  // ranges on each side whose plan serves one without a plan
   static constexpr size_t kPlans = 16;      // per job, so that it takes about a millisecond at most
@@ -59,7 +61,9 @@ class OverlapPlans {
   struct Job {
     OverlapModel model;
     OverlapForecast forecast;
-    std::vector<std::pair<uint64_t, uint64_t>> divergences;  // depth, length; none: no new forecast
+    bool guess = false;
+    std::vector<std::pair<uint64_t, uint64_t>> divergences;  // depth, length
+    bool refresh = false;                                    // makes a new forecast
     std::vector<uint64_t> lengths;                           // to plan for, one per range
     std::vector<std::unique_ptr<const CheckpointPlan>> plans;
   };
@@ -77,6 +81,8 @@ class OverlapPlans {
   const Background background_;
   const std::shared_ptr<Job> job_ = std::make_shared<Job>();
   const std::shared_ptr<const bool> alive_ = std::make_shared<bool>(true);  // `done` may come after the destructor
+  uint64_t guesses_ = 0;  // prompts since the first divergence, at most kGuessed
+  bool guess_ = false;    // of the last prompt
   bool running_ = false;
   uint64_t observed_ = 0, forecasts_ = 0;             // divergences and refreshes that job_ knows
   std::vector<std::pair<uint64_t, uint64_t>> since_;  // later divergences

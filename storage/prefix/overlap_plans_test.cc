@@ -15,10 +15,14 @@
 namespace ashlar::storage {
 namespace {
 
+using ::testing::AllOf;
+using ::testing::Contains;
 using ::testing::DoubleNear;
 using ::testing::ElementsAre;
+using ::testing::Gt;
 using ::testing::IsEmpty;
 using ::testing::Not;
+using ::testing::SizeIs;
 
 constexpr PrefixCosts kCosts{.page_tokens = 16, .page_bytes = 100, .checkpoint_bytes = 1000, .flops_per_token = 1};
 constexpr size_t kMost = 8;
@@ -65,6 +69,19 @@ TEST(OverlapPlansTest, LearnsTheFirstDivergencesAtOnce) {
   plans.Observe(700, 5000);
   EXPECT_THAT(Plan(plans, 5000, 2), ElementsAre(700 / 16 * 16)) << "the grid of 5,000 tokens is 16";
   EXPECT_EQ(jobs.offered, 0);
+}
+
+TEST(OverlapPlansTest, TheFirstPromptsAreAlsoPlannedForOtherDivergences) {
+  OverlapPlans plans(kCosts, 1, kMost, {});
+  const auto planned = [&](bool guess) { return plans.For({.tokens = 5000}, guess).Positions(kMost); };
+  EXPECT_THAT(planned(true), IsEmpty()) << "no divergence is known";
+  plans.Observe(700, 5000);
+  for (int i = 0; i < 31; ++i) {
+    EXPECT_THAT(planned(true), AllOf(SizeIs(kMost), Contains(700 / 16 * 16), Contains(Gt(4700u))));
+    EXPECT_THAT(planned(false), ElementsAre(700 / 16 * 16));
+  }
+  EXPECT_THAT(planned(true), SizeIs(kMost));
+  EXPECT_THAT(planned(true), ElementsAre(700 / 16 * 16));
 }
 
 TEST(OverlapPlansTest, LaterPlansAreARequestLate) {

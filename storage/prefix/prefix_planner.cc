@@ -162,7 +162,9 @@ std::vector<uint64_t> PrefixPlanner::Wanted(std::span<PrefixNode* const> passed,
 // Chooses checkpoints in the new part of a prompt. The first one also needs the pages before it, the next ones only
 // their states.
 std::vector<uint64_t> PrefixPlanner::Placed(const CheckpointPlan::Prompt& prompt) {
-  const CheckpointPlan::Placement plan = overlaps_.For(prompt);
+  const uint64_t guesses = options_.most_placed * costs_.checkpoint_bytes;
+  const bool ample = guesses <= (budget_.limit_bytes() - budget_.bytes()) / kAmple;
+  const CheckpointPlan::Placement plan = overlaps_.For(prompt, ample);
   const double rate = reuse_.Rate(kEdge, 1), going = budget_.going_price() * kPlacedMargin;
   size_t pays = 0;
   double before = plan.Expected(0);

@@ -117,6 +117,8 @@ class PrefixPlanner {
   // The m-th predicted point must be worth this multiple of the going price, times m²: few are right, and the best one
   // most often.
   static constexpr double kPlacedMargin = 4;
+  // Guesses are placed while the checkpoints of one prompt take at most this fraction of the free space.
+  static constexpr uint64_t kAmple = 128;
 
   // `passed` are the nodes that are prefixes of the prompt.
   static std::vector<Match::Span> Spans(const Tree::Reached& reached, std::span<PrefixNode* const> passed);
