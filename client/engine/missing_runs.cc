@@ -190,6 +190,10 @@ TakenRun MissingRuns::TakeOut(uint32_t run) {
 
 void MissingRuns::Abandon(uint32_t run) {
   if (run >= reservations_.size()) return;
+  if (work_.has_value()) {
+    work_->refused = true;
+    cache_.Served(*std::exchange(work_, std::nullopt), false);
+  }
   cache_.model.Abandon(reservations_[run]);
   reservations_[run] = {};
 }

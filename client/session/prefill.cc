@@ -124,6 +124,7 @@ absl::StatusOr<std::optional<PrefillWork>> Model::ServePrefill(std::span<const P
     v1::PrefillResult* one = request.add_results();
     one->set_assignment(result.assignment);
     one->set_published(result.published);
+    one->set_refused(result.refused);
   }
   v1::ServePrefillReply reply;
   const Deadline deadline =

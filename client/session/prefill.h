@@ -41,6 +41,7 @@ struct PrefillResult {
   uint64_t assignment = 0;
   uint64_t generation = 0;
   bool published = false;  // published by any engine: the segment is in this node's cache
+  bool refused = false;    // this engine can never compute it
 };
 
 }  // namespace ashlar

@@ -129,7 +129,7 @@ void PrefillCalls::ServePrefill(const v1::ServePrefillRequest& request, v1::Serv
   if (absl::Status status = CheckWait(request.wait_ns()); !status.ok()) return done(status);
   std::vector<PrefillWorkers::Result> results;
   for (const v1::PrefillResult& result : request.results())
-    results.push_back({result.assignment(), result.published()});
+    results.push_back({result.assignment(), result.published(), result.refused()});
   const PrefillWorkers::Engine engine{.session = (*session)->about().id,
                                       .model = request.model(),
                                       .tenant = (*session)->about().tenant,

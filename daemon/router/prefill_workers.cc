@@ -64,7 +64,9 @@ void PrefillWorkers::TakeResults(Worker& worker, std::span<const Result> results
     Assignment assignment = *std::exchange(worker.running, std::nullopt);
     if (!result.published) {
       ++stats_.failed;
-      ended.emplace_back(std::move(assignment.done), absl::AbortedError("the worker did not publish the segment"));
+      ended.emplace_back(std::move(assignment.done),
+                         result.refused ? absl::OutOfRangeError("the worker can never compute the segment")
+                                        : absl::AbortedError("the worker did not publish the segment"));
       continue;
     }
     const double seconds = static_cast<double>(std::max<storage::Nanos>(1, clock_.Now() - worker.began)) / kSecondNanos;

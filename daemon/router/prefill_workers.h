@@ -54,6 +54,7 @@ class PrefillWorkers {
   struct Result {
     uint64_t assignment = 0;
     bool published = false;
+    bool refused = false;  // the engine can never compute it
   };
   // Work for an engine that asked. `assignment` is 0 if there was none in time.
   struct Given {
@@ -88,7 +89,8 @@ class PrefillWorkers {
   // Workers that accept work of this namespace.
   std::vector<Offer> Offers(storage::TenantId tenant, const NamespaceId& ns) const;
   // Assigns a segment to a worker, after its earlier ones. `done` is called once, with OK if the worker reports it as
-  // published. Returns the number of the assignment, or 0 if the worker is gone or full; then `done` is not called.
+  // published, OUT_OF_RANGE if it can never compute it. Returns the number of the assignment, or 0 if the worker is
+  // gone or full; then `done` is not called.
   uint64_t Assign(uint64_t worker, PrefillWork work, storage::Nanos deadline, Done done);
   // Ends an assignment without calling `done`. A later result counts as late.
   void Withdraw(uint64_t assignment);

@@ -103,7 +103,7 @@ TEST_F(PrefillWorkersTest, ALateWorkersSegmentsAreReassignedAndItsResultIsFenced
   EXPECT_EQ(workers_.stats().given, 0u);
 }
 
-TEST_F(PrefillWorkersTest, UnreportedAssignmentIsAbandoned) {
+TEST_F(PrefillWorkersTest, AssignmentWithoutASegmentHasAReason) {
   Serve(1);
   const auto [one, told] = Assign(OnlyWorker(), Work());
   Serve(1, {{one, false}});
@@ -111,6 +111,9 @@ TEST_F(PrefillWorkersTest, UnreportedAssignmentIsAbandoned) {
   const auto [two, told_two] = Assign(OnlyWorker(), Work());
   Serve(1);
   EXPECT_TRUE(absl::IsAborted(**told_two));
+  const auto [three, told_three] = Assign(OnlyWorker(), Work());
+  Serve(1, {{three, false, /*refused=*/true}});
+  EXPECT_TRUE(absl::IsOutOfRange(**told_three));
 }
 
 TEST_F(PrefillWorkersTest, ADeadEngineLosesAll) {

@@ -152,6 +152,7 @@ void Router::Answered(const std::shared_ptr<Task>& task, uint64_t attempt, const
     ++figures_.late;
     return;
   }
+  if (absl::IsOutOfRange(status)) ++task->refusals;
   if (!status.ok()) return Failed(task);
   holds_.ReleaseSpace(task->cold.work.tenant, task->space);  // the lookup reserves it again
   const auto loaded = [this, task, attempt](bool whole) {
@@ -235,7 +236,14 @@ void Router::Settle(const std::shared_ptr<Task>& task, PlannedSegmentState state
   tasks_.erase({task->cold.work.tenant, task->cold.work.key});
   const std::set<uint64_t> plans = task->plans;  // a callback may end some
   for (const uint64_t id : plans) {
-    if (const auto plan = plans_.find(id); plan != plans_.end()) Report(plan->second, /*over=*/false);
+    const auto plan = plans_.find(id);
+    if (plan == plans_.end()) continue;
+    if (plan->second.asker.session == kNoSession && state == PlannedSegmentState::kFallback) {
+      const bool refused = task->tries > 0 && task->refusals == task->tries;
+      failed_warm_ups_[{task->cold.work.tenant, task->cold.work.key}] = {
+          .state = refused ? PlannedSegmentState::kRefused : state, .at = clock_.Now()};
+    }
+    Report(plan->second, /*over=*/false);
     EndWarmUp(id);
   }
   if (task->plans.empty()) holds_.EndLease(task->cold.work.tenant, task->lease);
@@ -328,6 +336,7 @@ void Router::Tick() {
     if (!plan.waiting && now - plan.asked_at > options_.drop_after) erased.emplace_back(plan.asker.session, id);
   }
   for (const auto& [session, id] : erased) End(session, id);
+  std::erase_if(failed_warm_ups_, [&](const auto& failed) { return now - failed.second.at > options_.drop_after; });
 }
 
 void Router::RunOn(EventLoop& loop) {

@@ -42,6 +42,7 @@ enum class PlannedSegmentState : uint8_t {
   kPending = 1,   // another engine computes it
   kPresent = 2,   // a lookup finds it
   kFallback = 3,  // the requesting engine computes it; in a warm-up, no engine does
+  kRefused = 4,   // only in a warm-up: each engine that was asked can never compute it
 };
 
 // The metadata thread only.
@@ -54,7 +55,7 @@ class Router {
     size_t plans_of_a_session = 64;
     // assignments per node at a time, because a node's connection also carries other calls
     size_t given_to_a_node = 24;
-    storage::Nanos drop_after = 120'000'000'000;  // plans that no engine has asked about for this long are dropped
+    storage::Nanos drop_after = 120'000'000'000;  // plans and failures that no caller asks about are dropped then
     size_t tenants = 1;                           // tenants of this node, which share the worker table
     std::string node;                             // its name in the cluster; empty without one
 
@@ -82,7 +83,8 @@ class Router {
   void End(storage::SessionId session, uint64_t plan);
 
   // Requests the computation of missing objects without an engine that waits, and answers immediately with the state of
-  // each. Started work continues; its results are cached like other objects.
+  // each. Started work continues; its results are cached like other objects. A failure is reported by one call, which
+  // does not start the object again.
   void Warm(storage::TenantId tenant, std::vector<ColdSegment> cold, std::function<void(absl::StatusOr<States>)> done);
 
   // An engine of this node is about to reserve the key: releases the space reserved for the segment.
@@ -105,7 +107,7 @@ class Router {
   struct Task : SegmentToAssign {
     PlannedSegmentState state = PlannedSegmentState::kPending;
     uint64_t attempt = 0;  // counter; replies to earlier attempts are late
-    uint32_t tries = 0;
+    uint32_t tries = 0, refusals = 0;
     bool assigned = false;  // otherwise it waits for a worker to be chosen
     WorkerPlace place;
     uint64_t local = 0;                // number of the local assignment
@@ -137,6 +139,11 @@ class Router {
   bool Report(OpenPlan& plan, bool over);
   void EndWarmUp(uint64_t plan);
 
+  struct FailedWarmUp {
+    PlannedSegmentState state = PlannedSegmentState::kFallback;
+    storage::Nanos at = 0;
+  };
+
   static constexpr storage::SessionId kNoSession = 0;  // engine sessions count from 1
 
   const storage::Clock& clock_;
@@ -150,7 +157,8 @@ class Router {
   ClusterProber probes_;
   std::map<uint64_t, OpenPlan> plans_;
   std::multiset<storage::SessionId> choosing_;  // sessions of plans whose workers are being chosen
-  std::map<std::pair<storage::TenantId, Key>, std::shared_ptr<Task>> tasks_;  // pending tasks
+  std::map<std::pair<storage::TenantId, Key>, std::shared_ptr<Task>> tasks_;   // pending tasks
+  std::map<std::pair<storage::TenantId, Key>, FailedWarmUp> failed_warm_ups_;  // not reported yet
   uint64_t next_plan_ = 1, next_attempt_ = 1;
   bool retrying_ = false, stopped_ = false;
   RouterFigures figures_;  // without the values computed on request

@@ -305,6 +305,55 @@ TEST_F(RouterTest, AnOperatorsWarmUpEndsWithItsSegments) {
   EXPECT_THAT(warm(), ElementsAre(kPresent, kFallback));
 }
 
+TEST_F(RouterTest, AFailedWarmUpIsReportedBeforeItIsStartedAgain) {
+  OfferRemote({"b"});
+  const auto warm = [this] {
+    Router::States states;
+    router_.Warm(kTenant, {Cold(1), Cold(2)}, [&](absl::StatusOr<Router::States> answer) { states = *answer; });
+    return states;
+  };
+  const auto fail = [this](size_t assignment, const absl::Status& why) {
+    std::exchange(elsewhere_.asked[assignment].done, nullptr)(why);
+    router_.Tick();
+  };
+  EXPECT_THAT(warm(), Each(kPending));
+  fail(0, absl::AbortedError("it is busy"));
+  fail(1, absl::OutOfRangeError("it is too long"));
+  EXPECT_THAT(warm(), ElementsAre(kFallback, kRefused));
+  EXPECT_THAT(elsewhere_.asked, SizeIs(2)) << "nothing is started again";
+  EXPECT_THAT(warm(), Each(kPending));
+  EXPECT_THAT(elsewhere_.asked, SizeIs(4));
+  fail(2, absl::OutOfRangeError("it is too long"));
+  fail(3, absl::OutOfRangeError("it is too long"));
+  rig_.clock.Advance(Router::Options().drop_after + 1);
+  router_.Tick();
+  EXPECT_THAT(warm(), Each(kPending)) << "old failures are not reported";
+  fail(4, absl::CancelledError("the test ends"));
+  fail(5, absl::CancelledError("the test ends"));
+}
+
+TEST_F(RouterTest, AWarmUpIsRefusedIfAllEnginesThatWereAskedRefuse) {
+  OfferRemote({"b", "c"});
+  const auto warm = [this] {
+    Router::States states;
+    router_.Warm(kTenant, {Cold(1)}, [&](absl::StatusOr<Router::States> answer) { states = *answer; });
+    return states;
+  };
+  for (const bool second_is_busy : {false, true}) {
+    const size_t first = elsewhere_.asked.size();
+    EXPECT_THAT(warm(), Each(kPending));
+    std::exchange(elsewhere_.asked[first].done, nullptr)(absl::OutOfRangeError("it is too long"));
+    router_.Tick();
+    EXPECT_THAT(warm(), Each(kPending)) << "the other engine has it";
+    ASSERT_THAT(elsewhere_.asked, SizeIs(first + 2));
+    const absl::Status why =
+        second_is_busy ? absl::AbortedError("it is busy") : absl::OutOfRangeError("it is too long");
+    std::exchange(elsewhere_.asked[first + 1].done, nullptr)(why);
+    router_.Tick();
+    EXPECT_THAT(warm(), Each(second_is_busy ? kFallback : kRefused));
+  }
+}
+
 TEST_F(RouterTest, ANodeGetsItsShareForAnyNumberOfWorkers) {
   const auto member = std::make_shared<const Member>(Member{.node = "b"});
   for (uint64_t worker = 1; worker <= 8; ++worker) {

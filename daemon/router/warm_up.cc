@@ -17,7 +17,12 @@ void Router::Warm(storage::TenantId tenant, std::vector<ColdSegment> cold,
   for (ColdSegment& one : cold) {
     const bool here = !cache_.upkeep().inventory().Where(tenant, one.work.key, one.shard).empty();
     states->push_back(here ? PlannedSegmentState::kPresent : PlannedSegmentState::kPending);
+    const auto failed = failed_warm_ups_.extract({tenant, one.work.key});
     if (here) continue;
+    if (!failed.empty()) {
+      states->back() = failed.mapped().state;
+      continue;
+    }
     if (tasks_.contains({tenant, one.work.key})) continue;
     places->push_back(states->size() - 1);
     missing.push_back(std::move(one));

@@ -2,9 +2,12 @@
 // ashlarctl warm: has texts computed before they are requested.
 #include <algorithm>
 #include <cstdint>
+#include <string>
+#include <vector>
 
 #include "absl/strings/numbers.h"
 #include "absl/strings/str_cat.h"
+#include "absl/strings/string_view.h"
 #include "absl/time/clock.h"
 #include "absl/time/time.h"
 #include "proto/invalid.h"
@@ -16,12 +19,57 @@ namespace {
 
 using nlohmann::json;
 
-constexpr uint32_t kPending = 1, kHere = 2;
-constexpr absl::Duration kAskEvery = absl::Milliseconds(200);
+constexpr uint32_t kPending = 1, kHere = 2, kRefused = 4;
+constexpr absl::Duration kAskEvery = absl::Milliseconds(200), kLongestPause = absl::Seconds(5);
 constexpr double kDefaultSeconds = 600;
 
+// A text, and when the daemon is asked about it again.
+struct Asked {
+  uint32_t state = kPending;
+  absl::Time next;
+  absl::Duration pause = kAskEvery;  // after a failure; doubles with each one
+
+  bool ended() const { return state == kHere || state == kRefused; }
+};
+
 absl::string_view NameOf(uint32_t state) {
-  return state == kHere ? "in the cache" : state == kPending ? "timed out" : "not computed by any engine";
+  switch (state) {
+    case kHere:
+      return "in the cache";
+    case kPending:
+      return "timed out";
+    case kRefused:
+      return "refused by every engine that was asked; its log has the reason";
+    default:
+      return "not computed by any engine";
+  }
+}
+
+// Asks about the texts that are due.
+absl::Status Ask(const v1::Texts& texts, AdminClient& client, std::vector<Asked>& asked) {
+  v1::Texts due = texts;
+  due.clear_texts();
+  std::vector<Asked*> places;
+  const absl::Time now = absl::Now();
+  for (size_t i = 0; i < asked.size(); ++i) {
+    if (asked[i].ended() || asked[i].next > now) continue;
+    *due.add_texts() = texts.texts(static_cast<int>(i));
+    places.push_back(&asked[i]);
+  }
+  if (places.empty()) return absl::OkStatus();
+  v1::WarmReply reply;
+  if (absl::Status status = client.Warm(due, &reply); !status.ok()) return status;
+  if (static_cast<size_t>(reply.states_size()) != places.size()) {
+    return absl::InternalError("the daemon's reply has another number of texts");
+  }
+  for (int i = 0; i < reply.states_size(); ++i) {
+    Asked& one = *places[i];
+    one.state = reply.states(i);
+    const bool failed = !one.ended() && one.state != kPending;
+    one.next = absl::Now() + (failed ? one.pause : kAskEvery);
+    if (failed) one.pause = std::min(2 * one.pause, kLongestPause);
+  }
+  return absl::OkStatus();
 }
 
 }  // namespace
@@ -34,21 +82,24 @@ absl::StatusOr<Answer> Warm(const Arguments& arguments, AdminClient& client) {
   const absl::StatusOr<v1::Texts> texts = ReadTexts(arguments, client);
   if (!texts.ok()) return texts.status();
   const absl::Time deadline = absl::Now() + absl::Seconds(seconds);
-  v1::WarmReply reply;
+  std::vector<Asked> asked(texts->texts_size());
   for (;;) {
-    reply.Clear();
-    if (absl::Status status = client.Warm(*texts, &reply); !status.ok()) return status;
-    if (std::ranges::count(reply.states(), kPending) == 0 || absl::Now() >= deadline) break;
-    absl::SleepFor(kAskEvery);
+    if (absl::Status status = Ask(*texts, client, asked); !status.ok()) return status;
+    absl::Time next = absl::InfiniteFuture();
+    for (const Asked& one : asked) {
+      if (!one.ended()) next = std::min(next, one.next);
+    }
+    if (next == absl::InfiniteFuture() || absl::Now() >= deadline) break;
+    absl::SleepFor(std::min(next, deadline) - absl::Now());
   }
   Answer answer{.json = {{"texts", json::array()}}};
   bool all = true;
-  for (int i = 0; i < reply.states_size(); ++i) {
+  for (size_t i = 0; i < asked.size(); ++i) {
     const std::string& file = arguments.files[i];
-    const bool warm = reply.states(i) == kHere;
+    const bool warm = asked[i].state == kHere;
     all &= warm;
     answer.json["texts"].push_back({{"file", file}, {"warm", warm}});
-    absl::StrAppend(&answer.text, file, ": ", NameOf(reply.states(i)), "\n");
+    absl::StrAppend(&answer.text, file, ": ", NameOf(asked[i].state), "\n");
   }
   answer.failed = !all;
   return answer;

@@ -124,6 +124,7 @@ ASHLAR_API int32_t ashlar_request_publish_many(ashlar_request* request, const ui
 ASHLAR_API int32_t ashlar_request_start_publish_many(ashlar_request* request, const uint32_t* missing,
                                                      const ashlar_computed_run* computed, uint32_t count,
                                                      uint8_t* outcomes, ashlar_job** job);
+/* After ashlar_serve_prefill, it also reports that this engine can never compute the run. */
 ASHLAR_API void ashlar_request_abandon(ashlar_request* request, uint32_t missing);
 /* For work of ashlar_serve_prefill on a cache without pages: another process has published the run. */
 ASHLAR_API int32_t ashlar_request_mark_published(ashlar_request* request, uint32_t missing);

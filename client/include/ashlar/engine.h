@@ -287,7 +287,7 @@ class Request {
   Status Publish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes) noexcept;
   Status StartPublish(const uint32_t* missing, const ComputedRun* computed, uint32_t count, uint8_t* outcomes,
                       Job* job) noexcept;
-  void Abandon(uint32_t missing) noexcept;
+  void Abandon(uint32_t missing) noexcept;  // after Cache::ServePrefill: this engine can never compute the run
   // For a request from Cache::ServePrefill on a cache without pages: another process has published the run. The next
   // ServePrefill reports it, and the daemon looks for the segment. kFailedPrecondition: any other request.
   Status MarkPublished(uint32_t missing) noexcept;

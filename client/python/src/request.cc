@@ -459,7 +459,8 @@ void BindSegments(nb::class_<PyRequest>& request) {
           "which uses what was published.")
       .def("raw_start_wait_cold", &StartWaitCold, Any("timeout_ms"))
       .def("abandon", &Abandon, Any("missing"), nb::sig("def abandon(self, missing: int) -> None"),
-           "Releases the run missing[missing] without publishing it.")
+           "Releases the run missing[missing] without publishing it. For work of `Cache.serve_prefill`: also reports "
+           "that this engine can never compute it.")
       .def("mark_published", &MarkPublished, Any("missing"), nb::sig("def mark_published(self, missing: int) -> None"),
            "Reports that another process has published the run, for work of `Cache.serve_prefill` on a cache without "
            "pages. RuntimeError: the request is no such work.")
