@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from vllm.logger import init_logger
 
 from ashlar.vllm.messages import CONTINUES, Alone
 from ashlar.vllm.model import Described
@@ -35,6 +36,8 @@ from ashlar.vllm.options import Options
 from ashlar.vllm.segments import segment_tokens
 from ashlar.vllm.serving import Served, Serving
 from ashlar.vllm.stats import AshlarStats
+
+logger = init_logger("vllm.ashlar")
 
 _REMEMBERED = 512  # maximum number of missing segments kept for later runs
 
@@ -79,10 +82,12 @@ class ColdSegments:
         stats: AshlarStats,
         ranks: int = 1,
         step_tokens: int = sys.maxsize,
+        model_tokens: int = sys.maxsize,
     ) -> None:
-        """`publishes`: whether missing segments are computed and stored. `step_tokens`: the engine's limit of tokens
-        per step."""
+        """`publishes`: whether missing segments are computed and stored. `step_tokens`, `model_tokens`: the engine's
+        limits of tokens per step and per prompt."""
         self._most_tokens = segment_tokens(described, options) - 2  # a segment is stored between two more tokens
+        self._model_tokens = model_tokens
         self._described, self._options, self._stats = described, options, stats
         self.publishes, self._ranks, self._step_tokens = publishes, ranks, step_tokens
         self._states = sorted({place.group for place in described.linear})
@@ -177,6 +182,17 @@ class ColdSegments:
         free: int = pool.get_num_free_blocks()
         return free >= 2 * self._blocks(tokens)
 
+    def _refusal(self, tokens: int, pool: Any) -> str:
+        """Returns why this engine can never run a segment of this number of tokens; empty if it can."""
+        if tokens > self._model_tokens:
+            return f"it has {tokens} tokens; max_model_len is {self._model_tokens}"
+        if tokens > self._most_tokens:
+            return f"it has {tokens} tokens; segment_tokens allows {self._most_tokens}"
+        blocks, all_blocks = self._blocks(tokens), pool.num_gpu_blocks - 1  # block 0 is never free
+        if 2 * blocks > all_blocks:
+            return f"its {tokens} tokens take {blocks} blocks, more than half of the engine's {all_blocks}"
+        return ""
+
     def next(self, idle: bool, pool: Any, scheduled: int = 0) -> Alone | None:
         """Returns a part of a segment to run alone in this step: of any segment if the engine is idle, else of one that
         two requests contain and that fits into the step.
@@ -212,8 +228,10 @@ class ColdSegments:
         fits = self._fits(len(cold.tokens), pool)
         if fits or idle:
             self._segments.pop(cold.name, None)
-        # Its name does not belong to the new weights. A run of several parts is not served: in a test it was not published.
-        if served is not None and (self._generation or len(cold.tokens) > self._step_tokens):
+        if served is not None and (reason := self._refusal(len(cold.tokens), pool)):
+            logger.warning("Ashlar: a segment of another engine or of ashlarctl warm is refused: %s", reason)
+            served.refused, fits = True, False
+        if served is not None and self._generation:  # its name does not belong to the new weights
             fits = False
         if not fits:
             self._end_served(served, False)

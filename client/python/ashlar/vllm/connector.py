@@ -117,6 +117,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                     event_tokens=event_tokens,
                     hash_tokens=kv_cache_config.hash_block_size or described.block,
                     step_tokens=limits.max_num_scheduled_tokens or limits.max_num_batched_tokens,
+                    model_tokens=vllm_config.model_config.max_model_len,
                     state=self._state,
                     boundaries=boundaries,
                     wake=self._find_wake(),

@@ -84,8 +84,9 @@ class Jumps:
         stats: AshlarStats,
         ranks: int = 1,
         step_tokens: int = sys.maxsize,
+        model_tokens: int = sys.maxsize,
     ):
-        """`hash_tokens`: tokens per block hash of the engine. `publishes` and `step_tokens`: as of `ColdSegments`."""
+        """`hash_tokens`: tokens per block hash of the engine. Other arguments: as of `ColdSegments`."""
         self._described, self._options, self._stats = described, options, stats
         self._hash_tokens = hash_tokens
         self._tokens_ahead = segment_tokens(described, options) // 2
@@ -94,7 +95,7 @@ class Jumps:
         self.generation = ""  # generation of the engine's weights
         self._prompts: dict[str, _Prompt] = {}
         self._fetches = Fetches(ranks)
-        self.cold = ColdSegments(described, options, publishes, stats, ranks, step_tokens)
+        self.cold = ColdSegments(described, options, publishes, stats, ranks, step_tokens, model_tokens)
         # Kept after their lookups end, because dropping one blocks until its call to the daemon is over.
         self._ending: list[Sharing] = []
         self._paused_until = 0.0

@@ -50,12 +50,13 @@ class Scheduler:
         event_tokens: int,
         hash_tokens: int,
         step_tokens: int,
+        model_tokens: int,
         state: State,
         boundaries: Boundaries | None = None,
         wake: Callable[[], None] | None = None,
     ) -> None:
-        """`step_tokens`: the engine's limit of tokens per step. `wake`: as `serving.find_wake`; None: the engine serves
-        no prefill."""
+        """`step_tokens`, `model_tokens`: the engine's limits of tokens per step and per prompt. `wake`: as
+        `serving.find_wake`; None: the engine serves no prefill."""
         self.stats = AshlarStats()
         self._described, self._options = described, options
         self._loads, self._saves = loads, saves
@@ -66,7 +67,7 @@ class Scheduler:
             self._segments.enabled = False
         self._serving_start = ServingStart(wake if self._segments.enabled and saves else None)
         self._worked = 0.0  # time of the last step that computed tokens
-        self._jumps = Jumps(described, options, hash_tokens, saves, self.stats, ranks, step_tokens)
+        self._jumps = Jumps(described, options, hash_tokens, saves, self.stats, ranks, step_tokens, model_tokens)
         if not described.identity.plain:
             logger.warning(
                 "Ashlar: enable_lora on a CPU: prompts without an adapter are computed without the cache, as vLLM may apply "

@@ -53,13 +53,14 @@ def find_wake() -> Callable[[], None] | None:
 
 @dataclasses.dataclass(eq=False)
 class Served:
-    """A segment of another engine. Serving's lock guards the last two fields."""
+    """A segment of another engine. Serving's lock guards `started` and `published`."""
 
     tokens: npt.NDArray[np.int32]
     first: bool  # the first segment of prompts
     since: float = dataclasses.field(default_factory=time.monotonic)  # its last progress
     started: bool = False  # whether it was taken, or is no longer needed
     published: bool | None = None  # None: it has not ended
+    refused: bool = False  # whether this engine can never compute it; set before its end
 
 
 class Serving:
@@ -150,8 +151,11 @@ class Serving:
                         self._outcomes.put("busy")
                     elif work is not None:
                         (run,) = work.missing
-                        if self._compute(Served(run.tokens, first=not run.transition)):
+                        served = Served(run.tokens, first=not run.transition)
+                        if self._compute(served):
                             work.mark_published(0)
+                        elif served.refused:
+                            work.abandon(0)
             except Exception as error:  # the asking engine computes the segment
                 if not self._ended.wait(1):
                     logger.warning("Ashlar: cannot serve other engines: %s: %s", type(error).__name__, error)

@@ -290,12 +290,12 @@ def parts_against_one_run(server, tokens, cuts, first=False):
 def begin_parts(server, tokens, asked=2):
     """Begins to run tokens alone, like a segment that this number of requests contained. Returns the number of computed
     tokens, between two parts."""
-    cold, composer = server.connector()._scheduler._jumps.cold, worker()._composer
+    cold = server.connector()._scheduler._jumps.cold
     cold.add(tokens, [1, len(tokens) - 1], "", [1], asked)
     deadline = time.monotonic() + 60
-    while (composer._kept is None or cold._running.computing) and time.monotonic() < deadline:
+    while ((run := cold._running) is None or run.computing) and time.monotonic() < deadline:
         server.llm.llm_engine.step()
-    return composer._kept.alone.end
+    return run.end
 
 
 def kept(server):

@@ -18,7 +18,7 @@ from tiny_engines import prompt
 import ashlar.daemon
 
 HEAD = TAIL = 8
-TEXT = 120  # tokens
+TEXT, STEP = 120, 1024  # tokens of a text, and of a step
 # Patient on a busy machine. Segments of few tokens are taken, and the daemon believes that computing is slow.
 PATIENT = dict(
     segments=True, min_segment_tokens=16, call_ms=10000, land_ms=60000, lookup_ms=10000, tokens_per_second=1.0,
@@ -45,7 +45,8 @@ def start(shared, name, **options):
     sockets = dict(rpc_socket=daemon.rpc_socket, session_socket=daemon.session_socket)
     transfer = dict(kv_connector="AshlarConnector", kv_role="kv_both", kv_connector_extra_config=sockets | options)
     line = [sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", model, "--enforce-eager",
-            "--gpu-memory-utilization", "0.2", "--kv-transfer-config", json.dumps(transfer)]  # fmt: skip
+            "--gpu-memory-utilization", "0.2", "--max-num-batched-tokens", str(STEP), "--kv-transfer-config",
+            json.dumps(transfer)]  # fmt: skip
     (folder / name).mkdir()
     return Served(os.environ, line, folder / name)
 
@@ -142,11 +143,38 @@ def test_an_operator_warms_a_prefix_and_segments(shared, worker, tmp_path):
     assert ask(worker, [lead, first, second], query) == answer, "landed as before"
 
 
+def test_an_operator_warms_a_text_longer_than_a_step(shared, worker, tmp_path):
+    """It runs in three parts."""
+    published = count(worker, "served_segments", "published")
+    text = prompt("longer than a step", 2500)
+    code, found = warm(shared, tmp_path, "segment", long=text)
+    assert code == 0 and found["texts"][0]["warm"], found
+    assert count(worker, "served_segments", "published") == published + 1
+    lead, query = prompt("lead of a long text", TEXT), prompt("query of a long text", TEXT)
+    taken = count(worker, "saved_tokens", "composed", "dram")
+    ask(worker, [lead, text], query)
+    wait_until(lambda: count(worker, "saved_tokens", "composed", "dram") == taken + len(text) - HEAD - TAIL)
+
+
+def test_a_warm_up_waits_until_the_server_has_no_requests(shared, worker, tmp_path):
+    """Meanwhile no engine offers to compute the text."""
+    body = dict(model="tiny", prompt=prompt("busy", TEXT), temperature=0, max_tokens=500, ignore_eos=True)
+    thread = threading.Thread(target=worker.post, args=("/v1/completions", body))
+    thread.start()
+    try:
+        wait_until(lambda: workers(shared) == 0)
+        code, found = warm(shared, tmp_path, "segment", later=prompt("warmed later", TEXT))
+        assert code == 0 and found["texts"][0]["warm"], found
+    finally:
+        thread.join()
+
+
 def test_a_text_that_is_too_long_for_the_server_is_refused(shared, worker, tmp_path):
-    failed = worker.scrape().get(("served_segments", ("failed",)), 0)
-    code, found = warm(shared, tmp_path, "segment", seconds=5, long=prompt("longer than a step", 5000))
-    assert code == 1 and not found["texts"][0]["warm"]
-    assert wait_until(lambda: count(worker, "served_segments", "failed") > failed)
+    """It is asked for once, and the warm-up ends."""
+    failed = count(worker, "served_segments", "failed")
+    code, found = warm(shared, tmp_path, "segment", short=prompt("not too long", TEXT), long=prompt("too long", 5000))
+    assert code == 1 and [each["warm"] for each in found["texts"]] == [True, False]
+    assert count(worker, "served_segments", "failed") == failed + 1
 
 
 def test_servers_share_a_cold_prompt(shared, worker, asker):
@@ -164,6 +192,21 @@ def test_servers_share_a_cold_prompt(shared, worker, asker):
     assert ask(worker, parts, query) == answer, "the other server finds the same"
 
 
+def test_servers_share_a_cold_prompt_of_segments_longer_than_a_step(shared, worker, asker):
+    parts = [prompt(f"shared long {i}", STEP + 200) for i in range(3)]
+    query = prompt("shared long query", 20)
+    served, shares = count(worker, "served_segments", "published"), count(asker, "shared_segments")
+    saved, published = count(asker, "saved_tokens", "composed", "dram"), count(asker, "published_segments")
+    answer = ask(asker, parts, query)
+    elsewhere = wait_until(lambda: count(asker, "shared_segments") - shares)
+    assert 0 < elsewhere <= 3
+    assert wait_until(lambda: count(worker, "served_segments", "published") - served) == elsewhere
+    more = len(parts[0]) + 2 * (len(parts[0]) - HEAD - TAIL)
+    wait_until(lambda: count(asker, "saved_tokens", "composed", "dram") == saved + more)
+    assert count(asker, "published_segments") == published + 3 - elsewhere
+    assert ask(worker, parts, query) == answer, "the other server finds the same"
+
+
 def test_a_prompt_that_resumes_from_a_prefix_asks_no_other_engine(worker, asker):
     exact = prompt("exact", 500)
     asker.complete(exact)
@@ -175,12 +218,13 @@ def test_a_prompt_that_resumes_from_a_prefix_asks_no_other_engine(worker, asker)
 
 
 def test_segments_of_a_server_that_is_killed_are_computed_by_the_asking_one(shared, worker, asker):
-    """The last test: it ends the other server, after it was asked and before it has answered."""
+    """The last test: it ends the other server, after it was asked and before it has answered. One segment is longer than
+    a step, in parts of which the asking server then runs it beside the prompt's request."""
     query = prompt("killed query", 20)
     asked = count(asker, "shared_segments")
     for attempt in range(20):
         wait_until(lambda: workers(shared) == 1)
-        parts = [prompt(f"killed {attempt} {i}", TEXT) for i in range(6)]
+        parts = [prompt(f"killed {attempt} {i}", STEP + 200 if i == 3 else TEXT) for i in range(6)]
         worker.signal(signal.SIGSTOP)
         published = asker.scrape().get(("published_segments", ()), 0)
         thread = threading.Thread(target=ask, args=(asker, parts, query))

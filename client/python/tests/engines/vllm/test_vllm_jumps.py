@@ -34,7 +34,7 @@ class Pool:
     null_block = Block(0, True)
 
     def __init__(self):
-        self.free = 100
+        self.free, self.num_gpu_blocks = 100, 101
 
     def touch(self, blocks):
         for block in blocks:

@@ -127,15 +127,19 @@ def test_a_run_ends_if_a_part_fails_on_one_rank():
     assert all(block.references == 0 for block in engine.pool.taken)
 
 
-def test_a_segment_longer_than_a_step_is_not_served():
+def test_a_run_for_another_engine_ends_when_that_one_no_longer_waits():
     engine, cold = long_run(0)
-    served, ended = Served(np.arange(350, dtype=np.int32), False), []
+    served, ended = Served(np.arange(350, dtype=np.int32), False, since=0.0), []
     given = [served]
     cold.serving = types.SimpleNamespace(
         take=lambda: given.pop() if given else None, awaits=lambda each: each not in ended, pending=False,
         end=lambda each, published: ended.append((each, published)), take_outcomes=list,
     )  # fmt: skip
-    assert cold.next(True, engine.pool) is None and ended == [(served, False)]
+    assert parts_of(engine, [0], idle=True) == [(0, (0, 117))]
+    assert served.since > 0, "each part is progress"
+    assert parts_of(engine, [0], idle=True) == [(0, (117, 234))]
+    ended.append(served)
+    assert cold.next(True, engine.pool) is None and cold.tell() == 0 and (served, False) in ended
 
 
 # ---- engines
@@ -238,6 +242,35 @@ def test_a_run_that_is_interrupted_between_parts_stores_nothing(interrupt, share
         assert not child.probe("kept")
         again = count(child, "published_segments")
         assert again == published + (interrupt is interrupt_by_reset), "it runs again when the engine is idle"
+        settle(child, free)
+
+
+def by_rank(child, name, *args):
+    return child.call("evaluate", f"llm.collective_rpc({name!r}, args={args!r})")
+
+
+def test_every_rank_runs_its_part_of_a_long_segment(shared_daemon):
+    options, query = connector(shared_daemon, segments=True, **PATIENT), prompt("long ranks query", 20)
+    parts = [prompt(f"long ranks {i}", tokens) for i, tokens in enumerate((LONG, 120, LONG))]
+    ranks = dict(tensor_parallel_size=2, worker_extension_cls="tiny_engines.Watched", max_num_batched_tokens=STEP)
+    with Segmented(MODEL, options, **ranks) as child:
+        assert child.publish(parts) == 5
+        by_rank(child, "remember_jumps")
+        assert child.ask(parts[1:], query)[2] >= interiors(LONG)
+        found = by_rank(child, "composed_apart", sum(parts[1:], []) + query)
+        print(found)
+        for layers in found:
+            # The first layer has the same inputs in any prompt. The bounds are those of test_vllm_segment_families.py.
+            assert len(layers) == 3 and 0 < layers[0]["interior"] <= 2e-6
+            assert all(layer["chain"] < 0.6 for layer in layers)
+        assert found[0] != found[1], "shards differ"
+        child.probe("settle")
+        settle(child, child.call("free_blocks"))
+        free, published = child.call("free_blocks"), count(child, "published_segments")
+        assert 0 < child.probe("begin_parts", prompt("one rank fails", 1 + LONG)) < LONG
+        by_rank(child, "fail_parts", 1)
+        child.probe("settle")
+        assert not any(by_rank(child, "keeps_parts")) and count(child, "published_segments") == published
         settle(child, free)
 
 

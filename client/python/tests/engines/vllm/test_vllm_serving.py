@@ -6,6 +6,7 @@ import types
 import weakref
 
 import numpy as np
+import pytest
 from test_vllm_jumps import Engine
 
 import ashlar
@@ -16,14 +17,17 @@ TOKENS = np.arange(100, dtype=np.int32)
 
 
 class Work:
-    """What the daemon gives; `marked`: runs that were reported as published."""
+    """What the daemon gives; `marked`, `refused`: runs that were reported as published, or as never computed."""
 
     def __init__(self, first=False):
         self.missing = [types.SimpleNamespace(tokens=TOKENS, transition=not first)]
-        self.marked, self.ended = [], False
+        self.marked, self.refused, self.ended = [], [], False
 
     def mark_published(self, run):
         self.marked.append(run)
+
+    def abandon(self, run):
+        self.refused.append(run)
 
     def __enter__(self):
         return self
@@ -92,7 +96,35 @@ def test_segments_that_are_not_published_are_reported_as_failed():
     engine.jumps.reset(engine.pool, "other weights")
     assert engine.jumps.cold.next(True, engine.pool) is None
     until(lambda: works[2].ended)
-    assert not any(work.marked for work in works) and engine.stats.data["served_segments|failed"] == 3
+    assert not any(work.marked or work.refused for work in works)
+    assert engine.stats.data["served_segments|failed"] == 3, "they may succeed later"
+    given.close()
+
+
+@pytest.mark.parametrize("limit", ["the model's", "segment_tokens", "half of the blocks"])
+def test_segments_that_the_engine_can_never_run_are_refused(limit):
+    engine, work = Engine([100], 120, segment_tokens=101 if limit == "segment_tokens" else 0), Work()
+    if limit == "the model's":
+        engine.jumps.cold._model_tokens = 99
+    elif limit == "half of the blocks":
+        engine.pool.num_gpu_blocks = 10  # one block is never free
+    given, _ = serve(engine, Daemon(work))
+    until(lambda: given.pending)
+    assert engine.jumps.cold.next(True, engine.pool) is None
+    until(lambda: work.ended)
+    assert work.refused == [0] and not work.marked and engine.stats.data["served_segments|failed"] == 1
+    given.close()
+
+
+def test_a_segment_at_the_engines_limits_runs():
+    engine, work = Engine([100], 120, segment_tokens=102), Work()
+    engine.jumps.cold._model_tokens, engine.pool.num_gpu_blocks = 100, 11
+    given, _ = serve(engine, Daemon(work))
+    until(lambda: given.pending)
+    alone = engine.jumps.cold.next(True, engine.pool)
+    engine.jumps.cold.ran({(alone.number, 0): 1}, engine.pool)
+    until(lambda: work.ended)
+    assert work.marked == [0] and not work.refused
     given.close()
 
 

@@ -42,6 +42,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 from vllm.distributed.parallel_state import model_parallel_is_initialized
 from vllm.model_executor.models import ModelRegistry
 
+from ashlar.vllm import runs
 from ashlar.vllm.messages import Fetched
 
 
@@ -132,6 +133,15 @@ class Watched:
         vars(composer).pop("_land", None)
         if rank == half._described.model.tensor_parallel_rank:
             composer._land = lambda landing: Fetched(ended=True)
+
+    def fail_parts(self, rank):
+        """Makes this rank's parts of segments fail after they were computed."""
+        half = self._half()
+        if rank == half._described.model.tensor_parallel_rank:
+            runs.Run.release_device = None
+
+    def keeps_parts(self):
+        return self._half()._composer._kept is not None
 
     def spoil(self, rank):
         """Makes the loads of this rank fail; None: no rank's."""
