@@ -618,7 +618,9 @@ def test_segments_under_load(tmp_path, monkeypatch):
     import vllm_segments_load
 
     out = tmp_path / "load.json"
-    arguments = "--size small --ways none,segments --rates 2 --seconds 2 --turns 2 --documents 6 --cold 512 --repeats 2 --json"
+    arguments = (
+        "--size small --ways none,segments --rates 2 --seconds 2 --turns 2 --documents 6 --cold 512 --repeats 2 --json"
+    )
     monkeypatch.setattr(sys, "argv", ["vllm_segments_load.py", *arguments.split(), str(out)])
     vllm_segments_load.main()
     found = json.loads(out.read_text())
