@@ -67,10 +67,13 @@ TEST(OverlapModelTest, PartsAreServedByTheirFirstDepth) {
     EXPECT_LE(parts.size(), 4 * kParts);
     double before_exact = 0, before_parts = 0;
     size_t next = 0;
-    for (const OverlapForecast::Mass& mass : parts) {
+    for (size_t i = 0; i < parts.size(); ++i) {
+      const OverlapForecast::Mass& mass = parts[i];
       for (; next < exact.size() && exact[next].depth < mass.depth; ++next) before_exact += exact[next].weight;
       // One range of each histogram may be open at a depth, and one is left out if the prompt is shorter.
-      EXPECT_NEAR(before_parts, before_exact, 3.0 / kParts) << mass.depth;
+      if (i == 0 || parts[i - 1].depth < mass.depth) {
+        EXPECT_NEAR(before_parts, before_exact, 3.0 / kParts) << mass.depth;
+      }
       before_parts += mass.weight;
     }
     EXPECT_NEAR(WeightAt(parts, 700), WeightAt(exact, 700), 1.0 / kParts);
