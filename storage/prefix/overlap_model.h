@@ -52,7 +52,7 @@ class OverlapModel {
  private:
   static constexpr double kDecay = 1.0 / 4096;
   static constexpr uint64_t kNear = 16;       // tokens within which a prediction counts as correct
-  static constexpr size_t kDoublings = 20;    // of a guess
+  static constexpr size_t kDoublings = 20;    // a guess covers depths and distances up to 2^19 tokens
   static constexpr double kForesight = 0.98;  // decay of the weight of earlier predictions, per request
 
   using Piece = OverlapForecast::Piece;

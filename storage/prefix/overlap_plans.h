@@ -82,7 +82,7 @@ class OverlapPlans {
   const std::shared_ptr<Job> job_ = std::make_shared<Job>();
   const std::shared_ptr<const bool> alive_ = std::make_shared<bool>(true);  // `done` may come after the destructor
   uint64_t guesses_ = 0;  // prompts since the first divergence, at most kGuessed
-  bool guess_ = false;    // of the last prompt
+  bool guess_ = false;    // whether the last prompt may be planned for a guess
   bool running_ = false;
   uint64_t observed_ = 0, forecasts_ = 0;             // divergences and refreshes that job_ knows
   std::vector<std::pair<uint64_t, uint64_t>> since_;  // later divergences

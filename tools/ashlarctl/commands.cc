@@ -55,8 +55,7 @@ std::vector<Command> CommandsOnObjects() {
       {"warm", kTokens, "let engines that offer prefill compute these texts",
        "The first file is the prefix of the prompt. A prefix and a segment have different keys: use --kind segment for "
        "texts that follow others. The command waits, and fails if a text is not in the cache at the end. A text is "
-       "tried "
-       "again until then, unless each engine that was asked can never compute it.",
+       "tried again until then, unless each engine that was asked can never compute it.",
        TextOptions({{"seconds", "S", "longest wait in seconds; default 600", {}}}), Warm},
   };
 }
