@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Probe: what nodes would save of a prompt, for an operator.
+// Probe: how much of a prompt nodes have cached, for an operator.
 #include <future>
 #include <memory>
 #include <utility>

@@ -30,7 +30,7 @@ def main():
     parser.add_argument("--size", default="medium", choices=sorted(engines.SIZES), help="of the model's layers")
     parser.add_argument("--segments", type=int, default=8)
     parser.add_argument("--tokens", default="512", help="lengths of the segments, with commas between")
-    parser.add_argument("--query", type=int, default=32, help="tokens behind the segments")
+    parser.add_argument("--query", type=int, default=32, help="tokens after the segments")
     parser.add_argument("--runs", type=int, default=5, help="prompts of each kind; medians are shown")
     options = parser.parse_args()
     results = {

@@ -20,7 +20,7 @@ An arrow points from a folder to one that it includes; an arrow that follows fro
 [`tests/layering`](../tests/layering/README.md) refuses other includes and circles. `draw_includes.py --write` draws this page.
 """
 TITLES = {
-    "": "The whole",
+    "": "Top-level folders",
     "storage": "storage: the cache",
     "daemon": "daemon: the process around it",
     "client": "client: what engines link",

@@ -31,7 +31,7 @@ std::vector<Command> CommandsOnObjects() {
        TextOptions({{"last", "N", "list the latest N misses of each tenant", {}}}), Explain},
       {"probe",
        kTokens,
-       "estimate what this node would save of a prompt, and how busy it is",
+       "estimate how much of a prompt this node has cached, and how busy it is",
        "The files together are the prompt. With --segments, each file but the last is one of its segments. If the "
        "engine has opened the model a second time for its segments, both layouts are probed. With tensor parallelism, "
        "only the segments of vLLM's rank 0 are probed. No lookup is counted. With --cluster, nodes that do not answer "

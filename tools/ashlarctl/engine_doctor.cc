@@ -169,11 +169,12 @@ std::vector<Finding> JudgeOne(const EngineSamples& engine) {
 const std::vector<EngineReason>& EngineReasons() {
   static const auto* const reasons = new std::vector<EngineReason>{
       {"none", "serving", ""},
-      {"weights", "opening", "wait until the checkpoint's files are read, or set weights_digest"},
+      {"weights", "opening", "wait for hashing, or set weights_digest"},
       {"no_daemon", "opening", "start the daemon, or set rpc_socket and session_socket to the sockets that it printed"},
       {"permission", "opening", "run the engine as a user that may open the daemon's sockets (group ashlar)"},
-      {"refused", "opening", "read the daemon's log; often versions or tenants differ"},
+      {"refused", "opening", "read the daemon's log; check tenants[].uids and both versions"},
       {"lost", "opening", "check the daemon; the connector reconnects by itself"},
+      {"unhashed", "off", "read the log, or set weights_digest"},
       {"unsupported", "off", "remove the unsupported feature (docs/limitations.md)"},
       {"disagreement", "off", "give the scheduler and the workers the same model configuration"},
       {"error", "off", "report the exception in the engine's log with the engine's arguments"},

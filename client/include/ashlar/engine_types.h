@@ -47,7 +47,7 @@ enum class LayerKind : uint8_t { kGqa = 1, kMla = 2, kLinear = 3, kOpaque = 4 };
 struct Rope {
   RopeStyle style = RopeStyle::kNone;
   uint32_t rotary_dim = 0;
-  double scale = 1.0;
+  double scale = 1.0;                   // factor of rotated queries and keys, applied once to each; 1: none
   const double* frequencies = nullptr;  // [rotary_dim / 2], radians per position
 };
 

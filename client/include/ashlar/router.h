@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The router API: what nodes would save of a prompt, for programs that choose an engine for it (docs/router.md).
+// The router API: how much of a prompt each node has cached, for programs that choose an engine for it
+// (docs/router.md).
 //
 // It follows the rules of ashlar/engine.h for errors, ownership and forks.
 #pragma once
@@ -33,8 +34,8 @@ struct ProbeModel {
   const char* model_id = nullptr;  // Model::model_id; vLLM's connector sets the model's name
 };
 
-// What one node would save of a prompt, and how busy it is. Estimates, from measured rates. Seconds are 0 if they are
-// not known.
+// How much of a prompt one node has cached, and how busy it is. Estimates, from measured rates. Seconds are 0 if they
+// are not known.
 struct NodeProbe {
   const char* node = nullptr;  // name in the cluster; empty without one. Valid as long as the Probed
   uint64_t prompt_tokens = 0;
@@ -77,7 +78,7 @@ class Prober {
 
   static Status Open(const ProberOptions& options, Prober* out) noexcept;
   bool connected() const noexcept;
-  // Estimates what the node would save of a prompt; with `cluster` also the other nodes of the cluster that have
+  // Estimates how much of a prompt the node has cached; with `cluster` also the other nodes of the cluster that have
   // engines of the model and answer within 100 ms. Takes no lease, counts as no use or miss, and changes no policy. Of
   // `prompt` only tokens, segments, media, salt and conversation are read, during the call. kFailedPrecondition: no
   // engine of the tenant has opened the model on the node. kUnavailable: no daemon, or it is late.

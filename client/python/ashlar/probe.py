@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Probes for routers: what nodes would save of a prompt, and how busy they are."""
+"""Probes for routers: how much of a prompt nodes have cached, and how busy they are."""
 
 from __future__ import annotations
 

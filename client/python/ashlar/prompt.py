@@ -63,7 +63,7 @@ def separator_ends(tokens: Tokens, separator: Sequence[int]) -> list[int]:
 def lengths_between(ends: Iterable[int], count: int, min_tokens: int = 0) -> list[int]:
     """Returns the lengths of the segments that end at `ends`, in a prompt of `count` tokens. Its last token is in none.
 
-    Neighbouring segments of fewer than `min_tokens` are joined.
+    Adjacent segments of fewer than `min_tokens` are joined.
     """
     lengths: list[int] = []
     before = min_tokens

@@ -91,7 +91,8 @@ def install() -> bool:
         wrapped.append((HiCacheController, "reset", _after(HiCacheController.reset)))
     except (ImportError, AttributeError) as error:
         logger.warning(
-            "Ashlar: weight changes are not detected in this version of SGLang (%s); call clear after every change",
+            "Ashlar: weight changes are not detected in this version of SGLang (%s); after each change, call "
+            "POST /hicache/storage-backend/clear",
             error,
         )
         return False

@@ -119,8 +119,9 @@ class Pages:
                 if not fits or not wanted() or time.monotonic() >= deadline:
                     free = len(self._free) * PAGE_TOKENS
                     raise NotLanded(
-                        f"{tokens} tokens and {tuples} tuples; segment_tokens has {free} tokens free of "
-                        f"{self.count * PAGE_TOKENS}, and {self._free_tuples} tuples of {self.tuples}"
+                        f"space for {tokens} tokens and {tuples} tuples is needed; {free} of "
+                        f"{self.count * PAGE_TOKENS} tokens and {self._free_tuples} of {self.tuples} tuples are free; "
+                        "raise segment_tokens"
                     )
                 self._changed.wait(0.01)
             self._free.sort()  # a jump copies consecutive pages together

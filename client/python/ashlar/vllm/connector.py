@@ -137,7 +137,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Logs the options of segments that have no effect. `given`: before segments were refused."""
         if not given.segments and given.declared:
             names = " and ".join(given.declared)
-            logger.warning("Ashlar: segments: false turns off %s; remove it to use segments", names)
+            logger.warning("Ashlar: %s: no effect, because segments is false; remove segments: false", names)
         if given.cold_parallel and (reason := self._no_sharing(vllm_config)):
             logger.warning("Ashlar: cold_parallel is off: %s", reason)
             self._options = dataclasses.replace(self._options, cold_parallel=False)
@@ -145,7 +145,7 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def _no_sharing(self, vllm_config: Any) -> str:
         """Returns why this engine and others do not compute segments for each other; empty if they may."""
         if not self._options.segments:
-            return "it needs segments"
+            return "segments are off; set segments, segment_separator or segment_boundaries"
         ranks = vllm_config.parallel_config.tensor_parallel_size
         return "tensor_parallel_size above 1 is not supported" if ranks > 1 else ""
 

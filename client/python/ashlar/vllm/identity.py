@@ -282,8 +282,8 @@ def _weights(vllm_config: Any, given: str) -> checkpoint.Weights:
     commit = checkpoint.commit(model.revision)
     if commit is None:
         raise Unsupported(
-            f"{model.model}: not a local directory, and the revision is not a commit; set a revision, or weights_digest in "
-            "kv_connector_extra_config"
+            f"{model.model}: not a local directory, and the revision is not a commit; set revision to a commit of 40 digits, or "
+            "weights_digest in kv_connector_extra_config"
         )
     return checkpoint.Weights(place, commit)
 

@@ -183,7 +183,7 @@ class Loads:
         try:
             return self._advance(landing)
         except Exception as error:
-            logger.warning("Ashlar: a load failed: %s", error)
+            logger.warning("Ashlar: a load failed, and the engine recomputes its tokens: %s", error)
             return self._leave(landing)
 
     def _advance(self, landing: _Landing) -> bool | None:

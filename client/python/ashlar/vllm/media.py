@@ -61,7 +61,10 @@ class MediaNames:
     def _reason(self, request: Any) -> str:
         """Returns why the request's media have no names; empty: they have names."""
         if self._encoders is None:
-            return "expected mm_processor_cache_type lru, no mm_encoder_attn_dtype and no ec_transfer_config"
+            return (
+                "media cannot be hashed with this configuration; set mm_processor_cache_type to lru, and remove "
+                "mm_encoder_attn_dtype and ec_transfer_config"
+            )
         if len(request.mm_features) > _MOST:
             return f"{len(request.mm_features)} images, videos and sounds were given; expected at most {_MOST}"
         for each in request.mm_features:

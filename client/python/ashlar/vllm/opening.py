@@ -75,7 +75,13 @@ class Opening:
 
     def _keep_trying(self) -> None:
         if self._weights.digest() is None:
-            if self._weights.wait() is None or self._ended.is_set() or self._try():
+            digest = self._weights.wait()
+            if self._ended.is_set():
+                return
+            if digest is None:
+                self._state.set("unhashed")
+                return
+            if self._try():
                 return
         while not self._ended.wait(self._again):
             if self._try():
@@ -123,6 +129,7 @@ class Opening:
             pause = min(2 * pause, max(self._again, _LONGEST))
 
     def close(self) -> None:
+        self._ended.set()
         self._weights.close()
         self.suspend()
 

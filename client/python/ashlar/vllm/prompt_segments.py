@@ -36,5 +36,5 @@ class PromptSegments:
                 return self._boundaries.lengths(request.all_token_ids)
             return given or []
         except ValueError as error:
-            logger.warning("Ashlar: request %s: %s", request.request_id, error)
+            logger.warning("Ashlar: request %s: %s; it is computed without segments", request.request_id, error)
             return []

@@ -112,7 +112,7 @@ class Names:
             followed.nameless = True
             if len(self._said) < _MOST_SAID and str(error) not in self._said:
                 self._said.add(str(error))
-                logger.warning("Ashlar: requests are computed without the cache: %s", error)
+                logger.warning("Ashlar: some requests with media are computed without the cache: %s", error)
             return None
         adapter = request.lora_request
         if adapter is not None:

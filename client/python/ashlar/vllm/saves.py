@@ -171,7 +171,7 @@ class Saves:
                     if outcome == "unavailable":  # a hung daemon would delay the next saves as well
                         unavailable_until = time.monotonic() + self._options.call_ms / 1000
             except Exception as error:
-                logger.warning("Ashlar: a save failed: %s", error)
+                logger.warning("Ashlar: a save failed, and its text is not stored: %s", error)
             if given.running is not None:
                 given.running = None
                 self._running.release()

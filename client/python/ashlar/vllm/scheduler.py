@@ -331,7 +331,7 @@ class Scheduler:
         try:
             followed.node = node_of(request)
         except ValueError as error:
-            logger.warning("Ashlar: request %s: %s", request.request_id, error)
+            logger.warning("Ashlar: request %s: %s; its states are not handed off", request.request_id, error)
 
     def prefill_end(self, request: Any, start: int, end: int) -> int:
         """As `Offers.prefill_end`."""

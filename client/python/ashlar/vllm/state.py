@@ -18,11 +18,12 @@ OFF = "off"  # this engine never uses the cache
 # reason: (state, remedy)
 REASONS: dict[str, tuple[str, str]] = {
     "none": (SERVING, ""),
-    "weights": (OPENING, "wait until the checkpoint's files are read, or set weights_digest"),
+    "weights": (OPENING, "wait for hashing, or set weights_digest"),
     "no_daemon": (OPENING, "start the daemon, or set rpc_socket and session_socket to the sockets that it printed"),
     "permission": (OPENING, "run the engine as a user that may open the daemon's sockets (group ashlar)"),
-    "refused": (OPENING, "read the daemon's log; often versions or tenants differ"),
+    "refused": (OPENING, "read the daemon's log; check tenants[].uids and both versions"),
     "lost": (OPENING, "check the daemon; the connector reconnects by itself"),
+    "unhashed": (OFF, "read the log, or set weights_digest"),
     "unsupported": (OFF, "remove the unsupported feature (docs/limitations.md)"),
     "disagreement": (OFF, "give the scheduler and the workers the same model configuration"),
     "error": (OFF, "report the exception in the engine's log with the engine's arguments"),

@@ -58,5 +58,5 @@ def rewritten_by(model_config: Any, template: str | None = None) -> int:
         )
         return rewritten_tokens(render)
     except Exception as error:  # a template is a program, which may fail
-        logger.info("Ashlar: the chat template was not tried (%s); checkpoint_tokens is 0", error)
+        logger.info("Ashlar: cannot render the chat template (%s); checkpoint_tokens is 0", error)
         return 0

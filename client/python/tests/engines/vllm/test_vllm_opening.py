@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Caches that are opened again to declare another rate of prefill."""
 
+import threading
 import time
 import types
 
@@ -62,3 +63,37 @@ def test_the_current_cache_stays_in_use_until_a_reopen_succeeds_and_closing_ends
     tries = len(times)
     time.sleep(0.5)
     assert len(times) == tries
+
+
+class Hashing:
+    """Weights whose digest is awaited, and is never found."""
+
+    def __init__(self):
+        self.failed = threading.Event()
+
+    def digest(self):
+        return None
+
+    def wait(self):
+        self.failed.wait()
+
+    def close(self):
+        self.failed.set()
+
+
+def test_weights_that_cannot_be_hashed_turn_the_cache_off():
+    weights, state = Hashing(), State("test")
+    one = Opening(Cache, weights, Options(), "test", state)
+    assert (state.name, state.reason) == ("opening", "weights") and one.cache is None
+    weights.failed.set()
+    until(lambda: state.name == "off")
+    assert state.reason == "unhashed" and one.cache is None
+    one.close()
+
+
+def test_an_engine_that_ends_while_it_hashes_reports_no_failure():
+    state = State("test")
+    one = Opening(Cache, Hashing(), Options(), "test", state)
+    one.close()
+    one._thread.join(10)
+    assert not one._thread.is_alive() and state.reason == "weights"

@@ -216,7 +216,7 @@ def test_a_landing_takes_pages_and_tuples_together_or_neither():
     try:
         first, ended = pages.take(16, 0.0, lambda: True, 2).tolist(), False
         for tokens, tuples in ((16, 2), (96, 1), (16, 4)):
-            with pytest.raises(NotLanded, match="64 tokens free of 80, and 1 tuples of 3"):
+            with pytest.raises(NotLanded, match="64 of 80 tokens and 1 of 3 tuples are free"):
                 pages.take(tokens, 0.0, lambda: True, tuples)
         assert pages.free == 4 and len(pages.take(16, 0.0, lambda: True, 1)) == 1
         pages.give(first, mark, 2)

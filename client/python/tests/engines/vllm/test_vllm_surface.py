@@ -43,10 +43,10 @@ def test_declared_boundaries_turn_segments_on(given, segments):
         (SEPARATOR, {"device": "cuda"}, False, ["segments are off: they have never run on cuda; "]),
         (SEPARATOR | {"segments_on_gpu": True}, {"device": "cuda"}, True, []),
         ({"segments": False}, {}, False, []),
-        ({"segments": False} | SEPARATOR, {}, False, ["segments: false turns off segment_separator; remove it"]),
+        ({"segments": False} | SEPARATOR, {}, False, ["segment_separator: no effect, because segments is false"]),
         (
             {"segments": False} | SEPARATOR | MESSAGES, {}, False,
-            ["segments: false turns off segment_separator and segment_boundaries; "],
+            ["segment_separator and segment_boundaries: no effect"],
         ),
     ],
 )  # fmt: skip
@@ -61,7 +61,7 @@ def test_boundaries_that_have_no_effect_are_named(given, config, segments, warni
     [
         ({"segments": True}, 1, None),
         (SEPARATOR, 1, None),
-        ({}, 1, "it needs segments"),
+        ({}, 1, "segments are off"),
         ({"segments": True}, 2, "tensor_parallel_size above 1 is not supported"),
     ],
 )
