@@ -61,7 +61,7 @@ def test_boundaries_that_have_no_effect_are_named(given, config, segments, warni
     [
         ({"segments": True}, 1, None),
         (SEPARATOR, 1, None),
-        ({}, 1, "segments are off"),
+        ({}, 1, "segments are off; set segments, segment_separator or segment_boundaries"),
         ({"segments": True}, 2, "tensor_parallel_size above 1 is not supported"),
     ],
 )
