@@ -42,7 +42,7 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--policy", choices=POLICIES, default="cheapest",
-        help="cheapest: shortest expected time to the first token; prefix-hash, round-robin: no probes; %(default)s",
+        help="cheapest: least expected time, for this request and later ones; prefix-hash, round-robin: no probes; %(default)s",
     )  # fmt: skip
     parser.add_argument(
         "--segment-separator", type=separator, default="", metavar="TEXT",
@@ -66,7 +66,10 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--max-waiting", type=int, default=1024, help="further requests that wait; %(default)s")
     parser.add_argument("--wait-seconds", type=float, default=30, help="longest time in the queue; %(default)s")
     parser.add_argument("--connect-seconds", type=float, default=2, help="limit of connecting; default: %(default)s")
-    parser.add_argument("--first-byte-seconds", type=float, default=600, help="limit of a prompt; %(default)s")
+    parser.add_argument(
+        "--first-byte-seconds", type=float, default=600,
+        help="limit of a prompt, or of a whole answer that is not streamed; default: %(default)s",
+    )  # fmt: skip
     parser.add_argument(
         "--idle-seconds", type=float, default=300, help="between chunks; for a client to take one, or to send its body"
     )

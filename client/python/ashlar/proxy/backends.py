@@ -20,7 +20,7 @@ from ashlar.sockets import default_sockets
 logger = logging.getLogger("ashlar.proxy")
 
 _UNKNOWN_RATE = 1000.0  # tokens per second, as the daemon assumes
-_CLOSE = 1.05  # estimates within 5 % are equal
+_CLOSE = 1.05  # costs within 5 % are equal
 _REOPEN_SECONDS = 2.0
 
 POLICIES = ("cheapest", "prefix-hash", "round-robin")
@@ -38,7 +38,8 @@ class Backend:
     base_names: frozenset[str] = frozenset()  # names of its model, without adapters; empty: unknown
     healthy: bool = True  # until a check or a request fails
     in_flight: int = 0
-    pending_tokens: float = 0.0  # tokens to compute for requests without a first byte
+    awaiting: int = 0  # requests whose prompts are not computed yet
+    pending_tokens: float = 0.0  # tokens to compute for them
     sent: int = 0  # number of the last request that it got; ties are broken by it
 
     @property
@@ -115,6 +116,7 @@ class Backends:
         self._probers: dict[tuple[str, str], Prober | None] = {backend.sockets: None for backend in backends}
         self._opened_at: dict[tuple[str, str], float] = {}
         self._silent: set[tuple[str, str]] = set()  # daemons whose last answer is missing; probes do not wait for them
+        self.unopened: set[tuple[str, str]] = set()  # sockets of daemons that have answered: no engine has the model
         # Each daemon has its own threads, so that a hanging daemon does not delay the answers of others.
         self._threads = {sockets: concurrent.futures.ThreadPoolExecutor(2, "probe") for sockets in self._probers}
         self._sent = 0
@@ -162,6 +164,9 @@ class Backends:
             await asyncio.wait(awaited.values(), timeout=self._probe_seconds)
         self._silent.update(sockets for sockets, answer in awaited.items() if not answer.done())
         estimates: dict[str, Estimate] = {}
+        for sockets, answer in asked.items():
+            if answer.done() and not answer.cancelled():
+                self._note(sockets, answer.exception())
         for backend in self.all:
             answer = asked[backend.sockets]
             if not answer.done() or answer.cancelled() or answer.exception() is not None:
@@ -172,6 +177,14 @@ class Backends:
             answer.cancel()
         return estimates
 
+    def _note(self, sockets: tuple[str, str], error: BaseException | None) -> None:
+        """Logs, once, that no engine of a daemon has the model: its name may be wrong."""
+        if not isinstance(error, RuntimeError):
+            self.unopened.discard(sockets)
+        elif sockets not in self.unopened:
+            self.unopened.add(sockets)
+            logger.warning("daemon %s: %s; expected model_id %r (--model-id)", sockets[0], error, self._model_id)
+
     def choose(self, known: Known) -> tuple[Backend, ...]:
         """Returns the backends in the order in which the request tries them. Unhealthy backends come last: they are
         tried if all others have failed."""
@@ -179,16 +192,16 @@ class Backends:
             return tuple(sorted(self.all, key=lambda backend: (not backend.healthy, backend.sent)))
         if self.policy == "prefix-hash":
             return tuple(sorted(self.all, key=lambda backend: (not backend.healthy, self._rank(backend, known))))
-        expected = {backend.url: self.seconds(backend, known) for backend in self.all}
+        costs = {backend.url: self.cost(backend, known) for backend in self.all}
 
         def usable(backend: Backend) -> bool:
             found = known.estimates.get(backend.url)
             return backend.healthy and (found is None or found.usable)
 
-        ordered = sorted(self.all, key=lambda backend: (not usable(backend), expected[backend.url]))
+        ordered = sorted(self.all, key=lambda backend: (not usable(backend), costs[backend.url]))
         best = ordered[0]
-        limit = _CLOSE * expected[best.url] + 0.001
-        close = [b for b in ordered if usable(b) == usable(best) and expected[b.url] <= limit]
+        limit = _CLOSE * costs[best.url] + 0.001
+        close = [b for b in ordered if usable(b) == usable(best) and costs[b.url] <= limit]
         close.sort(key=lambda backend: (backend.in_flight, backend.sent))
         return (*close, *(backend for backend in ordered if backend not in close))
 
@@ -198,15 +211,28 @@ class Backends:
         names = [name for backend in self.all for name in backend.base_names]
         return not model or not names or model in names
 
+    def cost(self, backend: Backend, known: Known) -> float:
+        """Returns the expected time to the request's first token, and the time by which computing its prompt delays
+        later requests, in seconds. While one request waits, as many arrive as are waiting (Little's law), and each of
+        them is delayed by what this prompt computes."""
+        wait, compute = self._seconds(backend, known)
+        waiting = sum(other.awaiting for other in self.all) / max(1, sum(other.healthy for other in self.all))
+        return wait + compute * (1.0 + waiting)
+
     def seconds(self, backend: Backend, known: Known) -> float:
         """Returns the expected time to the request's first token."""
+        return sum(self._seconds(backend, known))
+
+    def _seconds(self, backend: Backend, known: Known) -> tuple[float, float]:
+        """Returns the expected time to wait for other requests and fetched tokens, and the time to compute the prompt."""
         rates = [estimate.rate for estimate in known.estimates.values() if estimate.rate > 0]
         found = known.estimates.get(backend.url)
         rate = found.rate if found and found.rate > 0 else max(rates, default=_UNKNOWN_RATE)
+        wait = backend.pending_tokens / rate
+        if found is not None:
+            wait = max(wait, found.wait_seconds) + found.fetch_seconds
         # The step that computes the prompt also computes a token of each request that is decoding.
-        compute = (known.computed(backend) + backend.in_flight) / rate
-        pending = backend.pending_tokens / rate
-        return pending + compute if found is None else max(pending, found.wait_seconds) + found.fetch_seconds + compute
+        return wait + backend.in_flight / rate, known.computed(backend) / rate
 
     @staticmethod
     def _rank(backend: Backend, known: Known) -> tuple[Any, ...]:
@@ -219,10 +245,12 @@ class Backends:
         self._sent += 1
         backend.sent = self._sent
         backend.in_flight += 1
+        backend.awaiting += 1
         backend.pending_tokens += tokens
 
     @staticmethod
     def first_byte(backend: Backend, tokens: float) -> None:
+        backend.awaiting -= 1
         backend.pending_tokens = max(0.0, backend.pending_tokens - tokens)
 
     @staticmethod

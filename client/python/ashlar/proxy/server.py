@@ -227,7 +227,8 @@ class Proxy:
             return known
         estimates = await self.backends.probe(question)
         saves = any(estimate.saved for estimate in estimates.values())
-        self.metrics.probes.labels("found" if saves else "nothing_cached" if estimates else "no_answer").inc()
+        without = "no_model" if self.backends.unopened else "no_answer"
+        self.metrics.probes.labels("found" if saves else "nothing_cached" if estimates else without).inc()
         return dataclasses.replace(known, estimates=estimates)
 
     async def _question(self, path: str, asked: Mapping[str, Any]) -> Question:
@@ -281,6 +282,10 @@ class Proxy:
                 why = f"{backend.url}: {error.__cause__ or error}"
                 failed.add(backend.url)
                 self.metrics.failovers.labels(backend.url, str(error)).inc()
+                if str(error) == "timeout" and request.method == "POST" and not known.streams:
+                    # The backend may be computing a long answer. Another would need as long.
+                    limit = self._limits.first_byte_seconds
+                    return self._refuse(504, f"no answer after {limit} s (--first-byte-seconds)", "timeout_error")
                 logger.warning("%s: %s; another backend is tried", backend.url, error.__cause__ or error)
             finally:
                 attempt.end()

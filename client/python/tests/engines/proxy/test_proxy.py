@@ -121,9 +121,30 @@ def test_a_daemon_that_is_away_or_late_costs_nothing_but_its_estimate():
             began = asyncio.get_running_loop().time()
             assert json.loads((await post(client, url))[2])["model"] == "c"
             assert asyncio.get_running_loop().time() - began < 1.5
-            probers["c"].error = RuntimeError("no engine has opened the model")
+            probers["c"].error = ConnectionError("no daemon")
             assert (await post(client, url))[0] == 200
             assert (await metrics(client, url))['ashlar_proxy_probes_total{outcome="no_answer"}'] == 1
+
+    run(test)
+
+
+def test_a_wrong_name_of_the_model_is_reported(caplog):
+    async def test():
+        prober = FakeProber(node(4, prompt_tokens=5))
+        prober.error = RuntimeError("no engine has opened model 'm'")
+        async with proxy_of("a", {"a": prober}) as (_, url, _, client):
+            for _ in range(3):
+                assert (await post(client, url))[0] == 200
+            assert (await metrics(client, url))['ashlar_proxy_probes_total{outcome="no_model"}'] == 3
+            reported = [
+                record.getMessage() for record in caplog.records if "no engine has opened" in record.getMessage()
+            ]
+            assert len(reported) == 1 and "'m' (--model-id)" in reported[0]
+            prober.error = None
+            assert (await post(client, url))[1]["X-Ashlar-Saved-Tokens"] == "4"
+            prober.error = RuntimeError("no engine has opened model 'm'")
+            await post(client, url)
+            assert sum("no engine has opened" in record.getMessage() for record in caplog.records) == 2
 
     run(test)
 
@@ -159,6 +180,19 @@ def test_a_busy_engine_loses_prompts_of_which_it_saves_little():
     backends.close()
 
 
+def test_while_requests_wait_computing_less_counts_more():
+    """A second of computation delays every later request of the backend."""
+    backends = Backends([Backend("http://a"), Backend("http://b")], "m", 0.5, "cheapest")
+    saved = {"http://a": estimate_of(node(900)), "http://b": estimate_of(node(0))}  # 0.1 s and 1 s to compute
+    known = Known(1000, estimates=saved)
+    backends.all[0].pending_tokens, backends.all[1].pending_tokens = 1500, 400
+    assert backends.choose(known)[0].url == "http://b", "the first token: 1.4 s, not 1.6"
+    backends.all[0].awaiting = 2
+    assert backends.choose(known)[0].url == "http://a", "all first tokens: 1.7 s, not 2.4"
+    assert backends.seconds(backends.all[0], known) == pytest.approx(1.6)
+    backends.close()
+
+
 def test_a_prompt_counts_as_pending_until_it_is_computed():
     """Of an answer that is not streamed, the first byte follows the last token."""
 
@@ -169,17 +203,17 @@ def test_a_prompt_counts_as_pending_until_it_is_computed():
             whole = asyncio.create_task(post(client, url))
             while not fakes["a"].requests or backend.pending_tokens:
                 await asyncio.sleep(0.01)
-            assert backend.in_flight == 1
+            assert backend.in_flight == 1 and backend.awaiting == 0
             streamed = asyncio.create_task(post(client, url, {**CHAT, "stream": True}))
             while len(fakes["a"].requests) < 2:
                 await asyncio.sleep(0.01)
             await asyncio.sleep(0.1)
-            assert backend.pending_tokens == 5
+            assert backend.pending_tokens == 5 and backend.awaiting == 1
             for task in (whole, streamed):
                 task.cancel()
             while backend.in_flight:
                 await asyncio.sleep(0.01)
-            assert backend.pending_tokens == 0
+            assert backend.pending_tokens == 0 and backend.awaiting == 0
 
     run(test)
 

@@ -40,6 +40,18 @@ def test_another_engine_answers_if_one_fails_before_the_first_byte(failure, reas
     run(test)
 
 
+def test_a_long_answer_that_is_not_streamed_is_computed_once():
+    async def test():
+        probers = {"a": FakeProber(node(900)), "b": FakeProber(node(0))}
+        async with proxy_of(probers=probers, first_byte_seconds=0.3) as (_, url, fakes, client):
+            fakes["a"].failure = "hang"
+            status, _, body = await post(client, url)
+            assert status == 504 and "--first-byte-seconds" in json.loads(body)["error"]["message"]
+            assert len(fakes["a"].requests) == 1 and not fakes["b"].requests
+
+    run(test)
+
+
 def test_an_engine_that_is_down_is_not_asked_until_it_is_back():
     async def test():
         probers = {"a": FakeProber(node(900)), "b": FakeProber(node(0))}
