@@ -42,7 +42,8 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--policy", choices=POLICIES, default="cheapest",
-        help="cheapest: least expected time, for this request and later ones; prefix-hash, round-robin: no probes; %(default)s",
+        help="cheapest: least expected time, for this request and later ones; prefix-hash, round-robin: no probes; "
+        "default: %(default)s",
     )  # fmt: skip
     parser.add_argument(
         "--segment-separator", type=separator, default="", metavar="TEXT",
@@ -56,24 +57,41 @@ def arguments() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--short-segment", type=int, default=32, metavar="TOKENS",
-        help="neighbouring shorter segments are joined; the connector's seam_head + seam_tail + min_tokens",
+        help="adjacent segments of fewer tokens are joined; set it to the connector's seam_head + seam_tail + min_tokens; "
+        "default: %(default)s",
     )  # fmt: skip
-    parser.add_argument("--trust-remote-code", action="store_true", help="as of Transformers, for the tokenizer")
+    parser.add_argument(
+        "--trust-remote-code",
+        action="store_true",
+        help="run the tokenizer's own code from the model's repository (trust_remote_code of Transformers)",
+    )
     parser.add_argument("--host", default="127.0.0.1", help="address to listen on; default: %(default)s")
     parser.add_argument("--port", type=int, default=8080, help="default: %(default)s")
-    parser.add_argument("--probe-ms", type=float, default=200, help="limit of tokenizing, and of probing; %(default)s")
+    parser.add_argument(
+        "--probe-ms", type=float, default=200, help="limit of tokenizing, and of probing; default: %(default)s"
+    )
     parser.add_argument("--max-in-flight", type=int, default=256, help="requests per backend; default: %(default)s")
-    parser.add_argument("--max-waiting", type=int, default=1024, help="further requests that wait; %(default)s")
-    parser.add_argument("--wait-seconds", type=float, default=30, help="longest time in the queue; %(default)s")
+    parser.add_argument(
+        "--max-waiting", type=int, default=1024, help="further requests that wait; default: %(default)s"
+    )
+    parser.add_argument(
+        "--wait-seconds", type=float, default=30, help="longest time in the queue; default: %(default)s"
+    )
     parser.add_argument("--connect-seconds", type=float, default=2, help="limit of connecting; default: %(default)s")
     parser.add_argument(
         "--first-byte-seconds", type=float, default=600,
-        help="limit of a prompt, or of a whole answer that is not streamed; default: %(default)s",
+        help="longest wait for the first byte of an answer; if it is not streamed, that follows the whole answer; "
+        "default: %(default)s",
     )  # fmt: skip
     parser.add_argument(
-        "--idle-seconds", type=float, default=300, help="between chunks; for a client to take one, or to send its body"
+        "--idle-seconds",
+        type=float,
+        default=300,
+        help="longest time between two chunks of an answer, and for a client to read one or send its body; default: %(default)s",
     )
-    parser.add_argument("--check-seconds", type=float, default=2, help="interval of health checks; %(default)s")
+    parser.add_argument(
+        "--check-seconds", type=float, default=2, help="interval of health checks; default: %(default)s"
+    )
     parser.add_argument("--tries", type=int, default=3, help="backends per request; default: %(default)s")
     return parser
 

@@ -206,7 +206,7 @@ class Proxy:
     async def _probe(self, path: str, body: bytes) -> Known:
         """ValueError, RecursionError: the body is not a JSON object."""
         if len(body) > _PROBED_BYTES:
-            self.metrics.probes.labels("large").inc()
+            self.metrics.probes.labels("too_large").inc()
             return Known()
         asked = json.loads(body)
         if not isinstance(asked, dict):
@@ -216,7 +216,7 @@ class Proxy:
             async with asyncio.timeout(self._probe_seconds):
                 question = await self._question(path, asked)
         except (Unprobed, TimeoutError) as error:
-            self.metrics.probes.labels(str(error) if isinstance(error, Unprobed) else "late").inc()
+            self.metrics.probes.labels(str(error) if isinstance(error, Unprobed) else "timed_out").inc()
             return known
         beginning = question.tokens[:_HASHED_TOKENS].tobytes()
         known = dataclasses.replace(known, tokens=len(question.tokens), beginning=beginning)
@@ -286,7 +286,7 @@ class Proxy:
                     # The backend may be computing a long answer. Another would need as long.
                     limit = self._limits.first_byte_seconds
                     return self._refuse(504, f"no answer after {limit} s (--first-byte-seconds)", "timeout_error")
-                logger.warning("%s: %s; another backend is tried", backend.url, error.__cause__ or error)
+                logger.warning("backend %s failed before the first byte: %s", backend.url, error.__cause__ or error)
             finally:
                 attempt.end()
                 await self._wake()

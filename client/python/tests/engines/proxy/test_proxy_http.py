@@ -335,7 +335,7 @@ def test_large_bodies_are_forwarded_without_a_probe():
             async with client.post(url + "/v1/completions", data=pieces()) as answer:  # chunked
                 assert answer.status == 200
             assert fakes["a"].requests[0][2] == body and prober.asked == []
-            assert (await metrics(client, url))['ashlar_proxy_probes_total{outcome="large"}'] == 1
+            assert (await metrics(client, url))['ashlar_proxy_probes_total{outcome="too_large"}'] == 1
 
     run(test)
 

@@ -28,5 +28,6 @@ def test_prompts_find_the_server_that_has_their_prefix(tmp_path):
     # Of a conversation's prompts, the first turn alone is new.
     found_again = chosen["kinds"]["conversation"]["reused"]
     assert found_again > 0.3 and found_again >= turns["kinds"]["conversation"]["reused"]
+    assert chosen["kinds"]["rag"]["reused"] > 0
     assert chosen["probed"] > 0 and found["probe_mean_ms"] > 0
     assert found["probes"]["found"] > 0 and "no_answer" not in found["probes"]
