@@ -9,6 +9,7 @@ import pytest
 
 import ashlar
 from ashlar.boundaries import Boundaries, declared_boundaries
+from ashlar.chat_template import MessageTokens
 
 VECTORS = pathlib.Path(os.environ["ASHLAR_SOURCE"], "client/engine/testdata/segment_lengths.txt")
 
@@ -37,20 +38,23 @@ def test_lengths_are_those_of_the_cpp_api(tokens, separator, minimum, wanted):
 
 
 @pytest.mark.parametrize(
-    "separator, message, tokens, wanted",
+    "separator, messages, tokens, wanted",
     [
         ([9], None, [1] * 5 + [9] + [2] * 4 + [9] + [3] * 3, [6, 5]),
         ([9, 8], None, [1] * 5 + [9] + [2] * 4 + [9, 8] + [3], [12]),
         ([9], None, [1] * 5 + [9] + [2] * 4 + [9], [6]),  # the last token is always computed
         ([9], None, [1] * 20, []),
         ([9], None, [], []),
-        ([], 7, [7] + [1] * 5 + [7] + [2] * 5 + [7, 3], [6, 6]),
-        ([9], 7, [7] + [1] * 5 + [9] + [2] * 5 + [7, 3], [7, 5]),
+        ([], MessageTokens((7,)), [7] + [1] * 5 + [7] + [2] * 5 + [7, 3], [6, 6]),
+        ([9], MessageTokens((7,)), [7] + [1] * 5 + [9] + [2] * 5 + [7, 3], [7, 5]),
+        ([], MessageTokens((6, 7)), [6] + [1] * 5 + [7] + [2] * 5 + [6, 3], [6, 6]),
+        ([], MessageTokens((7,), (8,)), [7] + [1] * 5 + [8] + [2] * 5 + [7, 3], [7, 5]),
+        ([], MessageTokens((7,), (8,)), [7] + [1] * 5 + [8, 7] + [2] * 5 + [8], [7]),
         ([9], None, [1, 9, 1, 9] + [1] * 5 + [9, 1, 9, 3], [4, 6, 2]),  # short segments are only joined with short ones
     ],
 )
-def test_boundaries_are_found_in_tokens(separator, message, tokens, wanted):
-    assert Boundaries(separator, message, 4).lengths(tokens) == wanted
+def test_boundaries_are_found_in_tokens(separator, messages, tokens, wanted):
+    assert Boundaries(separator, messages, 4).lengths(tokens) == wanted
 
 
 def test_a_text_is_cut_at_a_separator_in_text():

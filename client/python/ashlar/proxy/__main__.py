@@ -53,7 +53,7 @@ def arguments() -> argparse.ArgumentParser:
         "--segment-boundaries",
         choices=("messages",),
         default="",
-        help="the connector's segment_boundaries; needs --model",
+        help="the connector's segment_boundaries; needs --model, and special tokens between the chat template's messages",
     )
     parser.add_argument(
         "--short-segment", type=int, default=32, metavar="TOKENS",

@@ -367,7 +367,8 @@ def attach(
 
     `cache`: opened by `cache_for` for this model; it must remain open in the block. `segment_separator`: tokens or text
     that end a segment in plain `input_ids`. `segment_boundaries`: with "messages", each message of the tokenizer's chat
-    template begins one. With neither, `input_ids` have no segments. `tokenizer`: the model's, for text and messages.
+    template is one; the template needs special tokens between messages. With neither, `input_ids` have no segments.
+    `tokenizer`: the model's, for text and messages.
     `tuple_method`: what computes the tuples of new segments: "kernels", or "identity", the model's own rule.
     `assembler`: a class that derives from `Assembler`.
 

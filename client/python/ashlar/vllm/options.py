@@ -46,7 +46,8 @@ class Options:
     segments: bool = False  # whether segments are taken from the cache; by default if the options declare boundaries
     segments_on_gpu: bool = False  # whether also on a GPU, where they have never run
     segment_separator: str | list[int] = ""  # text or token ids that end a segment if a request declares none
-    segment_boundaries: str = ""  # messages: each message of the chat template begins a segment
+    # messages: each message is a segment. The chat template needs special tokens between messages.
+    segment_boundaries: str = ""
     seam_head: int = 8  # first tokens of a segment that are computed in every prompt
     seam_tail: int = 8  # the same for last tokens
     segment_tokens: int = 0  # capacity for landed segments of all waiting prompts; 0: see segments.segment_tokens

@@ -13,11 +13,13 @@ import tomllib
 import numpy as np
 import pytest
 import shortest
+from message_templates import STYLES
 from running_proxy import CHAT, FakeProber, Words, metrics, node, post, proxy_of, run
 from tiny_tokenizer import CHATML, tokenizer
 
 import ashlar
 from ashlar.boundaries import Boundaries, declared_boundaries
+from ashlar.chat_template import MessageTokens
 from ashlar.probe import Probed
 from ashlar.proxy.__main__ import arguments, main, model_id
 from ashlar.proxy.backends import Backend, Backends, Known, estimate_of, parse_backend
@@ -407,6 +409,16 @@ def test_the_servers_template_serves_prompts_and_their_boundaries(given, monkeyp
         Prompts(known).question("/v1/chat/completions", body)
 
 
+def test_messages_are_segments_whose_roles_have_different_tokens():
+    style = STYLES["glm"]
+    known = tokenizer(style.template, style.specials.split())
+    roles = ("system", "user", "assistant", "user")
+    body = {"messages": [{"role": role, "content": f"one {'two ' * i}"} for i, role in enumerate(roles, 1)]}
+    question = Prompts(known, declared_boundaries((), "messages", known)).question("/v1/chat/completions", body)
+    assert question.segments == (2, 3, 4, 7, 6), "its first two tokens, and messages with their roles' tokens"
+    assert len(question.tokens) == 24
+
+
 @pytest.mark.parametrize(
     "given, wanted",
     [
@@ -420,7 +432,7 @@ def test_the_servers_template_serves_prompts_and_their_boundaries(given, monkeyp
     ],
 )
 def test_segments_end_where_the_connectors_do(given, wanted, monkeypatch):
-    monkeypatch.setattr("ashlar.boundaries.message_token", lambda tokenizer, template: 2)
+    monkeypatch.setattr("ashlar.boundaries.message_tokens", lambda tokenizer, template: MessageTokens((2,)))
     options = arguments().parse_args(["--backend", "http://x", "--model", "m", *given])
     found = declared_boundaries(options.segment_separator, options.segment_boundaries, Words(), short=2)
     assert (None if found is None else found.lengths([5, 5, 5, 2, 5, 7, 5])) == wanted

@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments of prompts whose requests declare none."""
 
+import pathlib
+import shutil
 import types
 
+import mistral_common
 import pytest
+from message_templates import STYLES
 from segmented_engines import MODEL, PATIENT, Segmented, texts
 from tiny_engines import connector, count, prompt
 from tiny_tokenizer import CHATML, tokenizer
 from vllm import SamplingParams
+from vllm.tokenizers.mistral import MistralTokenizer
 
+from ashlar.boundaries import declared_boundaries
 from ashlar.vllm import boundaries
 from ashlar.vllm.boundaries import find_boundaries
 from ashlar.vllm.options import Options
@@ -48,6 +54,36 @@ def test_messages_are_found_with_the_servers_template(monkeypatch):
     assert find_boundaries(options, None).lengths([begin, *[1] * 39, begin, *[2] * 39, begin, 0]) == [40, 40]
     with pytest.raises(ValueError, match=r"^kv_connector_extra_config\.segment_boundaries: messages cannot be found"):
         find_boundaries(Options(segment_boundaries="messages"), None)
+
+
+def test_messages_are_found_whose_roles_have_different_tokens(monkeypatch):
+    style = STYLES["glm"]
+    known = tokenizer(style.template, style.specials.split())
+    monkeypatch.setattr(boundaries, "_tokenizer", lambda config: known)
+    system, user, assistant = known.convert_tokens_to_ids(["<|system|>", "<|user|>", "<|assistant|>"])
+    tokens = [system, *[1] * 39, user, *[2] * 39, assistant, *[1] * 39, user, *[2] * 39, assistant]
+    assert find_boundaries(Options(segment_boundaries="messages"), None).lengths(tokens) == [40] * 4
+
+
+def test_messages_are_found_with_a_tokenizer_of_mistral_common(monkeypatch, tmp_path):
+    """Which has no chat template. The proxy's tokenizer is that of Transformers."""
+    name = "mistral_instruct_tokenizer_240323.model.v3"
+    shutil.copy(pathlib.Path(mistral_common.__file__).parent / "data" / name, tmp_path / "tokenizer.model.v3")
+    known = MistralTokenizer.from_pretrained(tmp_path)
+    monkeypatch.setattr(boundaries, "_tokenizer", lambda config: known)
+    found = find_boundaries(Options(segment_boundaries="messages"), None)
+    proxys = declared_boundaries((), "messages", known.transformers_tokenizer, short=32)
+    texts = ["One question. " * 20, "An answer. " * 20, "Another question? " * 20, "The other answer. " * 20]
+    segments = []
+    for order in ([0, 1, 2, 3], [2, 3, 0, 1]):
+        messages = [{"role": ("user", "assistant")[i % 2], "content": texts[each]} for i, each in enumerate(order)]
+        tokens = known.apply_chat_template([*messages, {"role": "user", "content": "Why?"}])
+        lengths = found.lengths(tokens)
+        assert lengths == proxys.lengths(tokens) and len(lengths) == 5 and sum(lengths) < len(tokens)
+        ends = [sum(lengths[: i + 1]) for i in range(5)]
+        segments.append([tokens[end - length : end] for end, length in zip(ends, lengths)])
+    assert segments[0][0] == segments[1][0] == [known.bos_token_id]
+    assert sorted(segments[0]) == sorted(segments[1])
 
 
 @pytest.mark.parametrize("skips", [True, False])
