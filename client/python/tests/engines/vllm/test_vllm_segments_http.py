@@ -54,7 +54,9 @@ class Asker:
     def __init__(self, terminals, model):
         self._terminals, self._model, self._file = terminals, str(model), terminals.folder / "text.tokens"
         self._complete, self.metrics, self._declare, self._tokenize = commands(PAGE, "curl ")
-        assert json.loads(body_of(self._complete.text)[1:-1])["prompt"] == "TEXT<|sep|>OTHER TEXT<|sep|>QUESTION"
+        assert (
+            json.loads(body_of(self._complete.text)[1:-1])["prompt"] == "TEXT<|file_sep|>OTHER TEXT<|file_sep|>QUESTION"
+        )
 
     def _run(self, line, drop=(), **fields):
         body = json.loads(body_of(line)[1:-1])
@@ -98,14 +100,14 @@ def wait_for_reuse(ask, wanted, seconds=240):
 def test_the_pages_requests_reuse_segments_in_text_and_messages(tmp_path):
     model = tmp_path / "tiny"
     torch.manual_seed(0)
-    special = ["<|sep|>", "<|im_start|>", "<|im_end|>"]
+    special = ["<|file_sep|>", "<|im_start|>", "<|im_end|>"]
     for part in tiny_checkpoint.parts("qwen3_5", special, CHATML, initializer_range=0.1):
         part.save_pretrained(model)
     (daemon,), (server,) = commands(QUICK_START, START["daemon"]), commands(PAGE, START["server"])
     line = server.text.replace("MODEL", str(model)) + " --enable-prompt-tokens-details"
     line = line.replace("--gpu-memory-utilization 0.5", "--gpu-memory-utilization 0.2")
     transfer, options = transfer_of(line), page_options()
-    assert options == {"segment_separator": "<|sep|>", "segment_boundaries": "messages"}, "they turn segments on"
+    assert options == {"segment_separator": "<|file_sep|>", "segment_boundaries": "messages"}, "they turn segments on"
     given = json.loads(transfer[1:-1]) | {"kv_connector_extra_config": options | PATIENT}
 
     terminals = Terminals(tmp_path)
@@ -114,7 +116,7 @@ def test_the_pages_requests_reuse_segments_in_text_and_messages(tmp_path):
     roles = {system: "system", one: "user", other: "assistant"}
 
     def text(parts, question):
-        return asker.complete("<|sep|>".join([*parts, question]))
+        return asker.complete("<|file_sep|>".join([*parts, question]))
 
     def chat(parts, question):
         messages = [{"role": roles[each], "content": each} for each in parts]
@@ -130,16 +132,19 @@ def test_the_pages_requests_reuse_segments_in_text_and_messages(tmp_path):
         wait_for(log, "Application startup complete", process, 1500)
         exact = [ask([system, one, other], question) for ask in (text, chat)] + [asker.complete(f"{new} {one}")]
         assert [answer[2] for answer in exact] == [0, 0, 0]
-        prompts = ["<|sep|>".join([system, one, other, question]), rendered, f"{new} {one}"]
+        prompts = ["<|file_sep|>".join([system, one, other, question]), rendered, f"{new} {one}"]
         prompts = [asker.tokens(each) for each in prompts]
 
-        lengths = {each: len(asker.tokens(f"{each}<|sep|>")) for each in roles}
+        lengths = {each: len(asker.tokens(f"{each}<|file_sep|>")) for each in roles}
         wanted = sum(lengths.values()) - 2 * COMPUTED
         wait_for_reuse(lambda question: text([system, other, one], question), wanted)
         assert text([new, one], "And this?")[2] == lengths[one] - COMPUTED, "at another position"
-        ids = [asker.tokens(each) for each in (f"{system}<|sep|>", f"{other}<|sep|>", f"{one}<|sep|>", "As ids?")]
+        ids = [
+            asker.tokens(each)
+            for each in (f"{system}<|file_sep|>", f"{other}<|file_sep|>", f"{one}<|file_sep|>", "As ids?")
+        ]
         assert asker.complete(sum(ids, []))[2] == wanted, "token ids are those of the text"
-        declared = "<|sep|>".join([system, other, one, "Declared?"])
+        declared = "<|file_sep|>".join([system, other, one, "Declared?"])
         assert asker.declare(declared, [lengths[system], lengths[other]]) == wanted - lengths[one] + COMPUTED
         assert text([one, system], "Swapped?")[2] == 0, "a prompt's first text is cached separately"
 
