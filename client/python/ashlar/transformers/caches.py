@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The classes of caches that models run on. Most models run on a DynamicCache. Two kinds need a derived class:
+"""The classes of caches that models run on. Most models run on a DynamicCache. Three kinds need a derived class:
 
 - Mamba-1 models start the scan of several tokens from zero, even on a cache that has a state. Their caches pass the
   state to the wrapped scan (`rules.continuing`).
 - MiniMax accepts only its own class, which keeps states in a list. The derived class keeps them in the layers.
+- Layers with a sliding window drop the keys before it. The derived class keeps all keys, because segments and prefixes
+  are stored whole; the model's mask hides the keys before the window.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 from transformers import DynamicCache
+from transformers.cache_utils import DynamicLayer, DynamicSlidingWindowLayer
 
 _here = threading.local()  # continued: the state, and the number of tokens, of the next Mamba-1 scan of this thread
 
@@ -23,15 +26,36 @@ def cache_class(model: Any, base: Any = DynamicCache) -> Any:
     """Returns the class of caches for runs of `model`: `base`, a DynamicCache, or a class derived from it."""
     module = sys.modules[type(model).__module__]
     own = getattr(module, "MiniMaxCache", None)
-    return _derived(base, own, hasattr(module, "mamba_selective_scan"))
+    config = model.config.get_text_config(decoder=True)
+    # Chunked attention has layers of the same class. Its chunks begin at fixed positions, so a segment cannot move.
+    chunks = getattr(config, "attention_chunk_size", None) is not None
+    windows = getattr(config, "sliding_window", None) is not None and not chunks
+    return _derived(base, own, hasattr(module, "mamba_selective_scan"), windows)
 
 
 @functools.cache
-def _derived(base: Any, own: Any, scans: bool) -> Any:
+def _derived(base: Any, own: Any, scans: bool, windows: bool) -> Any:
     if own is not None:
         adapted = type(own.__name__, (_StatesInLayers, own), {})
         return adapted if base is DynamicCache else type(base.__name__, (base, adapted), {})
-    return type(base.__name__, (_ContinuedScans, base), {}) if scans else base
+    mixins = (*((_ContinuedScans,) if scans else ()), *((_WholeWindows,) if windows else ()))
+    return type(base.__name__, (*mixins, base), {}) if mixins else base
+
+
+class WindowLayer(DynamicLayer):
+    """A layer with a sliding window that keeps the keys and values of all tokens."""
+
+    is_sliding = True  # models choose the mask of a layer by it
+
+
+class _WholeWindows:
+    """Mixin for the caches of models with sliding windows."""
+
+    layers: list[Any]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.layers = [WindowLayer() if type(layer) is DynamicSlidingWindowLayer else layer for layer in self.layers]
 
 
 class _ContinuedScans:

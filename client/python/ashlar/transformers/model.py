@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 from transformers import DynamicCache, PreTrainedModel
+from transformers.cache_utils import DynamicSlidingWindowLayer
 
 from ashlar.checkpoint import config_text
 from ashlar.model import Attention, DType, Family, Linear, Model, Rope, StateOrder, TailOrder
@@ -127,15 +128,23 @@ def run(model: Any, cache: DynamicCache, tokens: torch.Tensor, first: int) -> An
         return model.base_model(input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True)
 
 
-def _frequencies(model: Any) -> tuple[torch.Tensor, float] | None:
-    """Returns the rotary frequencies in radians per position, and the scale of rotated keys."""
-    found = [module for module in model.modules() if isinstance(getattr(module, "inv_freq", None), torch.Tensor)]
-    if not found:
-        return None
-    kind = getattr(found[0], "rope_type", "default")
-    if kind in ("dynamic", "longrope"):
-        raise ValueError(f"model.config.rope_parameters: frequencies of type {kind} change with the prompt's length")
-    return found[0].inv_freq.detach().double().cpu().flatten(), float(getattr(found[0], "attention_scaling", 1.0))
+def _frequencies(model: Any, layer: int) -> list[torch.Tensor]:
+    """Returns the tensors that may be a layer's rotary frequencies, in radians per position."""
+    kinds = getattr(model.config.get_text_config(decoder=True), "layer_types", None)
+    kind = kinds[layer] if kinds is not None and layer < len(kinds) else ""
+    found = []
+    for module in model.modules():
+        # Some models have one tensor for each type of layers, such as sliding_attention_inv_freq.
+        values = [getattr(module, name, None) for name in ("inv_freq", f"{kind}_inv_freq")]
+        own = [each for each in values if isinstance(each, torch.Tensor)]
+        rotation = getattr(module, "rope_type", "default")
+        rotation = rotation.get(kind) if isinstance(rotation, dict) else rotation
+        if own and rotation in ("dynamic", "longrope"):
+            raise ValueError(
+                f"model.config.rope_parameters: frequencies of type {rotation} change with the prompt's length"
+            )
+        found += [each.detach().double().cpu().flatten() for each in own]
+    return found
 
 
 def turn(keys: torch.Tensor, frequencies: torch.Tensor, positions: int) -> torch.Tensor:
@@ -154,11 +163,11 @@ def _rope(model: Any, layer: int, keys: torch.Tensor, shifted: torch.Tensor) -> 
     tolerance = 1e-3 if keys.dtype == torch.float32 else 5e-2
     if (shifted.double() - keys.double()).norm() <= tolerance * size:
         return None
-    known = _frequencies(model)
-    if known is not None and 2 * len(known[0]) <= keys.shape[-1]:
-        turned = turn(keys.cpu(), known[0], _SHIFT)
-        if (shifted.cpu().double() - turned).norm() <= tolerance * size:
-            return Rope(known[0].tolist())
+    for frequencies in _frequencies(model, layer):
+        if 2 * len(frequencies) <= keys.shape[-1]:
+            turned = turn(keys.cpu(), frequencies, _SHIFT)
+            if (shifted.cpu().double() - turned).norm() <= tolerance * size:
+                return Rope(frequencies.tolist())
     raise _refuse(layer, "the rotation of its keys does not match the frequencies of the model")
 
 
@@ -237,8 +246,8 @@ def describe(model: Any, digest: str | None, head: int, tail: int, page_tokens: 
             linear_places.append(place)
         elif any(getattr(layer, "is_conv_states_initialized", {}).values()):
             raise _refuse(number, "a convolution without a state is not supported")
-        if getattr(layer, "is_sliding", False):
-            raise _refuse(number, "sliding-window attention is not supported")
+        if isinstance(layer, DynamicSlidingWindowLayer):
+            raise _refuse(number, "chunked attention, or a window in a layer with a state, is not supported")
         keys, values = getattr(layer, "keys", None), getattr(layer, "values", None)
         if keys is not None and values is not None:
             rope = _rope(model, number, keys, turned.layers[number].keys)

@@ -112,6 +112,8 @@ def check(model: Any, described: Model, shape: Shape) -> None:
     for place in shape.attention:
         attention = described.layers[place.index]
         assert isinstance(attention, Attention)
+        if plain.layers[place.layer].is_sliding:
+            raise _refuse(place.layer, "its attention has a sliding window; set shared_tokens to 0")
         if type(plain.layers[place.layer]) not in _EXTENDED:
             kind = type(plain.layers[place.layer]).__name__
             expected = " or ".join(sorted(each.__name__ for each in _EXTENDED))

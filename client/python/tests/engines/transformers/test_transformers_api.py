@@ -244,7 +244,9 @@ def test_a_bad_prompt_is_refused_by_name():
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (transformers.MistralConfig(**SMALL, sliding_window=8), r"layers\[0\]: sliding-window attention is not supported"),
+        (transformers.Llama4TextConfig(**SMALL, intermediate_size_mlp=64, head_dim=16, num_local_experts=2,
+                                       attention_chunk_size=8),
+         r"layers\[0\]: chunked attention, or a window in a layer with a state, is not supported"),
         (transformers.Lfm2Config(**{**SMALL, "pad_token_id": 0}, layer_types=["conv", "full_attention"]),
          r"layers\[0\]: a convolution without a state is not supported"),
         (transformers.ZambaConfig(**{**SMALL, "num_hidden_layers": 4}, mamba_d_state=8, mamba_dt_rank=4,
@@ -254,7 +256,7 @@ def test_a_bad_prompt_is_refused_by_name():
             **SMALL, rope_parameters={"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}),
          "rope_parameters: frequencies of type dynamic"),
     ],
-    ids=["window", "convolution", "no rule", "dynamic rotation"],
+    ids=["chunks", "convolution", "no rule", "dynamic rotation"],
 )  # fmt: skip
 def test_models_that_cannot_be_served_are_refused_by_name(config, message, daemon):
     model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()

@@ -217,7 +217,7 @@ def test_a_returned_cache_continues_with_several_tokens(family, daemon):
             assert reuse.faults == 0
 
 
-@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "falcon_h1", "jamba", "minimax"])
+@pytest.mark.parametrize("family", ["qwen3_next", "kimi_linear", "falcon_h1", "jamba", "minimax", "gemma3"])
 def test_a_cached_prefix_is_bitwise_equal_to_the_models_states(family, daemon):
     model, tokens = tiny.build(family), np.array(tiny.tokens(320, 5), np.int32)
     with ashlar.cache_for(model, daemon, tokens=1024) as cache:

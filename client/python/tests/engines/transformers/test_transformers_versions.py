@@ -23,8 +23,8 @@ def test_the_tested_versions_are_the_ends_of_the_range():
     ]
 
 
-# One family per type of recurrence, and one with only attention; also how `generate` prepares its options.
-CHOSEN = "qwen3_next or kimi_linear or bamba or jamba or minimax or llama or left_to_the_model"
+# One family per type of recurrence, one with only attention, one with windows; also how `generate` prepares its options.
+CHOSEN = "qwen3_next or kimi_linear or bamba or jamba or minimax or llama or gemma3 or left_to_the_model"
 
 
 @pytest.mark.parametrize("version", VERSIONS)

@@ -19,6 +19,7 @@ MAMBA = {
     "intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "mamba_n_heads": 4,
     "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 2, "mamba_chunk_size": 32,
 }  # fmt: skip
+ATTENTION = {"intermediate_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
 
 
 def _config(family):
@@ -81,6 +82,18 @@ def _config(family):
             **COMMON, intermediate_size=64, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2,
             rope_parameters={"rope_type": "llama3", "rope_theta": 10000.0, "factor": 4.0, "low_freq_factor": 1.0,
                              "high_freq_factor": 4.0, "original_max_position_embeddings": 512})  # fmt: skip
+    if family == "mistral":
+        return transformers.MistralConfig(**COMMON, **ATTENTION, num_hidden_layers=3, sliding_window=20)
+    if family == "gemma3":
+        return transformers.Gemma3TextConfig(
+            **COMMON, **ATTENTION, num_hidden_layers=4, query_pre_attn_scalar=16, sliding_window=32,
+            layer_types=["sliding_attention", "sliding_attention", "full_attention", "sliding_attention"],
+            rope_parameters={"full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                             "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}})  # fmt: skip
+    if family == "gpt_oss":
+        return transformers.GptOssConfig(
+            **COMMON, **ATTENTION, num_hidden_layers=2, num_local_experts=4, num_experts_per_tok=2, sliding_window=32,
+            layer_types=["sliding_attention", "full_attention"])  # fmt: skip
     raise ValueError(family)
 
 
@@ -88,7 +101,8 @@ DELTA = ["qwen3_next", "qwen3_5", "qwen3_5_moe", "olmo_hybrid", "kimi_linear"]
 SCALAR = ["granitemoehybrid", "bamba", "falcon_h1", "nemotron_h", "zamba2", "minimax"]
 LINEAR = [*DELTA, *SCALAR, "jamba"]
 PLAIN = ["qwen3", "llama"]
-FAMILIES = [*LINEAR, *PLAIN]
+WINDOWED = ["mistral", "gemma3", "gpt_oss"]
+FAMILIES = [*LINEAR, *PLAIN, *WINDOWED]
 
 
 def build(family, seed=0):
