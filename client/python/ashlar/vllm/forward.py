@@ -491,8 +491,8 @@ class EngineModel:
         metadata_of = functools.partial(self._metadata_of, start=start)
         slots = {name: each.slot_mapping for name, each in metadata.items()}
         where = torch.arange(shift + start, shift + start + count).to(self.device)
-        if self._config.model_config.uses_mrope:
-            where = where.expand(3, -1)
+        if self._config.model_config.uses_mrope:  # text has the same position on each axis
+            where = where.repeat(self._config.model_config.mrope_num_dims, 1)
         with torch.inference_mode():
             self._clear_ends(pages, start)
         with (

@@ -14,8 +14,9 @@ import torch
 from driven_specs import Driven, config_of, describe, in_child
 from segmented_engines import PATIENT
 from test_vllm_opaque import FULL, LATENT, states
-from vllm.config import set_current_vllm_config
+from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.rotary_embedding.deepseek_scaling_rope import DeepseekScalingRotaryEmbedding
+from vllm.model_executor.layers.rotary_embedding.mrope import MRotaryEmbedding
 from vllm.v1.attention.backends.registry import MambaAttentionBackendEnum as Backend
 from vllm.v1.kv_cache_interface import KVQuantMode, SparseCacheRole
 
@@ -25,7 +26,7 @@ import ashlar.vllm.composing
 import ashlar.vllm.rows
 from ashlar.tensors import compose, segment_tuple
 from ashlar.vllm.composing import Composer
-from ashlar.vllm.forward import EngineModel, _Group, _rope
+from ashlar.vllm.forward import EngineModel, _Group, _rope, rotate
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.messages import CONTINUES, Alone, Fetch, Jump
 from ashlar.vllm.options import Options
@@ -373,6 +374,49 @@ def test_frequencies_of_yarn_are_found_for_any_context(context):
     angles = torch.arange(1001)[:, None] * frequencies
     rotary.cos_sin_cache = 1.3 * torch.cat([angles.cos(), angles.sin()], -1)
     assert _rope(rotary) == ashlar.Rope(frequencies.tolist(), ashlar.RopeStyle.INTERLEAVED)
+
+
+def text_positions(kind, daemon):
+    """Returns the positions that the model gets, with rotary positions of three and of four axes."""
+    engine, found = Engine(kind, daemon), []
+    engine._model.forward = lambda input_ids, positions: found.append(positions.tolist())
+    for section in ([2, 1, 1], [1, 1, 1, 1]):
+        engine._config.model_config.hf_config.rope_parameters["mrope_section"] = section
+        engine.run(_tokens(kind, 3), {}, None, shift=7)
+    engine.driven.close()
+    return found
+
+
+def test_a_text_has_the_same_position_on_each_axis(shared_daemon):
+    assert in_child(text_positions, "minimax", shared_daemon) == [[[7, 8, 9]] * 3, [[7, 8, 9]] * 4]
+
+
+@pytest.mark.parametrize("scaling", [None, 4.0])
+@pytest.mark.parametrize("section, interleaved", [([3, 3, 2], True), ([4, 2, 2], False), ([2, 2, 2, 2], False)])
+def test_rotations_by_several_axes_are_plain_for_texts(section, interleaved, scaling):
+    """Keys of 32 elements, of which 16 rotate."""
+    with set_current_vllm_config(VllmConfig()):
+        rotary = MRotaryEmbedding(
+            32, 16, 2048, 10000.0, True, torch.float32, section, interleaved, positions_factor=1, scaling_factor=scaling
+        )
+    rope = _rope(rotary)
+    assert rope.style is ashlar.RopeStyle.HALF_SPLIT
+    if scaling is None:
+        assert list(rope.frequencies) == pytest.approx([10000.0 ** (-i / 8) for i in range(8)])
+    keys, axes = torch.randn(3, 32, generator=torch.Generator().manual_seed(0)), (len(section), 1)
+
+    def rotated(positions):
+        return rotary.forward_native(positions, keys, keys)[1].double()
+
+    straight = rotated(torch.zeros(3, dtype=torch.long).repeat(axes))
+    for position in (1, 37, 1000):
+        where = torch.full((3,), position)
+        found = rotated(where.repeat(axes))
+        assert torch.equal(found, rotated(where)), "as by positions of one axis"
+        assert _apart(found, rotate(straight, rope, position)) < 1e-4
+        other = where.repeat(axes)
+        other[1] += 100  # as in an image
+        assert _apart(rotated(other), found) > 1e-2
 
 
 def test_tables_of_blocks_have_a_length_that_all_kernels_accept():
