@@ -13,6 +13,7 @@ import test_vllm_ranks
 import test_vllm_reloads
 import test_vllm_resets
 import test_vllm_segment_families
+import test_vllm_segment_images
 import test_vllm_segments
 import test_vllm_windows
 from model_runner_v2 import ENVIRONMENT
@@ -323,6 +324,12 @@ def test_segments(segmented, expected):
 
 def test_segments_of_mamba2(segmented, expected):
     test_vllm_segment_families.test_segments_are_found_in_any_order("granite", segmented, expected)
+
+
+def test_segments_of_models_that_take_images(shared_daemon, tmp_path):
+    with test_vllm_segment_images.pair_of_engines("qwen3_5", shared_daemon, tmp_path) as pair:
+        test_vllm_segment_images.test_texts_are_composed_as_by_the_text_only_class(pair)
+        test_vllm_segment_images.test_prompts_with_images_are_computed(pair)
 
 
 def test_segments_in_several_steps(shared_daemon, segmented):

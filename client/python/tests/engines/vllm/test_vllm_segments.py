@@ -112,8 +112,7 @@ def test_a_prefix_that_ends_in_a_segment_is_loaded_if_that_saves_more(segmented)
     assert child.ask(parts, query)[2] == 1600
 
 
-@pytest.mark.parametrize("model", [MODEL, "granite", "falcon_h1", "nemotron_h"])
-def test_states_are_composed_exactly_where_the_inputs_are_the_same(model, segmented):
+def composes_exactly(child, parts):
     """Composition has fp32 errors: the bound is ten times the measured 2.1e-7.
 
     The engine's kernel, which computes the seams, multiplies in bf16: its states differ by 4e-3, and its inputs are
@@ -121,8 +120,6 @@ def test_states_are_composed_exactly_where_the_inputs_are_the_same(model, segmen
     results may differ by up to 1e-4. So each step is compared with the step from the state that the request itself had,
     and the last state with the recurrence in fp64, from which the engine's own run is further away.
     """
-    child = segmented(model)
-    parts = texts(f"exact {model}", 4)
     tokens, lengths = sum(parts, []), [len(part) for part in parts]
     cut = child.probe("tuples_against_one_run", tokens, lengths)
     child.publish(parts)
@@ -142,6 +139,11 @@ def test_states_are_composed_exactly_where_the_inputs_are_the_same(model, segmen
     assert all(apart.chain < 0.6 for apart in composed), (
         "deeper layers computed their interiors without what stands before"
     )
+
+
+@pytest.mark.parametrize("model", [MODEL, "granite", "falcon_h1", "nemotron_h"])
+def test_states_are_composed_exactly_where_the_inputs_are_the_same(model, segmented):
+    composes_exactly(segmented(model), texts(f"exact {model}", 4))
 
 
 def test_tuples_of_16_bits_take_fewer_bytes_and_answer_alike(segmented, shared_daemon):
