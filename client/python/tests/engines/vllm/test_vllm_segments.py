@@ -308,23 +308,35 @@ def test_segments_of_a_model_with_only_attention(segmented, expected, model="qwe
     same([child.probe("ask", whole, None)], [wanted])
 
 
-def test_sixteen_concurrent_prompts_answer_as_one_at_a_time(shared_daemon, expected, new=8):
-    """The prompts are scheduled together with one that has no segments.
+DEFAULTS = {name: value for name, value in PATIENT.items() if name not in ("min_segment_tokens", "segment_dtype")}
+
+
+@pytest.mark.parametrize("model, close", [(MODEL, CLOSE), ("granite", 1e-3)])
+@pytest.mark.parametrize("options, length", [(PATIENT, 120), (DEFAULTS, 300)], ids=["float32", "defaults"])
+def test_sixteen_concurrent_prompts_answer_as_one_at_a_time(
+    options, length, model, close, shared_daemon, expected, new=8
+):
+    """The prompts are scheduled together with one that has no segments. By default, tuples have 16 bits, and segments
+    that save no time are computed.
 
     On one kind of CPU nothing differed. On others, bf16 products of a higher matrix may round differently, which moves
     logits by a bf16 step: 2⁻⁶ between 2 and 4. So log-probabilities are compared within CLOSE, which is above that step.
     Two tokens can change places if each of them moves by CLOSE: tokens are compared up to the first whose lead is below
-    twice that.
+    twice that. Granite computes in fp32. Its blocks are short: prompts with the same first segment would share some.
     """
-    options = connector(shared_daemon, segments=True, **PATIENT)
-    parts = texts("many", 8, 120)
-    with Segmented(MODEL, options, max_num_seqs=17) as child:
+    settings, parts = connector(shared_daemon, segments=True, **options), texts("many", 8, length)
+    with Segmented(model, settings, max_num_seqs=17, num_gpu_blocks_override=512) as child:
         child.publish(parts)
         chance = random.Random(3)
         prompts = []
         for number in range(16):
-            some = [parts[0], *chance.sample(parts[1:], 3)]
-            prompts.append((sum(some, []) + prompt(f"many query {number}", 20), [120] * 4))
+            lead = parts[0] if model == MODEL else prompt(f"many lead {number}", length)
+            some = [lead, *chance.sample(parts[1:], 3)]
+            prompts.append((sum(some, []) + prompt(f"many query {number}", 20), [length] * 4))
+        for one in prompts:
+            child.probe("ask_together", [one], 1)
+            child.probe("settle")  # its first segment is published, too
+            child.call("erase")
         alone = []
         for one in prompts:
             alone += child.probe("ask_together", [one], new, margins=True)
@@ -332,16 +344,21 @@ def test_sixteen_concurrent_prompts_answer_as_one_at_a_time(shared_daemon, expec
         plain, compared = prompt("many plain", 500), 0
         together = child.probe("ask_together", [*prompts, (plain, None)], new, margins=True)
         for one, other in zip(together, alone):
-            assert one[2] == other[2] == 120 + interiors(120, 120, 120)
-            decided = next((i for i, lead in enumerate(other[3]) if lead < 2 * CLOSE), new)
+            # The first segment, or a prefix that ends at a block's end within it and saves a step.
+            least = interiors(*[length] * 3) + (length if model == MODEL else length - 128)
+            if options is DEFAULTS and min(one[2], other[2]) < least:
+                print(child.metrics())
+                continue  # measured times decide whether a prompt is composed
+            assert one[2] == other[2] >= least
+            decided = next((i for i, lead in enumerate(other[3]) if lead < 2 * close), new)
             assert one[0][:decided] == other[0][:decided], (one, other)
             # After equal tokens, also the best log-probability of a near tie is comparable.
             apart = max(abs(a - b) for a, b in zip(one[1][: decided + 1], other[1]))
             print(f"{decided} tokens until a near tie, apart by {apart:.1e}")
-            assert apart < CLOSE, (one, other)
+            assert apart < close, (one, other)
             compared += decided
-        assert compared > 16 * new / 2, "most tokens have a clear lead"
-        same([together[16][:2]], expected(MODEL, [plain], new), CLOSE)
+        assert compared > 16 * new / (2 if options is PATIENT else 4), "most tokens have a clear lead"
+        same([together[16][:2]], expected(model, [plain], new), close)
         assert child.probe("state_of", 20)[1] == 0, "nothing is held"
 
 
