@@ -119,6 +119,7 @@ TEST_F(Ashlarctl, BundlesWhatOthersNeedWithoutNames) {
 TEST_F(Ashlarctl, ExaminesTheRunningDaemon) {
   const json running = json::parse(Run("doctor --json").output);
   EXPECT_EQ(running["daemon_pid"], daemon_.pid());
+  EXPECT_TRUE(running["daemon_error"].is_null());
   EXPECT_EQ(running["configuration"], "the daemon's");
   EXPECT_THAT(Run("doctor").output, HasSubstr("of the daemon, process " + std::to_string(daemon_.pid())));
   const std::string answer = daemon_.directory() + "/doctor.json";
@@ -134,6 +135,8 @@ TEST_F(Ashlarctl, ExaminesTheRunningDaemon) {
   EXPECT_EQ(ended.code, 1);
   const json planned = json::parse(ended.output);
   EXPECT_TRUE(planned["daemon_pid"].is_null());
+  const std::string why = planned["daemon_error"];
+  EXPECT_THAT(Run("doctor --config " + file).output, HasSubstr("ashlarctl itself; " + why + "\n"));
   EXPECT_EQ(planned["configuration"], file);
   std::set<std::string> bad;
   for (const json& check : planned["checks"]) {
@@ -162,6 +165,23 @@ TEST_F(Ashlarctl, PinsAndEvicts) {
   EXPECT_FALSE(Ask("pin --until 2100-01-01T00:00:00Z" + texts)["texts"][0]["found"].get<bool>());
 }
 
+TEST_F(Ashlarctl, WarmReportsWhyEachTextIsNotInTheCache) {
+  engine_.PublishPrompt({prompt_[0]});
+  const std::string texts = "warm --tenant default --seconds 0.1 --namespace " + Namespace() + Files(prompt_);
+  const Ended ended = Run(texts + " --json");
+  EXPECT_EQ(ended.code, 1);
+  const json answer = json::parse(ended.output, nullptr, /*allow_exceptions=*/false);
+  ASSERT_EQ(answer["texts"].size(), prompt_.size()) << ended.output;
+  EXPECT_THAT(answer["texts"][0]["file"], HasSubstr("/segment0"));
+  for (size_t i = 0; i < prompt_.size(); ++i) {
+    EXPECT_EQ(answer["texts"][i]["warm"], i == 0);
+    EXPECT_EQ(answer["texts"][i]["reason"], i == 0 ? "none" : "not_computed");
+  }
+  const std::string text = Run(texts).output;
+  EXPECT_THAT(text, HasSubstr("/segment0: in the cache\n"));
+  EXPECT_THAT(text, HasSubstr("/segment2: not computed by any engine\n"));
+}
+
 TEST_F(Ashlarctl, StatusReportsDaemonState) {
   engine_.PublishPrompt(prompt_);
   const Match match = engine_.Lookup(prompt_);
@@ -169,6 +189,7 @@ TEST_F(Ashlarctl, StatusReportsDaemonState) {
   EXPECT_EQ(status["state"], "serving");
   EXPECT_EQ(status["version"], Version());
   EXPECT_EQ(status["tokens"]["hits"]["dram"], 180);
+  EXPECT_EQ(status["landings"], 0);
   EXPECT_EQ(status["cluster"], nullptr);
   const json top = Ask("top --interval 0.1 --count 2");
   ASSERT_EQ(top["frames"].size(), 2u);
@@ -176,6 +197,7 @@ TEST_F(Ashlarctl, StatusReportsDaemonState) {
   EXPECT_EQ(Run("top --interval 0.01").code, 2);
   const json stats = Ask("stats");
   EXPECT_EQ(stats["objects"], 3);
+  EXPECT_EQ(status["object_bytes"], stats["object_bytes"]);
   EXPECT_EQ(stats["sessions"], 1);
   EXPECT_EQ(stats["tenants"][0]["hits"][0]["tier"], "dram");
   EXPECT_EQ(stats["tenants"][0]["hits"][0]["segments"], 3);
@@ -266,6 +288,8 @@ TEST_F(Ashlarctl, EveryFieldOfEveryAnswerIsDocumented) {
                 {"erase", " --tenant default --dry-run"},
                 {"reload", ""},
                 {"evict", texts},
+                {"warm", " --seconds 0.1" + texts},
+                {"probe", " --tenant default" + Files(prompt_)},
                 {"status", ""},
                 {"top", " --count 1 --interval 0.1"},
                 {"models", ""},

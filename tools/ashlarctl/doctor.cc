@@ -73,13 +73,17 @@ absl::StatusOr<Subject> SubjectOf(const Arguments& arguments, AdminClient& clien
   return subject;
 }
 
+// Why the limits of the daemon cannot be checked; empty if they can.
+std::string DaemonError(const Subject& subject) {
+  if (!subject.daemon.ok()) return std::string(subject.daemon.status().message());
+  return *subject.daemon == 0 ? "the daemon's process is not visible from this PID namespace" : "";
+}
+
 // Names the process whose limits were checked, and the source of the sizes.
 std::string Heading(const Subject& subject) {
   std::string text = "limits and control group of ";
-  if (!subject.daemon.ok()) {
-    absl::StrAppend(&text, "ashlarctl itself; ", subject.daemon.status().message(), "\n");
-  } else if (*subject.daemon == 0) {
-    absl::StrAppend(&text, "ashlarctl itself; the daemon's process is not visible from this PID namespace\n");
+  if (const std::string error = DaemonError(subject); !error.empty()) {
+    absl::StrAppend(&text, "ashlarctl itself; ", error, "\n");
   } else {
     absl::StrAppend(&text, "the daemon, process ", *subject.daemon, "\n");
   }
@@ -89,7 +93,7 @@ std::string Heading(const Subject& subject) {
 
 Answer AnswerOf(const std::vector<Finding>& findings, std::string heading) {
   Answer answer{.json = {{"checks", json::array()}}, .text = std::move(heading)};
-  for (const char* field : {"daemon_pid", "configuration", "engine"}) answer.json[field] = nullptr;
+  for (const char* field : {"daemon_pid", "daemon_error", "configuration", "engine"}) answer.json[field] = nullptr;
   for (const Finding& finding : findings) {
     answer.failed |= finding.verdict == Verdict::kBad;
     answer.json["checks"].push_back({{"verdict", NameOf(finding.verdict)},
@@ -126,6 +130,7 @@ absl::StatusOr<Answer> Doctor(const Arguments& arguments, AdminClient& client) {
   const pid_t daemon = subject->daemon.value_or(0);
   Answer answer = AnswerOf(Judge(LookAtHost(subject->needs.ssd_folder, daemon), subject->needs), Heading(*subject));
   if (daemon > 0) answer.json["daemon_pid"] = daemon;
+  if (const std::string error = DaemonError(*subject); !error.empty()) answer.json["daemon_error"] = error;
   if (!subject->configuration.empty()) answer.json["configuration"] = subject->configuration;
   return answer;
 }

@@ -102,12 +102,17 @@ std::string Frame(const v1::StatsReply& before, const v1::StatsReply& now, doubl
 json FrameJson(const v1::StatsReply& before, const v1::StatsReply& now, double seconds) {
   json frame = {{"seconds", seconds},
                 {"state", StateOf(now)},
+                {"version", now.version()},
+                {"uptime_seconds", now.uptime_seconds()},
                 {"sessions", now.sessions()},
                 {"leases", now.leases()},
+                {"landings", now.landings()},
+                {"metadata_queue", now.metadata_queue()},
+                {"tiers", JsonOf(TiersOf(now))},
                 {"tokens", JsonOf(TokensOf(now).Since(TokensOf(before)))},
                 {"tenants", json::array()}};
   for (const TenantRow& row : RowsOf(before, now)) {
-    frame["tenants"].push_back({{"tenant", row.name}, {"tokens", JsonOf(row.tokens)}});
+    frame["tenants"].push_back({{"tenant", row.name}, {"tiers", JsonOf(row.tiers)}, {"tokens", JsonOf(row.tokens)}});
   }
   return frame;
 }

@@ -78,6 +78,24 @@ TEST(Frame, ShowsTheIntervalWithTheBusiestTenantsFirst) {
   EXPECT_THAT(Frame(Stats(9, 1, 1), Stats(9, 2, 2), 1, {.rows = 8}), HasSubstr("and 8 more"));
 }
 
+TEST(Frame, TheJsonHasWhatTheFrameShows) {
+  v1::StatsReply now = Stats(2, 4, 2);
+  now.set_uptime_seconds(61);
+  now.set_landings(3);
+  now.set_metadata_queue(5);
+  const nlohmann::json frame = FrameJson(Stats(2, 2, 2), now, 1);
+  EXPECT_EQ(frame["version"], "9.9");
+  EXPECT_EQ(frame["uptime_seconds"], 61);
+  EXPECT_EQ(frame["landings"], 3);
+  EXPECT_EQ(frame["metadata_queue"], 5);
+  const auto tiers = [](uint64_t capacity, uint64_t used) {
+    return nlohmann::json::array(
+        {{{"tier", "dram"}, {"capacity_bytes", capacity}, {"used_bytes", used}, {"held_bytes", 0}}});
+  };
+  EXPECT_EQ(frame["tiers"], tiers(2000, 1000));
+  EXPECT_EQ(frame["tenants"][1]["tiers"], tiers(1000, 500));
+}
+
 TEST(Frame, ARestartedDaemonStartsAtZero) {
   const nlohmann::json frame = FrameJson(Stats(1, 1000, 10), Stats(1, 5, 5), 1);
   EXPECT_EQ(frame["tokens"]["asked_tokens"], 10);

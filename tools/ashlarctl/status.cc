@@ -48,9 +48,11 @@ absl::StatusOr<Answer> Status(const Arguments&, AdminClient& client) {
                  {"uptime_seconds", stats.uptime_seconds()},
                  {"sessions", stats.sessions()},
                  {"leases", stats.leases()},
+                 {"landings", stats.landings()},
                  {"objects", stats.objects()},
+                 {"object_bytes", stats.object_bytes()},
                  {"tokens", JsonOf(tokens)},
-                 {"tiers", json::array()},
+                 {"tiers", JsonOf(TiersOf(stats))},
                  {"degraded", json::array()},
                  {"cluster", stats.has_cluster() ? ClusterJson(stats) : json(nullptr)}};
   answer.text =
@@ -66,10 +68,6 @@ absl::StatusOr<Answer> Status(const Arguments&, AdminClient& client) {
     absl::StrAppendFormat(&answer.text, "degraded  cluster: %s\n", fault);
   }
   for (const TierSum& tier : TiersOf(stats)) {
-    answer.json["tiers"].push_back({{"tier", tier.tier},
-                                    {"capacity_bytes", tier.capacity_bytes},
-                                    {"used_bytes", tier.used_bytes},
-                                    {"held_bytes", tier.held_bytes}});
     absl::StrAppendFormat(&answer.text, "%-9s %s %s of %s\n", tier.tier,
                           Bar(tier.used_bytes, tier.capacity_bytes, kBarWidth), Bytes(tier.used_bytes),
                           Bytes(tier.capacity_bytes));

@@ -129,4 +129,15 @@ json JsonOf(const Tokens& tokens) {
           {"evicted_objects", tokens.evicted_objects}};
 }
 
+json JsonOf(const std::vector<TierSum>& tiers) {
+  json out = json::array();
+  for (const TierSum& tier : tiers) {
+    out.push_back({{"tier", tier.tier},
+                   {"capacity_bytes", tier.capacity_bytes},
+                   {"used_bytes", tier.used_bytes},
+                   {"held_bytes", tier.held_bytes}});
+  }
+  return out;
+}
+
 }  // namespace ashlar::ctl

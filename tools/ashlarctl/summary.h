@@ -47,5 +47,6 @@ std::string Bar(uint64_t part, uint64_t whole, size_t width);
 std::string WorstMisses(const Tokens& tokens, size_t most);
 
 nlohmann::json JsonOf(const Tokens& tokens);
+nlohmann::json JsonOf(const std::vector<TierSum>& tiers);
 
 }  // namespace ashlar::ctl

@@ -32,16 +32,22 @@ struct Asked {
   bool ended() const { return state == kHere || state == kRefused; }
 };
 
-absl::string_view NameOf(uint32_t state) {
+// Why a text is not in the cache: by name, as in JSON, and in words.
+struct Reason {
+  const char* name;
+  const char* words;
+};
+
+Reason ReasonOf(uint32_t state) {
   switch (state) {
     case kHere:
-      return "in the cache";
+      return {"none", "in the cache"};
     case kPending:
-      return "timed out";
+      return {"timed_out", "timed out"};
     case kRefused:
-      return "refused by every engine that was asked; its log has the reason";
+      return {"refused", "refused by every engine that was asked; its log has the reason"};
     default:
-      return "not computed by any engine";
+      return {"not_computed", "not computed by any engine"};
   }
 }
 
@@ -97,9 +103,10 @@ absl::StatusOr<Answer> Warm(const Arguments& arguments, AdminClient& client) {
   for (size_t i = 0; i < asked.size(); ++i) {
     const std::string& file = arguments.files[i];
     const bool warm = asked[i].state == kHere;
+    const Reason reason = ReasonOf(asked[i].state);
     all &= warm;
-    answer.json["texts"].push_back({{"file", file}, {"warm", warm}});
-    absl::StrAppend(&answer.text, file, ": ", NameOf(asked[i].state), "\n");
+    answer.json["texts"].push_back({{"file", file}, {"warm", warm}, {"reason", reason.name}});
+    absl::StrAppend(&answer.text, file, ": ", reason.words, "\n");
   }
   answer.failed = !all;
   return answer;

@@ -174,6 +174,7 @@ def test_a_text_that_is_too_long_for_the_server_is_refused(shared, worker, tmp_p
     failed = count(worker, "served_segments", "failed")
     code, found = warm(shared, tmp_path, "segment", short=prompt("not too long", TEXT), long=prompt("too long", 5000))
     assert code == 1 and [each["warm"] for each in found["texts"]] == [True, False]
+    assert [each["reason"] for each in found["texts"]] == ["none", "refused"]
     assert count(worker, "served_segments", "failed") == failed + 1
 
 
