@@ -146,6 +146,8 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         """Returns why this engine and others do not compute segments for each other; empty if they may."""
         if not self._options.segments:
             return "segments are off; set segments, segment_separator or segment_boundaries"
+        if not self._kv_transfer_config.is_kv_producer:
+            return "kv_role kv_consumer stores no segments; set kv_role to kv_both"
         ranks = vllm_config.parallel_config.tensor_parallel_size
         return "tensor_parallel_size above 1 is not supported" if ranks > 1 else ""
 

@@ -11,10 +11,11 @@ def _refuse_to_describe(*_, **__):
     raise Unsupported("as this test has no model")
 
 
-def configured(monkeypatch, given, device="cpu", ranks=1, role=module.KVConnectorRole.SCHEDULER):
-    """Returns the options that a connector uses, and its warnings. `given`: its kv_connector_extra_config."""
+def configured(monkeypatch, given, device="cpu", ranks=1, role=module.KVConnectorRole.SCHEDULER, saves=True):
+    """Returns the options that a connector uses, and its warnings. `given`: its kv_connector_extra_config. `saves`:
+    whether its kv_role is that of a producer."""
     said = []
-    transfer = types.SimpleNamespace(kv_connector_extra_config=given)
+    transfer = types.SimpleNamespace(kv_connector_extra_config=given, is_kv_producer=saves)
     monkeypatch.setattr(module.logger, "warning", lambda text, *more: said.append(text % more if more else text))
     monkeypatch.setattr(
         module.KVConnectorBase_V1, "__init__", lambda self, *_: setattr(self, "_kv_transfer_config", transfer)

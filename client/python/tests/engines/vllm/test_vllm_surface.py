@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The connector as operators and routers see it: options, identity, statistics, events."""
 
+import types
+
 import pytest
 from stub_connector import configured
 from tiny_engines import BLOCK, Child, connector, count, prompt, same, saved
 
+import ashlar.vllm.connector as module
 from ashlar.vllm.options import Options
 
 
@@ -56,19 +59,35 @@ def test_boundaries_that_have_no_effect_are_named(given, config, segments, warni
     assert all(one.startswith("Ashlar: " + wanted) for one, wanted in zip(said, warnings)), said
 
 
-@pytest.mark.parametrize(
-    "given, ranks, reason",
-    [
-        ({"segments": True}, 1, None),
-        (SEPARATOR, 1, None),
-        ({}, 1, "segments are off; set segments, segment_separator or segment_boundaries"),
-        ({"segments": True}, 2, "tensor_parallel_size above 1 is not supported"),
-    ],
-)
-def test_an_engine_that_cannot_ask_others_says_why(given, ranks, reason, monkeypatch):
-    options, said = configured(monkeypatch, given | {"cold_parallel": True}, ranks=ranks)
+CANNOT_SHARE = [
+    ({"segments": True}, {}, None),
+    (SEPARATOR, {}, None),
+    ({}, {}, "segments are off; set segments, segment_separator or segment_boundaries"),
+    ({"segments": True}, {"ranks": 2}, "tensor_parallel_size above 1 is not supported"),
+    ({"segments": True}, {"saves": False}, "kv_role kv_consumer stores no segments; set kv_role to kv_both"),
+]
+
+
+@pytest.mark.parametrize("given, config, reason", CANNOT_SHARE)
+def test_an_engine_that_cannot_ask_others_says_why(given, config, reason, monkeypatch):
+    options, said = configured(monkeypatch, given | {"cold_parallel": True}, **config)
     assert options.cold_parallel == (reason is None)
     assert said == ([] if reason is None else [f"Ashlar: cold_parallel is off: {reason}"])
+
+
+@pytest.mark.parametrize("given, config, reason", CANNOT_SHARE)
+def test_an_engine_that_cannot_serve_others_says_why(given, config, reason, monkeypatch):
+    said = []
+    monkeypatch.setattr(module.logger, "warning", lambda text, *more: said.append(text % more))
+    monkeypatch.setattr(module, "find_wake", lambda: said.clear)
+    kind = module.AshlarConnector
+    made = kind.__new__(kind)
+    made._options = Options.read(given | {"serve_prefill": True})
+    made._kv_transfer_config = types.SimpleNamespace(is_kv_producer=config.get("saves", True))
+    ranks = types.SimpleNamespace(tensor_parallel_size=config.get("ranks", 1))
+    made._vllm_config = types.SimpleNamespace(parallel_config=ranks)
+    assert (made._find_wake() is None) == (reason is not None)
+    assert said == ([] if reason is None else [f"Ashlar: serve_prefill is off: {reason}"])
 
 
 def test_other_weights_share_nothing(shared_daemon, engine):
