@@ -41,6 +41,7 @@ from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.order import Mark, Order
 from ashlar.vllm.pace import Pace
+from ashlar.vllm.ranks import RanksApart
 from ashlar.vllm.runs import Run, linear_of
 from ashlar.vllm.segments import (
     KEY_TYPES,
@@ -225,10 +226,11 @@ class Composer:
         self._order = order
         self._states = {place.name: (place, held) for place, held in zip(described.linear, states, strict=True)}
         self._most, self._publishes = most_tokens, publishes
+        ropes = engine.ropes(described)  # first: it runs the model, as all ranks must
         # The layout keeps the first weights' decay tables. Tuples and jumps use those of the weights at that time.
         tables = {place.name: engine.decays(place.name) for place in described.linear}
         decays = {name: table for name, table in tables.items() if table is not None}
-        self.model = segments_model(described, engine.ropes(described), decays, options)
+        self.model = segments_model(described, ropes, decays, options)
         tokens, tuples = segment_tokens(described, options), segment_tuples(described, options)
         self._pages = Pages(self.model, tokens, engine.device, tuples)
         self._host = HostMemory(engine.device, tuple_memory(described, options))
@@ -360,27 +362,44 @@ class Composer:
 
     def run_alone(self, alone: Alone, is_current: Callable[[], bool]) -> None:
         """Runs a part of a segment from a zero state or from the state after the part before it, in blocks that belong
-        to no request. After the last part, the thread publishes the segment."""
+        to no request. After the last part, the thread publishes the segment.
+
+        RanksApart: the model failed on several ranks, or on one of them. Other errors end the run, on all ranks.
+        """
         self._open_answers += 1
-        alone_here = self._described.model.tensor_parallel_size == 1  # ranks run the model together or not at all
-        may_run = self._publishes and len(alone.tokens) <= self._most and self._engine.has_tokens(alone.tokens)
-        may_run = may_run and len(alone.tokens) + 2 - alone.first <= self._pages.count * PAGE_TOKENS  # as in _publish
+        ranks, forward, answer = self._engine.ranks, None, UNAVAILABLE
         run, self._kept = self._kept, None
-        if alone.begin == 0:
-            run = Run(self._states, self.model)
-        if not may_run or run is None or (alone_here and self._opening.cache is None):
-            self._ran.put((alone.number, UNAVAILABLE if may_run else 0))
+        try:
+            if not self._may_run(alone):
+                answer = 0
+            elif self._opening.cache is not None:
+                run = Run(self._states, self.model) if alone.begin == 0 else run
+                forward = None if run is None else run.prepare(alone, self._engine, is_current)
+        except Exception as error:  # no request depends on it
+            answer = 0
+            logger.warning("Ashlar: cannot prepare to compute a segment alone: %s: %s", type(error).__name__, error)
+        if not ranks.all(forward is not None) or run is None or forward is None:
+            self._ran.put((alone.number, answer))
             return
         try:
-            run.compute(alone, self._engine, is_current)
-            run.mark = self._order.mark()
-        except Exception as error:  # no request depends on it
+            with ranks.together():
+                forward()
+                run.mark = self._order.mark()
+        except RanksApart:
+            raise
+        except Exception as error:
+            if ranks.count > 1:
+                raise RanksApart("a segment's run failed on all ranks") from error
             logger.warning("Ashlar: cannot compute a segment alone: %s: %s", type(error).__name__, error)
             self._ran.put((alone.number, 0))
             return
         if not run.complete:
             self._kept = run  # the next part comes after the thread's answer for this one
         self._asked.put(run)
+
+    def _may_run(self, alone: Alone) -> bool:
+        fits = len(alone.tokens) + 2 - alone.first <= self._pages.count * PAGE_TOKENS  # as in _publish
+        return self._publishes and fits and len(alone.tokens) <= self._most and self._engine.has_tokens(alone.tokens)
 
     def keep_run(self, number: int) -> None:
         """Releases the computed parts of any other run than this one."""

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The class that vLLM loads. It forwards each call to the scheduler half or the worker half of the connector. Errors
-are logged, and do not fail requests."""
+are logged, and do not fail requests, except those that leave the engine itself in an undefined state."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.messages import StepMetadata, WorkerReport
 from ashlar.vllm.model import Described, describe
 from ashlar.vllm.options import Options
+from ashlar.vllm.ranks import Ranks, RanksApart
 from ashlar.vllm.scheduler import Scheduler
 from ashlar.vllm.segments import refused
 from ashlar.vllm.serving import find_wake
@@ -47,6 +48,8 @@ def _or(fallback: Callable[[], Any]) -> Callable[[Call], Call]:
         def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 return call(self, *args, **kwargs)
+            except RanksApart:  # an error of the engine's own
+                raise
             except Exception:
                 logger.exception("Ashlar: %s failed; the engine continues without the cache", call.__name__)
                 return fallback()
@@ -175,20 +178,25 @@ class AshlarConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return None if self._worker is None else self._worker.allocation()
 
     def register_kv_caches(self, kv_caches: dict[str, Any]) -> None:
-        if self._worker is None:
+        registered = self._worker is not None and self._register(self._worker, kv_caches)
+        if not self._options.segments:
             return
+        ranks = Ranks(self._vllm_config.parallel_config.tensor_parallel_size)
+        if ranks.all(registered) and self._worker is not None:  # all ranks run the model for it, or none
+            self._worker.serve_segments(self._vllm_config, self._kv_cache_config)
+
+    def _register(self, worker: Worker, kv_caches: dict[str, Any]) -> bool:
         try:
-            self._worker.register(kv_caches, self._vllm_config.compilation_config.static_forward_context)
-            self._worker.watch_weights(self._vllm_config)
-            if self._options.segments:
-                self._worker.serve_segments(self._vllm_config, self._kv_cache_config)
+            worker.register(kv_caches, self._vllm_config.compilation_config.static_forward_context)
+            worker.watch_weights(self._vllm_config)
+            return True
         except Unsupported as error:
             self._state.set("unsupported", str(error))
-            self._worker.refuse()
         except Exception:
             logger.exception("Ashlar: the cache is off in this worker")
             self._state.set("error")
-            self._worker.refuse()
+        worker.refuse()
+        return False
 
     @_or(lambda: None)
     def unregister_kv_caches(self) -> None:

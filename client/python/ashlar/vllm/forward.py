@@ -33,6 +33,7 @@ import ashlar
 from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.method_cores import decays_of, intercepted, rotary_of, seen_calls
 from ashlar.vllm.model import Described
+from ashlar.vllm.ranks import Ranks
 from ashlar.vllm.reloads import model_of
 
 AtKeys = Callable[[str, torch.Tensor, torch.Tensor], None]
@@ -296,8 +297,11 @@ class _Group:
 
 
 class EngineModel:
+    ranks = Ranks(1)  # that run the model together
+
     def __init__(self, vllm_config: Any, kv_cache_config: Any, described: Described) -> None:
         """Raises Unsupported."""
+        self.ranks = Ranks(described.model.tensor_parallel_size)
         self._config, self._block = vllm_config, described.block
         self._layers = layers = vllm_config.compilation_config.static_forward_context
         self._attention = {name: layers[name] for _, name, _ in described.keys}
@@ -480,11 +484,26 @@ class EngineModel:
         shift: int = 0,
         start: int = 0,
     ) -> None:
-        """Runs a text through all layers, on the engine's stream, or a later part of it.
+        """Runs a text through all layers, on the engine's stream, or a later part of it. All ranks must call it.
 
         `pages`: the text's blocks by group of attention layers. `shift`: is added to the positions by which keys and
         queries rotate. `start`: position of the first token; the blocks have the keys and values before it.
         """
+        forward = self.prepare(tokens, pages, at_linear, at_keys, shift, start)
+        with self.ranks.together():
+            forward()
+
+    def prepare(
+        self,
+        tokens: npt.NDArray[np.int32],
+        pages: Mapping[int, Sequence[int]],
+        at_linear: AtLinear,
+        at_keys: AtKeys | None = None,
+        shift: int = 0,
+        start: int = 0,
+    ) -> Callable[[], None]:
+        """As `run`, up to the model's forward, which the returned function calls. All collectives are in that
+        function."""
         count = len(tokens)
         pages = {group: table[: -(-(start + count) // self._block)] for group, table in pages.items()}
         metadata = self.metadata(start, start + count, pages)
@@ -493,15 +512,20 @@ class EngineModel:
         where = torch.arange(shift + start, shift + start + count).to(self.device)
         if self._config.model_config.uses_mrope:  # text has the same position on each axis
             where = where.repeat(self._config.model_config.mrope_num_dims, 1)
+        ids = torch.from_numpy(tokens.astype(np.int64)).to(self.device)
         with torch.inference_mode():
             self._clear_ends(pages, start)
-        with (
-            torch.inference_mode(),
-            set_forward_context(metadata, self._config, num_tokens=count, slot_mapping=slots, skip_compiled=True),
-            intercepted({name: self._layers[name] for name in self._linear}, metadata_of, at_linear),
-            _Watch(at_linear, at_keys, metadata_of),
-            _seen_latents(self._attention, slots, at_keys),
-        ):
-            context = get_forward_context()
-            context.no_compile_layers = dict(context.no_compile_layers)
-            self._model(input_ids=torch.from_numpy(tokens.astype(np.int64)).to(self.device), positions=where)
+
+        def forward() -> None:
+            with (
+                torch.inference_mode(),
+                set_forward_context(metadata, self._config, num_tokens=count, slot_mapping=slots, skip_compiled=True),
+                intercepted({name: self._layers[name] for name in self._linear}, metadata_of, at_linear),
+                _Watch(at_linear, at_keys, metadata_of),
+                _seen_latents(self._attention, slots, at_keys),
+            ):
+                context = get_forward_context()
+                context.no_compile_layers = dict(context.no_compile_layers)
+                self._model(input_ids=ids, positions=where)
+
+        return forward

@@ -128,10 +128,8 @@ class StepMetadata(KVConnectorMetadata):  # type: ignore[misc]
         """Requests that wait for a worker's answer."""
         return {load.request for load in self.loads}
 
-    def refusal(self) -> WorkerReport | None:
+    def refusal(self) -> WorkerReport:
         """Returns the report of a worker that can neither load nor save."""
-        if not self.loads and not self.saves:
-            return None
         asked, saves = Counter(self.asked()), Counter(save.number for save in self.saves)
         return WorkerReport(failed=asked, saved=saves, refusing=Counter([0]))
 

@@ -49,8 +49,9 @@ class Run:
         last = len(self.alone.tokens)
         return (0, last) if self.alone.first else (self._model.head, last - self._model.tail)
 
-    def compute(self, alone: Alone, engine: EngineModel, is_current: Callable[[], bool]) -> None:
-        """Computes the next part. `is_current`: whether its weights are those that the scheduler names."""
+    def prepare(self, alone: Alone, engine: EngineModel, is_current: Callable[[], bool]) -> Callable[[], None]:
+        """Returns a function that computes the next part. `is_current`: whether its weights are those that the
+        scheduler names."""
         self.alone = alone
         self.is_current.append(is_current)
         count = alone.end - alone.begin
@@ -82,7 +83,8 @@ class Run:
         def at_keys(name: str, key: torch.Tensor, value: torch.Tensor) -> None:
             self.keys.setdefault(name, []).append((key.clone(), value.clone()))
 
-        engine.run(alone.tokens[alone.begin : alone.end], alone.pages, at_linear, at_keys, start=alone.begin)
+        tokens = alone.tokens[alone.begin : alone.end]
+        return engine.prepare(tokens, alone.pages, at_linear, at_keys, start=alone.begin)
 
     def release_device(self, order: Order) -> int:
         """Moves the keys and values of the last part to CPU memory. Returns CONTINUES."""

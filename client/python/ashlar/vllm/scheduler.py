@@ -378,8 +378,10 @@ class Scheduler:
         report = output.kv_connector_worker_meta
         if not isinstance(report, WorkerReport):
             report = WorkerReport()
-        if report.refusing or report.without_segments:
+        if (report.refusing or report.without_segments) and self._segments.enabled:
             self._serving_start.cancel()
+            self._segments.enabled = False  # before a rank without segments would miss a forward of the others
+            self._jumps.reset(self._pool, self._names.generation)
         if report.refusing:
             self._loads = self._saves = False
             self._state.set("unsupported", "a worker cannot use the cache; its log line has the reason")
@@ -400,9 +402,6 @@ class Scheduler:
             serving = self._serving_start.start(lambda: self._jumps.lookups.cache, self._may_serve, limit)
             if serving is not None:
                 self._jumps.cold.serving = serving
-        if report.without_segments:
-            self._segments.enabled = False
-            self._jumps.reset(self._pool, self._names.generation)
         self._jumps.hear(report.fetched, self._pool)
         self._jumps.cold.ran(report.ran, self._pool)
         self._decide(number for number, _ in report.fetched)

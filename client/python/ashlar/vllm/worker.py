@@ -8,7 +8,7 @@ import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from vllm.logger import init_logger
@@ -27,6 +27,7 @@ from ashlar.vllm.model import Described
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
 from ashlar.vllm.pace import Pace
+from ashlar.vllm.ranks import Ranks, RanksApart
 from ashlar.vllm.reloads import StepWeights
 from ashlar.vllm.saves import Saves
 from ashlar.vllm.segments import unsupported
@@ -35,6 +36,7 @@ from ashlar.vllm.stats import AshlarStats
 
 logger = init_logger("vllm.ashlar")
 
+Made = TypeVar("Made")
 _IDLE_WAIT = 0.002  # seconds of an idle step's wait for a landing
 _POLL = 0.0002
 _TOLD = 2.0  # the scheduler and the composer get a new pace if it differs by this factor
@@ -46,6 +48,7 @@ class Worker:
         self.allocator = Allocator()
         self._described, self._options = described, options
         self._rank = described.model.tensor_parallel_rank
+        self._ranks = Ranks(described.model.tensor_parallel_size)
         self._opening: Opening | None = None
         self._open: Callable[[], Opening] | None = None  # set once the caches are registered
         self._caches, self._weights, self._pace = EngineCaches(described), StepWeights(), Pace()
@@ -125,27 +128,39 @@ class Worker:
         self._weights.watch(vllm_config, layer)
 
     def serve_segments(self, vllm_config: Any, kv_cache_config: Any) -> None:
-        """Call it after `register`. If it fails, prompts with segments are treated like any other."""
+        """Call it after `register`, on all ranks or on none. If it fails, prompts with segments are treated like any
+        other. RanksApart: it failed while the ranks ran the model."""
         if unsupported(self._described):  # the scheduler has detected and logged the same
             return
-        caches = self._caches
-        try:
-            if vllm_config.use_v2_model_runner:
-                device_counts.install()
-            engine = EngineModel(vllm_config, kv_cache_config, self._described)
-            most = vllm_config.model_config.max_model_len  # positions after it may have no rotary frequencies
-            publishes = vllm_config.kv_transfer_config.is_kv_producer
-            self._composer = Composer(
-                engine, self._described, self._options, caches.states, most, publishes, self._pace, caches.order
-            )
-        except Unsupported as error:
-            logger.warning("Ashlar: segments are off in this worker: %s", error)
-        except Exception:
-            logger.exception("Ashlar: segments are off in this worker")
+        engine = self._made(lambda: self._engine_model(vllm_config, kv_cache_config))
+        if self._ranks.all(engine is not None) and engine is not None:
+            self._composer = self._made(lambda: self._make_composer(engine, vllm_config))
         if self._composer is None:
             self._report.without_segments[self._rank] += 1
         else:
             self._report.layouts[self._rank] = self._composer.model
+
+    def _made(self, make: Callable[[], Made]) -> Made | None:
+        try:
+            return make()
+        except RanksApart:
+            raise
+        except Unsupported as error:
+            logger.warning("Ashlar: segments are off in this worker: %s", error)
+        except Exception:
+            logger.exception("Ashlar: segments are off in this worker")
+        return None
+
+    def _engine_model(self, vllm_config: Any, kv_cache_config: Any) -> EngineModel:
+        if vllm_config.use_v2_model_runner:
+            device_counts.install()
+        return EngineModel(vllm_config, kv_cache_config, self._described)
+
+    def _make_composer(self, engine: EngineModel, vllm_config: Any) -> Composer:
+        most = vllm_config.model_config.max_model_len  # positions after it may have no rotary frequencies
+        publishes = vllm_config.kv_transfer_config.is_kv_producer
+        states, order = self._caches.states, self._caches.order
+        return Composer(engine, self._described, self._options, states, most, publishes, self._pace, order)
 
     def _cache(self) -> ashlar.Cache | None:
         return None if self._opening is None else self._opening.cache
@@ -177,10 +192,10 @@ class Worker:
 
     def poll_loads(self, step: StepMetadata) -> tuple[set[str], set[str]]:
         """Returns the requests whose loads have ended, and those among them that failed."""
-        self._loads.collect_quiesced()
         deadline = time.monotonic() + (_IDLE_WAIT if step.scheduled_tokens == 0 else 0)
         ended: dict[str, bool] = {}
-        self._run_alone(step)
+        self._run_alone(step)  # first: whatever fails later on one rank, all ranks have run the model or none
+        self._loads.collect_quiesced()
         while self._loads.busy or (self._composer is not None and self._composer.busy):
             ended = self._loads.poll()
             if ended or self._hear_composer() or time.monotonic() >= deadline:
@@ -195,6 +210,7 @@ class Worker:
             return
         if self._composer is None or self._opening is None:  # the engine sleeps: its weights may be elsewhere
             self._report.ran[step.alone.number, self._rank] = UNAVAILABLE
+            self._ranks.all(False)
             return
         seen = self._weights.look(step)  # the weights of this run: others may be accepted before it is published
         self._composer.run_alone(step.alone, lambda: self._weights.are_current(seen, self._caches.order))

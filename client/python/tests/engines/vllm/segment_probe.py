@@ -6,6 +6,7 @@ import dataclasses
 import logging
 import threading
 import time
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -17,7 +18,7 @@ from vllm.distributed.kv_transfer import get_kv_transfer_group
 import ashlar
 from ashlar.request import StepKind
 from ashlar.tensors import MATRIX, compose, segment_tuple
-from ashlar.vllm import composing
+from ashlar.vllm import composing, runs
 from ashlar.vllm.cold_segments import _Cold
 from ashlar.vllm.composing import Composer
 from ashlar.vllm.landed_tuples import state_shape, transition_shape
@@ -113,15 +114,15 @@ def runs_of(server, tokens):
     """Returns how often the model runs for a segment of these tokens."""
     engine, ran = worker()._composer._engine, []
 
-    def run(*arguments, own=engine.run, **named):
+    def prepare(*arguments, own=engine.prepare, **named):
         ran.append(arguments)
         return own(*arguments, **named)
 
-    engine.run = run
+    engine.prepare = prepare
     try:
         run_alone(server, tokens)
     finally:
-        del engine.run
+        del engine.prepare
     return len(ran)
 
 
@@ -257,7 +258,7 @@ def _run_of(tokens, cuts, first):
     (pages, states), run = _spare(composer, tokens), Run(composer._states, composer.model)
     for begin, end in zip([0, *cuts], [*cuts, len(tokens)]):
         part = Alone(1, np.array(tokens, np.int32), begin, end, first, "", pages, states)
-        run.compute(part, composer._engine, lambda: True)
+        run.prepare(part, composer._engine, lambda: True)()
         run.release_device(composer._order)
     for name, rows in run.rows.items():
         layer = composer.model.layers[composer._states[name][0].layer]
@@ -465,6 +466,59 @@ def fail_the_next(server, what, after=0):
     setattr(composer, what, once)
 
 
+def fail_the_next_preparation():
+    """Makes the next run of a segment fail before the model's forward."""
+    engine = worker()._composer._engine
+
+    def once(*_):
+        del engine.metadata
+        raise RuntimeError("as a test wants it")
+
+    engine.metadata = once
+
+
+def fail_the_next_forward():
+    """Makes the next run of a segment fail in the model's forward, at its second linear layer."""
+    own, left = runs.linear_of, [1]
+
+    def once(*given):
+        if left[0] == 0:
+            runs.linear_of = own
+            raise RuntimeError("as a test wants it")
+        left[0] -= 1
+        return own(*given)
+
+    runs.linear_of = once
+
+
+def fail_after_the_next_forward():
+    """Makes the next run of a segment fail once the model has run."""
+    composer = worker()._composer
+    own = composer._order
+
+    def once():
+        composer._order = own
+        raise RuntimeError("as a test wants it")
+
+    composer._order = SimpleNamespace(mark=once, copies=own.copies)
+
+
+def ask_during_run(server, tokens, segment):
+    """Asks without segments, while a segment that two requests need is run alone."""
+    cold = _Cold(b"given", np.array(segment, np.int32), True, "", 2)
+    server.connector()._scheduler._jumps.cold._segments[cold.name] = cold
+    return ask(server, tokens, None, 8)
+
+
+def begin_alone(server, tokens):
+    """Runs these tokens alone, and leaves the publishing to the composer's thread."""
+    cold = server.connector()._scheduler._jumps.cold
+    cold._segments[b"given"] = _Cold(b"given", np.array(tokens, np.int32), True, "")
+    deadline = time.monotonic() + 60
+    while ((run := cold._running) is None or not run.complete) and time.monotonic() < deadline:
+        server.llm.llm_engine.step()
+
+
 def stall_the_next(server, seconds, prompts=1):
     """Delays each of the next lookups by this time."""
     composer = worker()._composer
@@ -497,9 +551,10 @@ def hang_lookups(server, hangs):
     composing.await_plan = unanswered if hangs else await_plan
 
 
-def take_pages(server):
+def take_pages(server, left=0):
+    """Takes all pages but this number."""
     pages = worker()._composer._pages
-    return pages.take(pages.free * composing.PAGE_TOKENS, time.monotonic(), lambda: True).tolist()
+    return pages.take((pages.free - left) * composing.PAGE_TOKENS, time.monotonic(), lambda: True).tolist()
 
 
 def give_pages(server, taken):

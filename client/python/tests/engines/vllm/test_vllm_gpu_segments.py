@@ -339,10 +339,14 @@ class Engine(EngineModel):
     def ropes(self, described):
         return {KEYS: ROPE} | ({DELTA: ROPE} if self._family.turns else {})
 
-    def run(self, tokens, pages, at_linear, at_keys=None, shift=0, start=0):
+    def prepare(self, tokens, pages, at_linear, at_keys=None, shift=0, start=0):
         text, rows = Text(self.text, self._family), slice(start, start + len(tokens))
-        at_linear(Core(text, self._family, self._states, rows))
-        at_keys(KEYS, far(text.keys[rows]), far(text.values[rows]))
+
+        def forward():
+            at_linear(Core(text, self._family, self._states, rows))
+            at_keys(KEYS, far(text.keys[rows]), far(text.values[rows]))
+
+        return forward
 
 
 def _until(found, seconds=20):

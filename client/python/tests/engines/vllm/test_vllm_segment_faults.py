@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from segmented_engines import MODEL, PATIENT, Segmented, texts
-from tiny_engines import connector, count, prompt, same
+from tiny_engines import connector, count, prompt, same, settle
 
 import ashlar
 from ashlar.request import Step, StepKind
@@ -138,6 +138,20 @@ def test_prompts_that_find_no_space_are_computed(segmented, expected):
     finally:
         child.probe("set_patience", 10000)
         child.probe("give_pages", taken)
+
+
+def test_a_segment_that_fails_in_its_forward_is_a_miss(segmented, expected):
+    child = segmented(MODEL)
+    for what in ("the_next_preparation", "the_next_forward", "after_the_next_forward"):
+        text, segment = prompt(f"during {what}", 300), prompt(f"fails in {what}", 600)
+        child.probe("settle")
+        child.call("erase")
+        free, published = child.call("free_blocks"), count(child, "published_segments")
+        child.call("evaluate", f"__import__('segment_probe').fail_{what}()")
+        same([child.probe("ask_during_run", text, segment)], expected(MODEL, [text], 8), 2e-2)
+        child.probe("settle")
+        settle(child, free)
+        assert count(child, "published_segments") == published
 
 
 def test_a_prompt_longer_than_the_pages_takes_the_segments_that_fit(shared_daemon, segmented, expected):

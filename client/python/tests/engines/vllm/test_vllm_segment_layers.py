@@ -83,10 +83,10 @@ class Engine(EngineModel):
         self._model = torch.nn.ModuleList(modules)
         self._model.forward = run
 
-    def run(self, tokens, pages, at_linear, at_keys=None, shift=0, start=0):
+    def prepare(self, tokens, pages, at_linear, at_keys=None, shift=0, start=0):
         self._keys = (lambda key, value: at_keys(KEYS, key, value)) if at_keys else (lambda key, value: None)
         pages = (pages or {1: [13, 14, 15]}) if self.latent else {}
-        super().run(tokens, pages, at_linear, at_keys, shift, start)
+        return super().prepare(tokens, pages, at_linear, at_keys, shift, start)
 
     def ropes(self, described):
         return {KEYS: None} | super().ropes(described)

@@ -140,6 +140,13 @@ class Watched:
         if rank == half._described.model.tensor_parallel_rank:
             runs.Run.release_device = None
 
+    def segment_probe_on(self, rank, name):
+        """Calls a function of `segment_probe` on this rank."""
+        import segment_probe
+
+        if rank == self._half()._described.model.tensor_parallel_rank:
+            getattr(segment_probe, name)()
+
     def keeps_parts(self):
         return self._half()._composer._kept is not None
 
