@@ -30,7 +30,7 @@ import numpy as np
 import numpy.typing as npt
 from vllm.logger import init_logger
 
-from ashlar.vllm.messages import CONTINUES, Alone
+from ashlar.vllm.messages import CONTINUES, NO_SPACE, Alone
 from ashlar.vllm.model import Described
 from ashlar.vllm.options import Options
 from ashlar.vllm.segments import segment_tokens
@@ -284,6 +284,8 @@ class ColdSegments:
         pool.free_blocks(run.blocks)
         most = max(answers)
         self._stats.add(max(0, most), "published_segments")
+        if NO_SPACE in answers:
+            self._stats.add(1, "dropped_segments")
         self._end_served(run.served, min(answers) > 0)
         self._unpublished.pop(run.cold.name, None)
         if most == 0:

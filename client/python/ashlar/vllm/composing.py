@@ -10,6 +10,8 @@ work. A jump does not wait for the device: landed data stays in host memory unti
 
 from __future__ import annotations
 
+import collections
+import contextlib
 import dataclasses
 import fcntl
 import mmap
@@ -35,7 +37,7 @@ from ashlar.vllm.host_memory import HostMemory, Lease, pieces, pin, unpin
 from ashlar.vllm.landed_tuples import LandedTuple, state_shape, transition_shape
 from ashlar.vllm.lookups import await_plan, missing_segments
 from ashlar.vllm.memory import States, bytes_of
-from ashlar.vllm.messages import UNAVAILABLE, Alone, Fetch, Fetched, Jump
+from ashlar.vllm.messages import NO_SPACE, UNAVAILABLE, Alone, Fetch, Fetched, Jump
 from ashlar.vllm.model import Described, LinearPlace
 from ashlar.vllm.opening import Opening
 from ashlar.vllm.options import Options
@@ -59,6 +61,7 @@ logger = init_logger("vllm.ashlar")
 
 _TRIES = 4  # plans per prompt; each uses fewer hits
 _POLL = 0.0005  # seconds
+_PAGES_POLL = 0.01  # seconds between two attempts to publish a run that waits for pages
 
 
 class NotLanded(Exception):
@@ -240,6 +243,8 @@ class Composer:
         self._kept: Run | None = None  # a run between two parts
         self._fetched: queue.SimpleQueue[tuple[int, Fetched]] = queue.SimpleQueue()
         self._ran: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
+        # Runs to publish, oldest first, and until when they wait for pages; used by the composer's thread only.
+        self._unpublished: collections.deque[tuple[Run, float]] = collections.deque()
         self._open_answers = 0
         self._lock = threading.Lock()
         self._asked: queue.Queue[_Landing | Run | None] = queue.Queue()
@@ -313,7 +318,7 @@ class Composer:
         return found
 
     def take_ran(self) -> dict[int, int]:
-        """Returns the runs that have ended, with the number of published segments, or UNAVAILABLE."""
+        """Returns the runs that have ended, with answers as of WorkerReport.ran."""
         found: dict[int, int] = {}
         while not self._ran.empty():
             number, published = self._ran.get()
@@ -415,31 +420,60 @@ class Composer:
     # ---- the composer's thread
 
     def _serve(self) -> None:
-        while (work := self._asked.get()) is not None:
+        while True:
+            work: _Landing | Run | None = None
+            with contextlib.suppress(queue.Empty):
+                if (work := self._asked.get(timeout=_PAGES_POLL if self._unpublished else None)) is None:
+                    return
             self._take_quiesced()
             self._opening.refresh(self._pages.kept == 0)
-            if isinstance(work, Run):
-                try:
-                    published = self._publish(work) if work.complete else work.release_device(self._order)
-                except Exception as error:
-                    published = UNAVAILABLE if isinstance(error, NotLanded) else 0
-                    logger.warning("Ashlar: cannot publish a segment: %s: %s", type(error).__name__, error)
-                self._ran.put((work.alone.number, published))
-                continue
-            number, fetched = work.fetch.number, Fetched(ended=True)
+            if isinstance(work, _Landing):
+                self._answer(work)
+            elif work is not None and work.complete:
+                self._unpublished.append((work, time.monotonic() + self._options.land_ms / 1000))
+            elif work is not None:
+                self._end_run(work, lambda run: run.release_device(self._order))
+            self._publish_all()
+
+    def _answer(self, work: _Landing) -> None:
+        number, fetched = work.fetch.number, Fetched(ended=True)
+        try:
+            if not work.abandoned:
+                fetched = self._land(work)
+        except NotLanded as reason:
+            fetched.failure = str(reason)
+        except Exception as error:  # the engine computes the request instead
+            fetched.failure = f"{type(error).__name__}: {error}"
+        if fetched.failure and not work.abandoned:
+            logger.warning("Ashlar: a prompt is computed without its cached segments: %s", fetched.failure)
+        fetched.seconds = time.monotonic() - work.since
+        if work.abandoned or not fetched.jumps:
+            self._drop(work)
+        self._fetched.put((number, fetched))
+
+    def _publish_all(self) -> None:
+        """Publishes the runs for which pages are free. The others wait, but landings do not wait for them."""
+        for _ in range(len(self._unpublished)):
+            run, until = self._unpublished.popleft()
             try:
-                if not work.abandoned:
-                    fetched = self._land(work)
+                self._end_run(run, self._publish)
             except NotLanded as reason:
-                fetched.failure = str(reason)
-            except Exception as error:  # the engine computes the request instead
-                fetched.failure = f"{type(error).__name__}: {error}"
-            if fetched.failure and not work.abandoned:
-                logger.warning("Ashlar: a prompt is computed without its cached segments: %s", fetched.failure)
-            fetched.seconds = time.monotonic() - work.since
-            if work.abandoned or not fetched.jumps:
-                self._drop(work)
-            self._fetched.put((number, fetched))
+                if time.monotonic() < until:
+                    self._unpublished.append((run, until))
+                    continue
+                logger.warning("Ashlar: a segment is not published, because landed ones leave no space: %s", reason)
+                self._ran.put((run.alone.number, NO_SPACE))
+
+    def _end_run(self, run: Run, end: Callable[[Run], int]) -> None:
+        """Answers for a part. NotLanded: too few pages are free."""
+        try:
+            answer = end(run)
+        except NotLanded:
+            raise
+        except Exception as error:
+            logger.warning("Ashlar: cannot publish a segment: %s: %s", type(error).__name__, error)
+            answer = 0
+        self._ran.put((run.alone.number, answer))
 
     def _take_quiesced(self) -> None:
         """Takes back kept pages to which the daemon no longer writes."""
@@ -603,8 +637,7 @@ class Composer:
         # A segment that is not the first follows a segment of one token, which is not published.
         before = [] if alone.first else [1]
         tokens = np.array([*([0] if before else []), *alone.tokens, 0], np.int32)
-        deadline = time.monotonic() + self._options.land_ms / 1000
-        table = self._pages.take(len(tokens), deadline, lambda: True)
+        table = self._pages.take(len(tokens), 0.0, lambda: True)  # without a wait, which would delay landings
         quiesced = True
         try:
             with cache.start_begin(tokens, [*before, len(alone.tokens)], table, fill=True, salt=alone.salt) as request:

@@ -16,7 +16,7 @@ from ashlar.vllm.adapters import AdapterLoad, Report
 from ashlar.vllm.drafts import Place
 from ashlar.vllm.handoffs import Handoff
 
-UNAVAILABLE, CONTINUES = -1, -2  # see WorkerReport.ran
+UNAVAILABLE, CONTINUES, NO_SPACE = -1, -2, -3  # see WorkerReport.ran
 
 
 @dataclasses.dataclass
@@ -157,7 +157,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     # By number of the fetch, and rank.
     fetched: dict[tuple[int, int], Fetched] = dataclasses.field(default_factory=dict)
     # Number of published segments, by number of the run, and rank; UNAVAILABLE: the cache was not asked to store any;
-    # CONTINUES: a part that is not the last one was computed.
+    # CONTINUES: a part that is not the last one was computed; NO_SPACE: landed segments left no space to publish from.
     ran: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:

@@ -24,6 +24,10 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
         "Cached segments that were computed. no_gain: taking them would save no time. no_space: their prompt needs more space than segment_tokens.",
     ),
     "published_segments": ((), "Segments that this engine computed alone and published."),
+    "dropped_segments": (
+        (),
+        "Segments that this engine computed alone and did not publish, because landed segments filled segment_tokens.",
+    ),
     "shared_segments": ((), "Segments of this engine's prompts that other engines were asked to compute."),
     "served_segments": (
         ("outcome",),

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Segments through the connector: what fails, is late or is abandoned while a prompt waits for it."""
 
+import collections
 import contextlib
 import functools
 import queue
+import threading
 import time
 from types import SimpleNamespace
 
@@ -15,8 +17,8 @@ from tiny_engines import connector, count, prompt, same, settle
 
 import ashlar
 from ashlar.request import Step, StepKind
-from ashlar.vllm.composing import Composer, NotLanded, Pages, _entries
-from ashlar.vllm.messages import UNAVAILABLE
+from ashlar.vllm.composing import Composer, NotLanded, Pages, _entries, _Landing
+from ashlar.vllm.messages import NO_SPACE, Fetched
 from ashlar.vllm.options import Options
 from ashlar.vllm.runs import Run
 
@@ -140,6 +142,26 @@ def test_prompts_that_find_no_space_are_computed(segmented, expected):
         child.probe("give_pages", taken)
 
 
+def test_a_segment_that_finds_no_space_to_be_published_delays_no_prompt(segmented):
+    """Landed prompts have the pages until they have jumped. The segment is published once they have."""
+    child, query = segmented(MODEL), prompt("delays", 20)
+    parts = texts("delays", 2)
+    child.publish(parts)
+    child.probe("settle")
+    published, taken = count(child, "published_segments"), child.probe("take_pages", 20)
+    try:
+        child.probe("begin_alone", prompt("delayed", 400))
+        begun = time.monotonic()
+        answer = child.ask(parts, query)
+        assert time.monotonic() - begun < 8, "a publish that waits for pages lasts for land_ms"
+        assert answer[2] == 100 + 84
+        assert count(child, "published_segments") == published
+    finally:
+        child.probe("give_pages", taken)
+    child.probe("settle")
+    assert count(child, "published_segments") == published + 1
+
+
 def test_a_segment_that_fails_in_its_forward_is_a_miss(segmented, expected):
     child = segmented(MODEL)
     for what in ("the_next_preparation", "the_next_forward", "after_the_next_forward"):
@@ -254,30 +276,67 @@ def test_free_pages_are_consecutive_again():
         pages.close()
 
 
-def test_kept_pages_come_back_before_a_segment_is_published():
-    """No prompt may find segments for a long time, and so land some, while missing ones are run alone. A run without
-    pages is not one that the cache declined."""
-    pages = Pages(SimpleNamespace(layers=[ashlar.Attention(1, 16, 16, ashlar.DType.F32)]), 48, torch.device("cpu"))
-    kept = pages.take(48, 0.0, lambda: True).tolist()
-    pages.kept, unused, free = len(kept), [], []
-    asked, ended = queue.SimpleQueue(), queue.SimpleQueue()
-    for number in (1, 2):
-        run = Run({}, SimpleNamespace())
-        run.alone = SimpleNamespace(number=number, tokens=[0], end=1)
-        asked.put(run)
-    asked.put(None)
-    opening = SimpleNamespace(cache=SimpleNamespace(take_quiesced_pages=lambda most: kept), refresh=unused.append)
-    composer = SimpleNamespace(_asked=asked, _opening=opening, _pages=pages, _ran=ended)
-    composer._take_quiesced = functools.partial(Composer._take_quiesced, composer)
-
-    def publish(ran):
-        free.append(pages.free)
-        return len(pages.take(48, 0.0, lambda: True)) // 3
-
-    composer._publish = publish
+@contextlib.contextmanager
+def serving(tokens, *, land_ms=20000, kept=0):
+    """Yields a composer without an engine, whose thread runs, with pages for this number of tokens. It publishes what
+    takes all of them. `kept`: number of pages that the cache keeps until the first work."""
+    pages = Pages(SimpleNamespace(layers=[ashlar.Attention(1, 16, 16, ashlar.DType.F32)]), tokens, torch.device("cpu"))
+    given = pages.take(16 * kept, 0.0, lambda: True).tolist() if kept else []
+    pages.kept, unused = len(given), []
+    opening = SimpleNamespace(cache=SimpleNamespace(take_quiesced_pages=lambda most: given), refresh=unused.append)
+    composer = SimpleNamespace(
+        _asked=queue.Queue(), _fetched=queue.SimpleQueue(), _ran=queue.SimpleQueue(), _unpublished=collections.deque(),
+        _opening=opening, _pages=pages, _options=Options(land_ms=land_ms), _drop=lambda landing: None, unused=unused,
+        _publish=lambda run: len(pages.take(tokens, 0.0, lambda: True)) // 3, _land=lambda landing: Fetched(ended=True),
+    )  # fmt: skip
+    for name in ("_take_quiesced", "_answer", "_publish_all", "_end_run"):
+        setattr(composer, name, functools.partial(getattr(Composer, name), composer))
+    thread = threading.Thread(target=Composer._serve, args=(composer,))
+    thread.start()
     try:
-        Composer._serve(composer)
-        assert (free, pages.kept, unused) == ([3, 0], 0, [True, True])
-        assert [ended.get(), ended.get()] == [(1, 1), (2, UNAVAILABLE)]
+        yield composer
     finally:
+        composer._asked.put(None)
+        thread.join(10)
         pages.close()
+    assert not thread.is_alive()
+
+
+def complete_run(number):
+    run = Run({}, SimpleNamespace())
+    run.alone = SimpleNamespace(number=number, tokens=[0], end=1)
+    return run
+
+
+def test_kept_pages_come_back_before_a_segment_is_published():
+    """No prompt may find segments for a long time, and so land some, while missing ones are run alone."""
+    with serving(48, kept=3) as composer:
+        assert composer._pages.free == 0
+        composer._asked.put(complete_run(1))
+        assert composer._ran.get(timeout=10) == (1, 1)
+        assert (composer._pages.free, composer._pages.kept, composer.unused) == (0, 0, [True])
+
+
+def test_a_publish_that_waits_for_pages_delays_no_landing():
+    """Landed prompts have all pages until they have jumped."""
+    with serving(48) as composer:
+        taken = composer._pages.take(48, 0.0, lambda: True).tolist()
+        composer._asked.put(complete_run(1))
+        for number in range(3):
+            composer._asked.put(_Landing(SimpleNamespace(number=number), lambda: True))
+            begun = time.monotonic()
+            assert composer._fetched.get(timeout=10)[0] == number and time.monotonic() - begun < 1
+        assert composer._ran.empty()
+        composer._pages.give(taken)
+        assert composer._ran.get(timeout=10) == (1, 1), "published once a prompt has jumped"
+
+
+def test_a_publish_without_pages_is_dropped_after_land_ms():
+    """The cache has not declined it, so a later prompt may have it run again."""
+    with serving(48, land_ms=100) as composer:
+        composer._pages.take(48, 0.0, lambda: True)
+        begun = time.monotonic()
+        for number in (1, 2):
+            composer._asked.put(complete_run(number))
+        assert [composer._ran.get(timeout=10) for _ in range(2)] == [(1, NO_SPACE), (2, NO_SPACE)]
+        assert 0.1 <= time.monotonic() - begun < 5
