@@ -150,6 +150,10 @@ class Weights:
         self._known.wait(seconds)
         return self._digest
 
+    def failed(self) -> bool:
+        """Returns whether the digest cannot be computed."""
+        return self._known.is_set() and self._digest is None and not self._stop.is_set()
+
     def close(self) -> None:
         """Stops the computation. Does not wait for its thread."""
         self._stop.set()

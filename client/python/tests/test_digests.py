@@ -162,7 +162,7 @@ def test_digests_are_computed_in_the_background_until_closed(model, monkeypatch,
     (model / "model.safetensors").write_bytes(b"1" * 3 * MIB)
     weights = checkpoint.Weights(str(model))
     weights.close()
-    assert weights.wait(1) is None
+    assert weights.wait(1) is None and not weights.failed()
     going_on.set()
     assert checkpoint.Weights("/nowhere", known="given").digest() == "given"
 
@@ -172,7 +172,8 @@ def test_weights_that_cannot_be_read_are_never_known(model, monkeypatch, caplog)
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(digests.os, "preadv", fail)
-    assert checkpoint.Weights(str(model)).wait(10) is None
+    weights = checkpoint.Weights(str(model))
+    assert weights.wait(10) is None and weights.failed()
     assert f"the cache is off: cannot hash the weights in {model}: [Errno 5]" in caplog.text
 
 

@@ -97,7 +97,7 @@ class Known:
 
     tokens: int = 0  # of its prompt; 0: unknown
     beginning: bytes = b""  # of the prompt's tokens, for the policy prefix-hash; empty: unknown
-    streams: bool = False  # whether the first byte of the answer follows the prompt's computation
+    streams: bool | None = None  # whether the first byte of the answer follows the prompt's computation; None: unknown
     estimates: Mapping[str, Estimate] = dataclasses.field(default_factory=dict)  # by URL, of the nodes that answered
 
     def computed(self, backend: Backend) -> int:
@@ -116,7 +116,7 @@ class Backends:
         self._probers: dict[tuple[str, str], Prober | None] = {backend.sockets: None for backend in backends}
         self._opened_at: dict[tuple[str, str], float] = {}
         self._silent: set[tuple[str, str]] = set()  # daemons whose last answer is missing; probes do not wait for them
-        self.unopened: set[tuple[str, str]] = set()  # sockets of daemons that have answered: no engine has the model
+        self._unopened: set[tuple[str, str]] = set()  # daemons whose engines have not opened the model
         # Each daemon has its own threads, so that a hanging daemon does not delay the answers of others.
         self._threads = {sockets: concurrent.futures.ThreadPoolExecutor(2, "probe") for sockets in self._probers}
         self._sent = 0
@@ -152,8 +152,9 @@ class Backends:
             self._silent.discard(sockets)
         return {node.node: node for node in found.nodes} | {"": found.nodes[0]}
 
-    async def probe(self, question: Question) -> dict[str, Estimate]:
-        """Returns estimates by URL of the backend, without backends whose daemon does not answer in time."""
+    async def probe(self, question: Question) -> tuple[dict[str, Estimate], bool]:
+        """Returns estimates by URL of the backend, without backends whose daemon does not answer in time, and whether a
+        daemon has answered that no engine has opened the model."""
         loop = asyncio.get_running_loop()
         asked: dict[tuple[str, str], asyncio.Future[dict[str, NodeProbe]]] = {}
         for sockets in self._probers:
@@ -164,9 +165,11 @@ class Backends:
             await asyncio.wait(awaited.values(), timeout=self._probe_seconds)
         self._silent.update(sockets for sockets, answer in awaited.items() if not answer.done())
         estimates: dict[str, Estimate] = {}
-        for sockets, answer in asked.items():
-            if answer.done() and not answer.cancelled():
-                self._note(sockets, answer.exception())
+        unopened = [
+            self._is_unopened(sockets, answer.exception())
+            for sockets, answer in asked.items()
+            if answer.done() and not answer.cancelled()
+        ]
         for backend in self.all:
             answer = asked[backend.sockets]
             if not answer.done() or answer.cancelled() or answer.exception() is not None:
@@ -175,15 +178,18 @@ class Backends:
                 estimates[backend.url] = estimate_of(node)
         for answer in asked.values():
             answer.cancel()
-        return estimates
+        return estimates, any(unopened)
 
-    def _note(self, sockets: tuple[str, str], error: BaseException | None) -> None:
-        """Logs, once, that no engine of a daemon has the model: its name may be wrong."""
-        if not isinstance(error, RuntimeError):
-            self.unopened.discard(sockets)
-        elif sockets not in self.unopened:
-            self.unopened.add(sockets)
-            logger.warning("daemon %s: %s; expected model_id %r (--model-id)", sockets[0], error, self._model_id)
+    def _is_unopened(self, sockets: tuple[str, str], error: BaseException | None) -> bool:
+        """Returns whether a daemon has answered that no engine has opened the model, and logs the first such answer: the
+        model's name may be wrong."""
+        if not isinstance(error, RuntimeError) or not str(error).startswith(("model_id:", "ns:")):
+            self._unopened.discard(sockets)
+            return False
+        if sockets not in self._unopened:
+            self._unopened.add(sockets)
+            logger.warning("daemon %s: %s (--model-id %r)", sockets[0], error, self._model_id)
+        return True
 
     def choose(self, known: Known) -> tuple[Backend, ...]:
         """Returns the backends in the order in which the request tries them. Unhealthy backends come last: they are

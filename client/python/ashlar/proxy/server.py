@@ -94,6 +94,17 @@ def refusal(status: int, message: str, kind: str) -> web.Response:
     return web.json_response(body, status=status, headers=headers)
 
 
+def _object(body: bytes) -> tuple[dict[str, Any] | None, str]:
+    """Returns the JSON object of a body, or None and what is wrong with it; the text is empty if it is too large."""
+    if len(body) > _PROBED_BYTES:
+        return None, ""
+    try:
+        found = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        return None, str(error)
+    return (found, "") if isinstance(found, dict) else (None, "expected a JSON object")
+
+
 class _Failed(Exception):
     """A backend failed before the first byte. The message is the reason, a label of metrics."""
 
@@ -194,24 +205,20 @@ class Proxy:
         except web.HTTPRequestEntityTooLarge:
             limit = self._limits.body_bytes
             return self._refuse(413, f"body: more than {limit} bytes", "invalid_request_error")
-        known = Known()
+        asked, error = _object(body) if request.method == "POST" else (None, "")
+        known = Known(streams=None if asked is None else asked.get("stream") is True)
         if self._prompts is not None and request.method == "POST" and request.path in PROBED:
-            try:
-                known = await self._probe(request.path, body)
-            except (ValueError, RecursionError) as error:
+            if error:
                 return self._refuse(400, f"body: {error}", "invalid_request_error")
+            known = await self._probe(request.path, asked, known)
             self.metrics.probe_seconds.observe(time.perf_counter() - began)
         return await self._forward(request, body, known, began)
 
-    async def _probe(self, path: str, body: bytes) -> Known:
-        """ValueError, RecursionError: the body is not a JSON object."""
-        if len(body) > _PROBED_BYTES:
+    async def _probe(self, path: str, asked: Mapping[str, Any] | None, known: Known) -> Known:
+        """`asked`: the request's body; None: it is too large."""
+        if asked is None:
             self.metrics.probes.labels("too_large").inc()
-            return Known()
-        asked = json.loads(body)
-        if not isinstance(asked, dict):
-            raise ValueError("expected a JSON object")
-        known = Known(streams=asked.get("stream") is True)
+            return known
         try:
             async with asyncio.timeout(self._probe_seconds):
                 question = await self._question(path, asked)
@@ -225,10 +232,11 @@ class Proxy:
         if not self.backends.is_base(asked.get("model")):  # its objects have other names
             self.metrics.probes.labels("adapter").inc()
             return known
-        estimates = await self.backends.probe(question)
-        saves = any(estimate.saved for estimate in estimates.values())
-        without = "no_model" if self.backends.unopened else "no_answer"
-        self.metrics.probes.labels("found" if saves else "nothing_cached" if estimates else without).inc()
+        estimates, unopened = await self.backends.probe(question)
+        outcome = "nothing_cached" if estimates else "no_model" if unopened else "no_answer"
+        if any(estimate.saved for estimate in estimates.values()):
+            outcome = "found"
+        self.metrics.probes.labels(outcome).inc()
         return dataclasses.replace(known, estimates=estimates)
 
     async def _question(self, path: str, asked: Mapping[str, Any]) -> Question:
@@ -281,12 +289,13 @@ class Proxy:
             except _Failed as error:
                 why = f"{backend.url}: {error.__cause__ or error}"
                 failed.add(backend.url)
-                self.metrics.failovers.labels(backend.url, str(error)).inc()
-                if str(error) == "timeout" and request.method == "POST" and not known.streams:
-                    # The backend may be computing a long answer. Another would need as long.
-                    limit = self._limits.first_byte_seconds
-                    return self._refuse(504, f"no answer after {limit} s (--first-byte-seconds)", "timeout_error")
                 logger.warning("backend %s failed before the first byte: %s", backend.url, error.__cause__ or error)
+                if str(error) == "timeout" and known.streams is False:
+                    # The backend may be computing a long answer. Another would need as long.
+                    self.metrics.requests.labels(backend.url, 504).inc()
+                    limit = self._limits.first_byte_seconds
+                    return refusal(504, f"no answer after {limit} s (--first-byte-seconds)", "timeout_error")
+                self.metrics.failovers.labels(backend.url, str(error)).inc()
             finally:
                 attempt.end()
                 await self._wake()

@@ -75,13 +75,11 @@ class Opening:
 
     def _keep_trying(self) -> None:
         if self._weights.digest() is None:
-            digest = self._weights.wait()
-            if self._ended.is_set():
+            if self._weights.wait() is None:
+                if self._weights.failed():
+                    self._state.set("unhashed")
                 return
-            if digest is None:
-                self._state.set("unhashed")
-                return
-            if self._try():
+            if self._ended.is_set() or self._try():
                 return
         while not self._ended.wait(self._again):
             if self._try():
@@ -129,7 +127,6 @@ class Opening:
             pause = min(2 * pause, max(self._again, _LONGEST))
 
     def close(self) -> None:
-        self._ended.set()
         self._weights.close()
         self.suspend()
 

@@ -133,7 +133,7 @@ def test_a_daemon_that_is_away_or_late_costs_nothing_but_its_estimate():
 def test_a_wrong_name_of_the_model_is_reported(caplog):
     async def test():
         prober = FakeProber(node(4, prompt_tokens=5))
-        prober.error = RuntimeError("no engine has opened model 'm'")
+        prober.error = RuntimeError("model_id: no engine has opened 'm'")
         async with proxy_of("a", {"a": prober}) as (_, url, _, client):
             for _ in range(3):
                 assert (await post(client, url))[0] == 200
@@ -141,10 +141,10 @@ def test_a_wrong_name_of_the_model_is_reported(caplog):
             reported = [
                 record.getMessage() for record in caplog.records if "no engine has opened" in record.getMessage()
             ]
-            assert len(reported) == 1 and "'m' (--model-id)" in reported[0]
+            assert len(reported) == 1 and "(--model-id 'm')" in reported[0]
             prober.error = None
             assert (await post(client, url))[1]["X-Ashlar-Saved-Tokens"] == "4"
-            prober.error = RuntimeError("no engine has opened model 'm'")
+            prober.error = RuntimeError("model_id: no engine has opened 'm'")
             await post(client, url)
             assert sum("no engine has opened" in record.getMessage() for record in caplog.records) == 2
 
@@ -260,7 +260,7 @@ def test_nodes_of_a_cluster_are_asked_through_one_daemon():
         backends = Backends(parsed, "m", 0.5, "cheapest")
         for sockets in backends._probers:
             backends._probers[sockets] = prober
-        estimates = await backends.probe(Question(np.arange(1000, dtype=np.int32)))
+        estimates, _ = await backends.probe(Question(np.arange(1000, dtype=np.int32)))
         assert [estimates[backend.url].saved for backend in parsed] == [0, 700]
         assert len(prober.asked) == 1 and prober.asked[0][2]["cluster"] is True
         assert backends.choose(Known(1000, estimates=estimates))[0] is parsed[1]
@@ -284,7 +284,7 @@ def test_if_segments_cannot_be_probed_the_prefix_is():
     async def saved():
         backends = Backends([Backend("http://x", "/r", "/s")], "m", 0.5, "cheapest")
         backends._probers["/r", "/s"] = prober
-        estimates = await backends.probe(Question(np.arange(1000, dtype=np.int32), (400, 400)))
+        estimates, _ = await backends.probe(Question(np.arange(1000, dtype=np.int32), (400, 400)))
         backends.close()
         return estimates["http://x"].saved
 
@@ -307,7 +307,7 @@ def test_hybrids_are_probed_in_both_of_their_layouts(daemon, monkeypatch):
 
     async def estimate(segments):
         backends = Backends([Backend("http://x", *sockets)], pieces.model_id, 5.0, "cheapest")
-        found = await backends.probe(Question(tokens, segments))
+        found, _ = await backends.probe(Question(tokens, segments))
         backends.close()
         return found["http://x"]
 

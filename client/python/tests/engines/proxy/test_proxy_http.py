@@ -40,14 +40,30 @@ def test_another_engine_answers_if_one_fails_before_the_first_byte(failure, reas
     run(test)
 
 
-def test_a_long_answer_that_is_not_streamed_is_computed_once():
+@pytest.mark.parametrize("policy", ["cheapest", "round-robin"])
+def test_a_long_answer_that_is_not_streamed_is_computed_once(policy):
     async def test():
         probers = {"a": FakeProber(node(900)), "b": FakeProber(node(0))}
-        async with proxy_of(probers=probers, first_byte_seconds=0.3) as (_, url, fakes, client):
+        async with proxy_of(probers=probers, policy=policy, first_byte_seconds=0.3) as (_, url, fakes, client):
             fakes["a"].failure = "hang"
             status, _, body = await post(client, url)
             assert status == 504 and "--first-byte-seconds" in json.loads(body)["error"]["message"]
             assert len(fakes["a"].requests) == 1 and not fakes["b"].requests
+            found = await metrics(client, url)
+            assert found[f'ashlar_proxy_requests_total{{backend="{fakes["a"].url}",code="504"}}'] == 1
+
+    run(test)
+
+
+@pytest.mark.parametrize("body", [{**CHAT, "stream": True}, {**CHAT, "stream": True, "padding": "x" * (4 << 20)}])
+def test_without_probes_another_engine_answers_a_late_stream(body):
+    """Also if the body is too large to be read."""
+
+    async def test():
+        async with proxy_of(policy="round-robin", first_byte_seconds=1) as (_, url, fakes, client):
+            fakes["a"].failure = "hang"
+            status, _, answer = await post(client, url, body)
+            assert status == 200 and answer.startswith(b"data: b 0")
 
     run(test)
 

@@ -69,31 +69,36 @@ class Hashing:
     """Weights whose digest is awaited, and is never found."""
 
     def __init__(self):
-        self.failed = threading.Event()
+        self.ended, self.closed = threading.Event(), False
 
     def digest(self):
         return None
 
     def wait(self):
-        self.failed.wait()
+        self.ended.wait()
+
+    def failed(self):
+        return not self.closed
 
     def close(self):
-        self.failed.set()
+        self.closed = True
+        self.ended.set()
 
 
 def test_weights_that_cannot_be_hashed_turn_the_cache_off():
     weights, state = Hashing(), State("test")
     one = Opening(Cache, weights, Options(), "test", state)
     assert (state.name, state.reason) == ("opening", "weights") and one.cache is None
-    weights.failed.set()
+    weights.ended.set()
     until(lambda: state.name == "off")
     assert state.reason == "unhashed" and one.cache is None
     one.close()
 
 
 def test_an_engine_that_ends_while_it_hashes_reports_no_failure():
-    state = State("test")
-    one = Opening(Cache, Hashing(), Options(), "test", state)
-    one.close()
+    weights, state = Hashing(), State("test")
+    one = Opening(Cache, weights, Options(), "test", state)
+    weights.close()  # the other half of the connector may be first
     one._thread.join(10)
+    one.close()
     assert not one._thread.is_alive() and state.reason == "weights"
