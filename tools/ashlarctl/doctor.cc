@@ -73,19 +73,19 @@ absl::StatusOr<Subject> SubjectOf(const Arguments& arguments, AdminClient& clien
   return subject;
 }
 
-// Why the limits of the daemon cannot be checked; empty if they can.
+// Why the limits of the daemon cannot be checked.
 std::string DaemonError(const Subject& subject) {
   if (!subject.daemon.ok()) return std::string(subject.daemon.status().message());
-  return *subject.daemon == 0 ? "the daemon's process is not visible from this PID namespace" : "";
+  return "the daemon's process is not visible from this PID namespace";
 }
 
 // Names the process whose limits were checked, and the source of the sizes.
 std::string Heading(const Subject& subject) {
   std::string text = "limits and control group of ";
-  if (const std::string error = DaemonError(subject); !error.empty()) {
-    absl::StrAppend(&text, "ashlarctl itself; ", error, "\n");
+  if (const pid_t daemon = subject.daemon.value_or(0); daemon > 0) {
+    absl::StrAppend(&text, "the daemon, process ", daemon, "\n");
   } else {
-    absl::StrAppend(&text, "the daemon, process ", *subject.daemon, "\n");
+    absl::StrAppend(&text, "ashlarctl itself; ", DaemonError(subject), "\n");
   }
   const std::string whose = subject.configuration.empty() ? "unknown; give --config FILE" : subject.configuration;
   return absl::StrCat(text, "sizes and folder: ", whose, "\n");
@@ -129,8 +129,11 @@ absl::StatusOr<Answer> Doctor(const Arguments& arguments, AdminClient& client) {
   if (!subject.ok()) return subject.status();
   const pid_t daemon = subject->daemon.value_or(0);
   Answer answer = AnswerOf(Judge(LookAtHost(subject->needs.ssd_folder, daemon), subject->needs), Heading(*subject));
-  if (daemon > 0) answer.json["daemon_pid"] = daemon;
-  if (const std::string error = DaemonError(*subject); !error.empty()) answer.json["daemon_error"] = error;
+  if (daemon > 0) {
+    answer.json["daemon_pid"] = daemon;
+  } else {
+    answer.json["daemon_error"] = DaemonError(*subject);
+  }
   if (!subject->configuration.empty()) answer.json["configuration"] = subject->configuration;
   return answer;
 }
