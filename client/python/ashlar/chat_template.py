@@ -44,7 +44,7 @@ class _NotFound(Exception):
 def special_tokens(tokenizer: Any) -> set[str]:
     """Returns the texts that the tokenizer replaces by one token wherever they are."""
     added = getattr(tokenizer, "get_added_vocab", dict)  # tokenizers of mistral_common have no added tokens
-    return {*tokenizer.all_special_tokens, *added()}
+    return {*getattr(tokenizer, "all_special_tokens", ()), *added()}
 
 
 def message_tokens(tokenizer: Any, template: str | None = None) -> MessageTokens:
@@ -53,14 +53,14 @@ def message_tokens(tokenizer: Any, template: str | None = None) -> MessageTokens
     try:
         found = _Prompts(tokenizer, template)
         begins, ends = found.choose()
-        found.check_ids(begins | ends)
+        ids = found.ids_of(begins | ends)
     except _NotFound as reason:
         raise ValueError(
             f"segment_boundaries: messages cannot be found in the chat template ({reason}); expected a special token "
             "between messages of user and assistant; set segment_separator instead"
         ) from None
-    begin_ids, end_ids = (sorted(map(tokenizer.convert_tokens_to_ids, tokens)) for tokens in (begins, ends))
-    return MessageTokens(tuple(begin_ids), tuple(end_ids))
+    begin_ids, end_ids = (tuple(sorted(ids[each] for each in tokens)) for tokens in (begins, ends))
+    return MessageTokens(begin_ids, end_ids)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,9 +143,12 @@ class _Prompts:
                     self._extend(ends, [token], begins, ends)
         return begins, ends
 
-    def check_ids(self, tokens: set[str]) -> None:
-        """Checks that the tokens are in the token ids of prompts as they are in the text."""
-        ids = {each: self._tokenizer.convert_tokens_to_ids(each) for each in tokens}
+    def ids_of(self, tokens: set[str]) -> dict[str, int]:
+        """Returns the ids of the tokens, which are in the token ids of prompts as the tokens are in the text."""
+        try:
+            ids = {each: self._tokenizer.convert_tokens_to_ids(each) for each in tokens}
+        except Exception as error:  # engines have their own classes of tokenizers, which may lack methods
+            raise _NotFound(f"{type(error).__name__}: {error}") from None
         for messages, text in self._rendered:
             try:
                 prompt = np.asarray(self._render(messages, tokenize=True, return_dict=False)).reshape(-1).tolist()
@@ -154,6 +157,7 @@ class _Prompts:
             wanted = [ids[each] for each in self._pattern.findall(text) if each in ids]
             if [each for each in prompt if each in ids.values()] != wanted:
                 raise _NotFound(f"the token ids of prompts do not contain {', '.join(sorted(tokens))} as the text does")
+        return ids
 
     def _add(self, roles: tuple[str, ...]) -> None:
         messages, texts = _conversation(roles)

@@ -144,6 +144,32 @@ def test_tokens_that_prompts_do_not_have_are_refused(monkeypatch):
         message_tokens(known)
 
 
+class Wrapped:
+    """A tokenizer with only some of the attributes of another one."""
+
+    def __init__(self, tokenizer, lacks):
+        self._tokenizer, self._lacks = tokenizer, lacks
+
+    def __getattr__(self, name):
+        if name == self._lacks:
+            raise AttributeError(name)
+        return getattr(self._tokenizer, name)
+
+
+@pytest.mark.parametrize("lacks", ["convert_tokens_to_ids", "apply_chat_template"])
+def test_a_tokenizer_without_a_required_method_is_refused(lacks):
+    known = tokenizer(CHATML, ["<|im_start|>", "<|im_end|>"])
+    with pytest.raises(ValueError, match=rf"^segment_boundaries: .*\(AttributeError: {lacks}\); expected "):
+        declared_boundaries((), "messages", Wrapped(known, lacks))
+
+
+@pytest.mark.parametrize("lacks", ["all_special_tokens", "get_added_vocab"])
+def test_special_tokens_are_those_that_the_tokenizer_names(lacks):
+    known = tokenizer(CHATML, ["<|im_start|>", "<|im_end|>"])
+    assert message_tokens(Wrapped(known, lacks)) == message_tokens(known)
+    assert declared_boundaries("<|im_end|>", "", Wrapped(known, lacks)).lengths(known.encode("<|im_end|> one")) == [1]
+
+
 def test_a_separator_whose_tokens_depend_on_its_neighbours_is_named_in_a_warning(caplog):
     model = tokenizers.models.BPE({"a": 0, "#": 1, "##": 2, "##a": 3}, [("#", "#"), ("##", "a")])
     known = transformers.PreTrainedTokenizerFast(tokenizer_object=tokenizers.Tokenizer(model))
