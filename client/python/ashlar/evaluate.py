@@ -16,8 +16,11 @@ way:
 - `reused`: the fraction of the prompt's tokens that came from the cache
 - `ttft_ms`: time to first token, with the segments in the cache
 
-Each figure is a mean over prompts with a 95 % interval (bootstrap). It starts a private daemon. Exit status: 2 if an
-option, a prompt or the model cannot be used; 1 if a prompt ran without the cache.
+Each figure is a mean over prompts with a 95 % interval (bootstrap). It starts a private daemon. A temporary file, in the
+folder TMPDIR, holds full prefill's logits: for each prompt, one number of the model's type for each token of the
+vocabulary and of the question and answer. Exit status: 2 if an option, a prompt or the model cannot be used; 1 if the
+daemon does not start, a prompt ran without the cache, or the temporary file cannot be written; 130 if it is
+interrupted: the figures of the finished ways are printed, and FILE is not written.
 """
 
 from __future__ import annotations
@@ -25,6 +28,8 @@ from __future__ import annotations
 import argparse
 import collections
 import dataclasses
+import errno
+import io
 import json
 import os
 import pathlib
@@ -54,6 +59,7 @@ _RESAMPLES = 2000
 _MARK = "\ue000"  # takes the place of a prompt's text while the chat template is rendered
 _MOST_TOKENS = 1 << 20  # largest number of tokens in an option
 _MESSAGE = 300  # characters of a message of Transformers
+_TMPDIR = "set TMPDIR to a folder with more space"
 _SUPPORTED = (
     "decoders with attention (also sliding windows), gated delta nets, KDA, Mamba-1, Mamba-2 or lightning attention, which "
     "run on a DynamicCache of Transformers"
@@ -64,7 +70,11 @@ class BadInput(ValueError):
     """The message begins with the option, or the line of the prompts, that cannot be used."""
 
 
-class Skipped(RuntimeError):
+class Failed(RuntimeError):
+    """The evaluation cannot continue, for a reason that is not in the options."""
+
+
+class Skipped(Failed):
     """A prompt ran without the cache, so its figures would be those of full prefill."""
 
 
@@ -89,6 +99,37 @@ class Outcome:
     answer: list[int]
     seconds: float  # time to first token
     reused: float = 0.0  # fraction of the prompt
+
+
+class _Logits:
+    """Logits of full prefill by prompt, in a file: those of all prompts may exceed the memory."""
+
+    def __init__(self, file: io.RawIOBase, prompts: int) -> None:
+        self._file, self._prompts = file, prompts
+        self._stored: list[tuple[int, torch.Size, torch.dtype]] = []  # position in the file, shape, type
+        self._end = 0  # bytes
+
+    def append(self, logits: torch.Tensor) -> None:
+        """Failed: the file cannot be written."""
+        left = memoryview(logits.contiguous().flatten().view(torch.uint8).numpy())
+        begin = self._end
+        try:
+            self._file.seek(begin)
+            while left:
+                count = self._file.write(left) or 0
+                self._end, left = self._end + count, left[count:]
+        except OSError as error:
+            raise Failed(
+                f"{tempfile.gettempdir()}: {error.strerror}, after {self._end / 1e9:.1f} GB of logits, at prompt "
+                f"{len(self._stored) + 1} of {self._prompts}; {_TMPDIR}"
+            ) from error
+        self._stored.append((begin, logits.shape, logits.dtype))
+
+    def __getitem__(self, prompt: int) -> torch.Tensor:
+        begin, shape, dtype = self._stored[prompt]
+        self._file.seek(begin)
+        found = np.fromfile(self._file, np.uint8, shape.numel() * dtype.itemsize)
+        return torch.from_numpy(found).view(dtype).view(shape)
 
 
 class _Naive(Assembler):
@@ -238,6 +279,14 @@ def _one_line(error: BaseException) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
+def _start_error(error: BaseException) -> str:
+    """Returns the first line of a message of `ashlar.daemon.start`, and the last one, which is the log's."""
+    if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+        return f"{tempfile.gettempdir()}: {error.strerror}; {_TMPDIR}"
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(dict.fromkeys((lines[0], lines[-1]))).rstrip(":")
+
+
 def _sentence(error: BaseException) -> str:
     """Returns the first sentence of a message of Transformers."""
     return re.split(r"[.!]\s", _one_line(error) + " ", maxsplit=1)[0][:_MESSAGE]
@@ -278,16 +327,18 @@ class Evaluation:
         questions: list[Question],
         answer_tokens: int,
         progress: Progress,
+        file: io.RawIOBase,
         **options: Any,
     ) -> None:
-        """`options`: of `cache_for`."""
+        """`file`: for logits. `options`: of `cache_for`."""
         self.model, self.tokenizer, self.questions, self.options = model, tokenizer, questions, options
         self.answer_tokens, self.progress = answer_tokens, progress
         longest = max(len(each.text) + len(each.answer) for each in questions)
         self.capacity_tokens = longest + answer_tokens + 256
         progress.show("hashing the weights")
         self.digest = weights_digest(model)
-        self.full: list[Outcome] = []
+        self.answers: list[list[int]] = []  # of full prefill
+        self.logits = _Logits(file, len(questions))
         self.figures: dict[str, dict[str, list[float]]] = {}
 
     def cache(self, daemon: Any, **options: Any) -> ModelCache:
@@ -313,14 +364,16 @@ class Evaluation:
 
     def prefill(self) -> None:
         """Runs full prefill without a cache. Its own answer is the reference if the prompt has none."""
-        for _, question in self._each(FULL):
+        for i, question in self._each(FULL):
             answer, seconds = self._generate(torch.tensor([question.text], device=self.model.device))
             reference = question.answer or answer
             ids = torch.tensor([[*question.text, *reference]], device=self.model.device)
             with torch.no_grad():
                 logits = self.model(ids, logits_to_keep=len(question.query) + len(reference)).logits[0]
-            self.full.append(Outcome(logits.float().cpu(), answer, seconds))
-            self._add(FULL, question, self.full[-1], self.full[-1])
+            outcome = Outcome(logits.cpu(), answer, seconds)
+            self.answers.append(answer)
+            self.logits.append(outcome.logits)
+            self._add(FULL, i, outcome)
 
     def composed(self, name: str, daemon: Any, head: int, tail: int, assembler: type[Assembler] = Assembler) -> None:
         """Measures one way with all segments of a prompt in the cache."""
@@ -329,11 +382,11 @@ class Evaluation:
             with attach(self.model, cache, assembler=assembler) as reuse, torch.no_grad():
                 for i, question in self._each(name):
                     prompt = Prompt(question.segments, [*question.query, *self._reference(i)])
-                    logits = self.model(prompt).logits[0].float().cpu()
+                    logits = self.model(prompt).logits[0].cpu()
                     self._reused(reuse, question)
                     answer, seconds = self._generate(Prompt(question.segments, question.query))
                     outcome = Outcome(logits, answer, seconds, self._reused(reuse, question))
-                    self._add(name, question, self.full[i], outcome)
+                    self._add(name, i, outcome)
 
     def prefix(self, daemon: Any) -> None:
         """Measures exact reuse of only the first segment of each prompt."""
@@ -352,11 +405,11 @@ class Evaluation:
                     logits = self.model(whole, logits_to_keep=len(question.query) + len(reference)).logits[0]
                     self._reused(reuse, question)
                     answer, seconds = self._generate(Prompt([], text, salt=salts[1]))
-                    outcome = Outcome(logits.float().cpu(), answer, seconds, self._reused(reuse, question))
-                    self._add(PREFIX, question, self.full[i], outcome)
+                    outcome = Outcome(logits.cpu(), answer, seconds, self._reused(reuse, question))
+                    self._add(PREFIX, i, outcome)
 
     def _reference(self, i: int) -> list[int]:
-        return self.questions[i].answer or self.full[i].answer
+        return self.questions[i].answer or self.answers[i]
 
     @staticmethod
     def _reused(reuse: Any, question: Question) -> float:
@@ -366,19 +419,23 @@ class Evaluation:
             raise Skipped(f"{question.where}: the prompt ran without the cache: {last.fault or last.skip_reason}")
         return float(last.cached_tokens / last.tokens)
 
-    def _add(self, way: str, question: Question, full: Outcome, found: Outcome) -> None:
-        figures = self.figures.setdefault(way, {name: [] for name in METRICS})
-        text = torch.tensor([*question.query, *(question.answer or full.answer)])
-        real, other = (outcome.logits[:-1].double().log_softmax(-1) for outcome in (full, found))
+    def _add(self, way: str, i: int, found: Outcome) -> None:
+        question, figures = self.questions[i], self.figures.setdefault(way, {name: [] for name in METRICS})
+        text = torch.tensor([*question.query, *self._reference(i)])
+        real, other = (logits[:-1].double().log_softmax(-1) for logits in (self.logits[i], found.logits))
         figures["loss"].append(float(-other.gather(1, text[1:, None]).mean()))
         figures["kl"].append(float((real.exp() * (real - other)).sum(-1).mean()))
-        figures["agreement"].append(float(found.answer == full.answer))
+        figures["agreement"].append(float(found.answer == self.answers[i]))
         figures["reused"].append(found.reused)
         figures["ttft_ms"].append(1000 * found.seconds)
         if question.answers:
             answer = self.tokenizer.decode(found.answer, skip_special_tokens=True)
             figures["f1"].append(max(f1(answer, each) for each in question.answers))
             figures["rouge_l"].append(max(rouge_l(answer, each) for each in question.answers))
+
+    def row(self, way: str, head: int, tail: int) -> dict[str, Any]:
+        means = {metric: interval(values) for metric, values in self.figures[way].items() if values}
+        return {"way": way, "seam_head": head, "seam_tail": tail, **means}
 
 
 def interval(values: list[float]) -> dict[str, float]:
@@ -398,41 +455,34 @@ def evaluate(
     answer_tokens: int,
     progress: Progress,
     **options: Any,
-) -> list[dict[str, Any]]:
-    """Returns rows by way: {"way", "seam_head", "seam_tail", and the mean and interval of each metric}. `options`: of
-    `cache_for`. BadInput: the model is not supported. Skipped: a prompt ran without the cache."""
-    evaluation = Evaluation(model, tokenizer, questions, answer_tokens, progress, **options)
-    try:
-        with evaluation.cache(daemon) as cache:
-            linear = [layer for layer in cache.model.layers if isinstance(layer, Linear)]
-    except (ValueError, ImportError) as error:
-        kind = type(model).__name__
-        raise BadInput(f"--model: {kind} is not supported: {_one_line(error)}; supported: {_SUPPORTED}") from error
-    # The inputs of a convolution are always recomputed.
-    least = max([layer.conv_kernel - 1 for layer in linear if layer.conv_kernel > 0], default=0)
-    seams: dict[str, tuple[int, int]] = {FULL: (0, 0)}
-    evaluation.prefill()
-    for width in widths:
-        name = f"composed {width}"
-        seams[name] = max(width, least), width
-        evaluation.composed(name, daemon, *seams[name])
-    for name, assembler in ((NAIVE, _Naive), (KEYS, _KeysAlone)):
-        seams[name] = least, 0
-        if not linear and "composed 0" in evaluation.figures:  # a model without states gives the same result
-            evaluation.figures[name] = evaluation.figures["composed 0"]
-        else:
-            evaluation.composed(name, daemon, least, 0, assembler)
-    seams[PREFIX] = 0, 0
-    evaluation.prefix(daemon)
-    return [
-        {
-            "way": name,
-            "seam_head": head,
-            "seam_tail": tail,
-            **{metric: interval(values) for metric, values in evaluation.figures[name].items() if values},
-        }
-        for name, (head, tail) in seams.items()
-    ]
+) -> Iterator[dict[str, Any]]:
+    """Yields each way's row when it is finished: {"way", "seam_head", "seam_tail", and the mean and interval of each
+    metric}. `options`: of `cache_for`. BadInput: the model is not supported. Failed: a prompt ran without the cache, or
+    the temporary file cannot be written."""
+    with tempfile.TemporaryFile(buffering=0) as file:
+        evaluation = Evaluation(model, tokenizer, questions, answer_tokens, progress, file, **options)
+        try:
+            with evaluation.cache(daemon) as cache:
+                linear = [layer for layer in cache.model.layers if isinstance(layer, Linear)]
+        except (ValueError, ImportError) as error:
+            kind = type(model).__name__
+            raise BadInput(f"--model: {kind} is not supported: {_one_line(error)}; supported: {_SUPPORTED}") from error
+        # The inputs of a convolution are always recomputed.
+        least = max([layer.conv_kernel - 1 for layer in linear if layer.conv_kernel > 0], default=0)
+        evaluation.prefill()
+        yield evaluation.row(FULL, 0, 0)
+        for width in widths:
+            name, head = f"composed {width}", max(width, least)
+            evaluation.composed(name, daemon, head, width)
+            yield evaluation.row(name, head, width)
+        for name, assembler in ((NAIVE, _Naive), (KEYS, _KeysAlone)):
+            if not linear and "composed 0" in evaluation.figures:  # a model without states gives the same result
+                evaluation.figures[name] = evaluation.figures["composed 0"]
+            else:
+                evaluation.composed(name, daemon, least, 0, assembler)
+            yield evaluation.row(name, least, 0)
+        evaluation.prefix(daemon)
+        yield evaluation.row(PREFIX, 0, 0)
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -548,13 +598,24 @@ def _run(given: argparse.Namespace, progress: Progress) -> None:
         raise BadInput(f"--device: {given.device}: {_one_line(error)}") from error
     try:
         daemon = ashlar.daemon.start(dram=given.dram)
-    except OSError as error:  # there is no program, or it does not answer
-        raise BadInput(str(error)) from error
-    except RuntimeError as error:
-        raise BadInput(f"--dram: {given.dram}: {str(error).splitlines()[-1]}") from error
+    except (OSError, RuntimeError) as error:
+        message = _start_error(error)
+        if "dram." in message:  # of the daemon's configuration
+            raise BadInput(f"--dram: {given.dram}: {message}") from error
+        raise Failed(message) from error
     options = {"segment_dtype": given.segment_dtype}
+    rows: list[dict[str, Any]] = []
     with daemon:
-        rows = evaluate(model, tokenizer, questions, daemon, given.widths, given.answer_tokens, progress, **options)
+        try:
+            for row in evaluate(
+                model, tokenizer, questions, daemon, given.widths, given.answer_tokens, progress, **options
+            ):
+                rows.append(row)
+        except KeyboardInterrupt:
+            progress.clear()
+            if rows:
+                print(table(rows))
+            raise
     progress.clear()
     print(table(rows))
     if given.json:
@@ -573,9 +634,12 @@ def main(words_given: list[str] | None = None) -> None:
         transformers.utils.logging.disable_progress_bar()
     try:
         _run(given, progress)
-    except (BadInput, Skipped) as error:
+    except (BadInput, Failed) as error:
         progress.clear()
-        parser.exit(1 if isinstance(error, Skipped) else 2, f"{parser.prog}: {error}\n")
+        parser.exit(2 if isinstance(error, BadInput) else 1, f"{parser.prog}: {error}\n")
+    except KeyboardInterrupt:
+        progress.clear()
+        parser.exit(130, f"{parser.prog}: interrupted\n")
 
 
 if __name__ == "__main__":

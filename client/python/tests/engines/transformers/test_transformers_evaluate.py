@@ -10,6 +10,8 @@ import shutil
 import string
 import subprocess
 import sys
+import tempfile
+import weakref
 
 import pytest
 import tiny_transformers as tiny
@@ -252,6 +254,83 @@ def test_a_failed_evaluation_leaves_the_file_of_figures_as_it_was(folder, tmp_pa
     with pytest.raises(OSError):
         evaluation._write(file, "after")
     assert file.read_text() == "before" and sorted(tmp_path.iterdir()) == [file, prompts]
+
+
+def test_logits_of_one_prompt_at_a_time_are_in_memory(folder, tmp_path, monkeypatch):
+    before, alive, sizes, own = [], [], [], evaluation.Evaluation._add
+
+    def recorded(self, way, i, found):
+        alive.append(sum(each() is not None for each in before))
+        before.append(weakref.ref(found.logits))
+        sizes.append(os.fstat(self.logits._file.fileno()).st_size)
+        own(self, way, i, found)
+
+    monkeypatch.setattr(evaluation.Evaluation, "_add", recorded)
+    evaluated(tmp_path, folder, "--widths", 16)
+    assert len(alive) > 2 * len(PROMPTS) and set(alive) == {0}
+    assert 0 < sizes[0] < sizes[1] and set(sizes[1:]) == {sizes[1]}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_logits_are_read_as_they_were_written(dtype, tmp_path):
+    rows = [torch.randn(2, count, 5).to(dtype)[1] for count in (3, 1, 4)]
+    with open(tmp_path / "logits", "x+b", buffering=0) as file:
+        stored = evaluation._Logits(file, len(rows))
+        for row in rows:
+            stored.append(row)
+        for i in (2, 0, 1, 0):
+            assert stored[i].dtype == dtype and torch.equal(stored[i], rows[i])
+
+
+def test_a_full_temporary_folder_is_named(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(tempfile, "TemporaryFile", lambda **options: open("/dev/full", "r+b", **options))
+    message = refused(
+        capsys, "--answer-tokens", 2, model=folder, prompts=written(tmp_path, *PROMPTS), dram="64MiB", status=1
+    )
+    assert message == (
+        f"{tempfile.gettempdir()}: No space left on device, after 0.0 GB of logits, at prompt 1 of 2; set TMPDIR to a "
+        "folder with more space"
+    )
+
+
+def test_an_interrupt_leaves_the_figures_of_finished_ways(folder, tmp_path, capsys, monkeypatch):
+    def interrupted(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation.Evaluation, "prefix", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        evaluated(tmp_path, folder, "--widths", 16)
+    printed = capsys.readouterr()
+    assert ended.value.code == 130 and printed.err.endswith("ashlar-eval: interrupted\n")
+    ways = ["way", "full", "composed", "naive", "keys"]
+    assert [line.split()[0] for line in printed.out.splitlines()] == ways
+    assert not (tmp_path / "figures.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (RuntimeError(), 1, "RuntimeError"),
+        (RuntimeError("ashlard exited:\n"), 1, "ashlard exited"),
+        (RuntimeError("ashlard exited:\none\nlisten: in use\n"), 1, "ashlard exited: listen: in use"),
+        (TimeoutError("ashlard did not start:\none\ntwo"), 1, "ashlard did not start: two"),
+        (FileNotFoundError("ashlard: not found"), 1, "ashlard: not found"),
+        (
+            OSError(28, "No space left"),
+            1,
+            f"{tempfile.gettempdir()}: No space left; set TMPDIR to a folder with more space",
+        ),
+        (RuntimeError("ashlard exited:\ndram.x: 7"), 2, "--dram: 2GiB: ashlard exited: dram.x: 7"),
+    ],
+)
+def test_a_daemon_that_does_not_start_is_reported_in_one_line(
+    error, status, message, folder, tmp_path, capsys, monkeypatch
+):
+    def start(**_):
+        raise error
+
+    monkeypatch.setattr(evaluation.ashlar.daemon, "start", start)
+    assert refused(capsys, model=folder, prompts=written(tmp_path, *PROMPTS), status=status) == message
 
 
 def test_figures_keep_the_mode_and_the_link_of_their_file(tmp_path):
