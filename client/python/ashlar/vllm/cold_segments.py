@@ -93,7 +93,8 @@ class ColdSegments:
         self._states = sorted({place.group for place in described.linear})
         self._generation = ""
         self._segments: OrderedDict[bytes, _Cold] = OrderedDict()
-        self._unpublished: OrderedDict[bytes, None] = OrderedDict()  # segments whose runs the cache did not keep
+        # Segments whose runs the cache declined, or which found too few free pages.
+        self._unpublished: OrderedDict[bytes, None] = OrderedDict()
         self._running: _Run | None = None
         self._number = 0
         self._abandoned = False  # whether workers may keep parts of a run that has ended
@@ -283,12 +284,13 @@ class ColdSegments:
             return
         pool.free_blocks(run.blocks)
         most = max(answers)
-        self._stats.add(max(0, most), "published_segments")
-        if NO_SPACE in answers:
+        if NO_SPACE in answers:  # a hit needs all ranks
             self._stats.add(1, "dropped_segments")
+        else:
+            self._stats.add(max(0, most), "published_segments")
         self._end_served(run.served, min(answers) > 0)
         self._unpublished.pop(run.cold.name, None)
-        if most == 0:
+        if most == 0 or NO_SPACE in answers:
             self._unpublished[run.cold.name] = None
         if len(self._unpublished) > _REMEMBERED:
             self._unpublished.popitem(last=False)

@@ -10,8 +10,6 @@ work. A jump does not wait for the device: landed data stays in host memory unti
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import dataclasses
 import fcntl
 import mmap
@@ -62,6 +60,8 @@ logger = init_logger("vllm.ashlar")
 _TRIES = 4  # plans per prompt; each uses fewer hits
 _POLL = 0.0005  # seconds
 _PAGES_POLL = 0.01  # seconds between two attempts to publish a run that waits for pages
+_PAGES_WAIT = 2.0  # seconds that a run waits for pages, at most land_ms; no other segment runs meanwhile
+_QUIESCED_POLL = 0.5  # seconds between two calls to the daemon for kept pages while a run waits for pages
 
 
 class NotLanded(Exception):
@@ -124,8 +124,8 @@ class Pages:
                     free = len(self._free) * PAGE_TOKENS
                     raise NotLanded(
                         f"space for {tokens} tokens and {tuples} tuples is needed; {free} of "
-                        f"{self.count * PAGE_TOKENS} tokens and {self._free_tuples} of {self.tuples} tuples are free; "
-                        "raise segment_tokens"
+                        f"{self.count * PAGE_TOKENS} tokens and {self._free_tuples} of {self.tuples} tuples are free, "
+                        f"and the daemon may still write to {self.kept * PAGE_TOKENS} tokens; raise segment_tokens"
                     )
                 self._changed.wait(0.01)
             self._free.sort()  # a jump copies consecutive pages together
@@ -243,8 +243,9 @@ class Composer:
         self._kept: Run | None = None  # a run between two parts
         self._fetched: queue.SimpleQueue[tuple[int, Fetched]] = queue.SimpleQueue()
         self._ran: queue.SimpleQueue[tuple[int, int]] = queue.SimpleQueue()
-        # Runs to publish, oldest first, and until when they wait for pages; used by the composer's thread only.
-        self._unpublished: collections.deque[tuple[Run, float]] = collections.deque()
+        # A complete run that waits for pages, and since when; used by the composer's thread only. The scheduler begins no
+        # other run before this one is answered.
+        self._unpublished: tuple[Run, float] | None = None
         self._open_answers = 0
         self._lock = threading.Lock()
         self._asked: queue.Queue[_Landing | Run | None] = queue.Queue()
@@ -420,20 +421,28 @@ class Composer:
     # ---- the composer's thread
 
     def _serve(self) -> None:
+        quiesced_at = 0.0
         while True:
-            work: _Landing | Run | None = None
-            with contextlib.suppress(queue.Empty):
-                if (work := self._asked.get(timeout=_PAGES_POLL if self._unpublished else None)) is None:
-                    return
+            try:
+                work = self._asked.get(timeout=None if self._unpublished is None else _PAGES_POLL)
+            except queue.Empty:
+                if time.monotonic() >= quiesced_at + _QUIESCED_POLL:
+                    self._take_quiesced()
+                    quiesced_at = time.monotonic()
+                self._publish_waiting()
+                continue
+            if work is None:
+                return
             self._take_quiesced()
+            quiesced_at = time.monotonic()
             self._opening.refresh(self._pages.kept == 0)
             if isinstance(work, _Landing):
                 self._answer(work)
-            elif work is not None and work.complete:
-                self._unpublished.append((work, time.monotonic() + self._options.land_ms / 1000))
-            elif work is not None:
+            elif work.complete:
+                self._unpublished = work, time.monotonic()
+            else:
                 self._end_run(work, lambda run: run.release_device(self._order))
-            self._publish_all()
+            self._publish_waiting()
 
     def _answer(self, work: _Landing) -> None:
         number, fetched = work.fetch.number, Fetched(ended=True)
@@ -451,18 +460,22 @@ class Composer:
             self._drop(work)
         self._fetched.put((number, fetched))
 
-    def _publish_all(self) -> None:
-        """Publishes the runs for which pages are free. The others wait, but landings do not wait for them."""
-        for _ in range(len(self._unpublished)):
-            run, until = self._unpublished.popleft()
-            try:
-                self._end_run(run, self._publish)
-            except NotLanded as reason:
-                if time.monotonic() < until:
-                    self._unpublished.append((run, until))
-                    continue
-                logger.warning("Ashlar: a segment is not published, because landed ones leave no space: %s", reason)
-                self._ran.put((run.alone.number, NO_SPACE))
+    def _publish_waiting(self) -> None:
+        """Publishes the run that waits, if pages are free for it. Landings do not wait for it."""
+        if self._unpublished is None:
+            return
+        run, since = self._unpublished
+        try:
+            self._end_run(run, self._publish)
+        except NotLanded as reason:
+            waited = time.monotonic() - since
+            if waited < min(_PAGES_WAIT, self._options.land_ms / 1000):
+                return
+            logger.warning(
+                "Ashlar: a segment is not published: too few pages were free for %d ms: %s", waited * 1000, reason
+            )
+            self._ran.put((run.alone.number, NO_SPACE))
+        self._unpublished = None
 
     def _end_run(self, run: Run, end: Callable[[Run], int]) -> None:
         """Answers for a part. NotLanded: too few pages are free."""
@@ -637,7 +650,11 @@ class Composer:
         # A segment that is not the first follows a segment of one token, which is not published.
         before = [] if alone.first else [1]
         tokens = np.array([*([0] if before else []), *alone.tokens, 0], np.int32)
-        table = self._pages.take(len(tokens), 0.0, lambda: True)  # without a wait, which would delay landings
+        try:
+            table = self._pages.take(len(tokens), 0.0, lambda: True)  # without a wait, which would delay landings
+        except NotLanded:
+            run.release_device(self._order)  # it waits outside vLLM's budget of device memory
+            raise
         quiesced = True
         try:
             with cache.start_begin(tokens, [*before, len(alone.tokens)], table, fill=True, salt=alone.salt) as request:

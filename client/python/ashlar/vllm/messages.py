@@ -157,7 +157,7 @@ class WorkerReport(KVConnectorWorkerMetadata):  # type: ignore[misc]
     # By number of the fetch, and rank.
     fetched: dict[tuple[int, int], Fetched] = dataclasses.field(default_factory=dict)
     # Number of published segments, by number of the run, and rank; UNAVAILABLE: the cache was not asked to store any;
-    # CONTINUES: a part that is not the last one was computed; NO_SPACE: landed segments left no space to publish from.
+    # CONTINUES: a part that is not the last one was computed; NO_SPACE: too few pages were free to publish it.
     ran: dict[tuple[int, int], int] = dataclasses.field(default_factory=dict)
 
     def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:

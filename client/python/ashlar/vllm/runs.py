@@ -33,7 +33,8 @@ class Run:
         """`states`: of the linear layers, by name. `model`: the layout of segments."""
         self._states, self._model = states, model
         self.is_current: list[Callable[[], bool]] = []  # by part
-        self.rows: dict[str, dict[str, torch.Tensor]] = {}  # instead of a tuple, if there is only one part
+        # In CPU memory, instead of a tuple, if there is only one part.
+        self.rows: dict[str, dict[str, torch.Tensor]] = {}
         self.tuples: dict[str, tuple[torch.Tensor, ...]] = {}
         self.inputs: dict[str, torch.Tensor] = {}  # last inputs of the convolutions
         self.ends: dict[str, torch.Tensor] = {}  # states at the end of a first segment
@@ -87,13 +88,18 @@ class Run:
         return engine.prepare(tokens, alone.pages, at_linear, at_keys, start=alone.begin)
 
     def release_device(self, order: Order) -> int:
-        """Moves the keys and values of the last part to CPU memory. Returns CONTINUES."""
+        """Moves to CPU memory the keys and values of the last part, and everything if the run is complete. Returns
+        CONTINUES."""
         if self.mark is not None:
             self.mark.synchronize()
         with order.copies():
             for parts in self.keys.values():
                 keys, values = parts[-1]
                 parts[-1] = keys.cpu(), values.cpu()
+            if self.complete:
+                self.tuples = {name: tuple(each.cpu() for each in found) for name, found in self.tuples.items()}
+                self.inputs = {name: inputs.cpu() for name, inputs in self.inputs.items()}
+                self.ends = {name: state.cpu() for name, state in self.ends.items()}
         return CONTINUES
 
 

@@ -26,7 +26,7 @@ COUNTERS: dict[str, tuple[tuple[str, ...], str]] = {
     "published_segments": ((), "Segments that this engine computed alone and published."),
     "dropped_segments": (
         (),
-        "Segments that this engine computed alone and did not publish, because landed segments filled segment_tokens.",
+        "Segments that this engine computed alone and did not publish, because too few pages of segment_tokens were free.",
     ),
     "shared_segments": ((), "Segments of this engine's prompts that other engines were asked to compute."),
     "served_segments": (

@@ -561,6 +561,15 @@ def give_pages(server, taken):
     worker()._composer._pages.give(taken)
 
 
+def wait_for_pages(server, seconds):
+    """Sets the time that a complete run waits for pages."""
+    composing._PAGES_WAIT = seconds
+
+
+def publish_waits(server):
+    return worker()._composer._unpublished is not None
+
+
 def settle_landings(server):
     """Waits until the composer's thread has no more work."""
     deadline = time.monotonic() + 60
@@ -668,6 +677,13 @@ def jumped_again(server):
 def next_tokens(server, prompts, salt=None):
     """Returns the most likely next token for each (tokens, lengths). Requests are served four at a time."""
     return [tokens[0] for tokens, *_ in ask_together(server, prompts, 1, salt)]
+
+
+def fix_pace(server, seconds_per_step, seconds_per_token):
+    """Replaces the measured rates, also those of later steps."""
+    pace = worker()._pace
+    pace.seconds_per_step, pace.seconds_per_token = seconds_per_step, seconds_per_token
+    pace.begin = pace.end = lambda *given: None
 
 
 def break_even(server, seconds_per_step, seconds_per_token):

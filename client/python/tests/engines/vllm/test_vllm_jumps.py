@@ -14,7 +14,7 @@ from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 import ashlar
 from ashlar.vllm import device_counts, stops
 from ashlar.vllm.jumps import Jumps
-from ashlar.vllm.messages import UNAVAILABLE, Fetched
+from ashlar.vllm.messages import NO_SPACE, UNAVAILABLE, Fetched
 from ashlar.vllm.options import Options
 from ashlar.vllm.scheduler import Scheduler
 from ashlar.vllm.segments import Names
@@ -398,25 +398,31 @@ def test_missing_segments_run_alone_when_idle_or_asked_for_twice():
     assert not engine.jumps.cold.pending
 
 
-def test_a_segment_that_was_not_published_runs_again_only_when_idle():
-    """The cache may decline a segment that lands more slowly than it is computed."""
+@pytest.mark.parametrize("answers", [[0], [NO_SPACE], [1, NO_SPACE], [NO_SPACE, 0]])
+def test_a_segment_that_was_not_published_runs_again_only_when_idle(answers):
+    """The cache may decline a segment that lands more slowly than it is computed. If a rank finds too few free pages,
+    it may find too few again."""
     engine = Engine([100, 100], 220)
+    engine.jumps.cold._ranks = len(answers)
     for _ in range(2):
         engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
     alone = engine.jumps.cold.next(False, engine.pool, 0)
-    engine.jumps.cold.ran({(alone.number, 0): 0}, engine.pool)
+    engine.jumps.cold.ran({(alone.number, rank): answer for rank, answer in enumerate(answers)}, engine.pool)
+    dropped = NO_SPACE in answers
+    assert engine.stats.data == ({"dropped_segments": 1} if dropped else {"published_segments": 0})
     for _ in range(2):
         engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
     assert engine.jumps.cold.next(False, engine.pool) is None
     again = engine.jumps.cold.next(True, engine.pool)
-    engine.jumps.cold.ran({(again.number, 0): 1}, engine.pool)
+    engine.jumps.cold.ran({(again.number, rank): 1 for rank in range(len(answers))}, engine.pool)
+    assert engine.stats.data["published_segments"] == 1
     for _ in range(2):
         engine.jumps._add_cold(engine.jumps._prompts["one"], [1])
     assert engine.jumps.cold.next(False, engine.pool) is not None
 
 
 def test_a_segment_that_could_not_be_offered_runs_again_when_two_requests_have_it():
-    """No daemon answered, or no page was free. A busy engine is never idle."""
+    """No daemon answered. A busy engine is never idle."""
     engine = Engine([100, 100], 220)
     for _ in range(2):
         for _ in range(2):

@@ -317,7 +317,7 @@ def test_sixteen_concurrent_prompts_answer_as_one_at_a_time(
     options, length, model, close, shared_daemon, expected, new=8
 ):
     """The prompts are scheduled together with one that has no segments. By default, tuples have 16 bits, and segments
-    that save no time are computed.
+    that save no time by measured rates are computed; the test fixes these rates.
 
     On one kind of CPU nothing differed. On others, bf16 products of a higher matrix may round differently, which moves
     logits by a bf16 step: 2⁻⁶ between 2 and 4. So log-probabilities are compared within CLOSE, which is above that step.
@@ -326,6 +326,7 @@ def test_sixteen_concurrent_prompts_answer_as_one_at_a_time(
     """
     settings, parts = connector(shared_daemon, segments=True, **options), texts("many", 8, length)
     with Segmented(model, settings, max_num_seqs=17, num_gpu_blocks_override=512) as child:
+        child.probe("fix_pace", 10.0, 0.1)  # a step takes as long as 100 tokens
         child.publish(parts)
         chance = random.Random(3)
         prompts = []
@@ -346,9 +347,6 @@ def test_sixteen_concurrent_prompts_answer_as_one_at_a_time(
         for one, other in zip(together, alone):
             # The first segment, or a prefix that ends at a block's end within it and saves a step.
             least = interiors(*[length] * 3) + (length if model == MODEL else length - 128)
-            if options is DEFAULTS and min(one[2], other[2]) < least:
-                print(child.metrics())
-                continue  # measured times decide whether a prompt is composed
             assert one[2] == other[2] >= least
             decided = next((i for i, lead in enumerate(other[3]) if lead < 2 * close), new)
             assert one[0][:decided] == other[0][:decided], (one, other)
@@ -357,7 +355,7 @@ def test_sixteen_concurrent_prompts_answer_as_one_at_a_time(
             print(f"{decided} tokens until a near tie, apart by {apart:.1e}")
             assert apart < close, (one, other)
             compared += decided
-        assert compared > 16 * new / (2 if options is PATIENT else 4), "most tokens have a clear lead"
+        assert compared > 16 * new / 2, "most tokens have a clear lead"
         same([together[16][:2]], expected(model, [plain], new), close)
         assert child.probe("state_of", 20)[1] == 0, "nothing is held"
 
