@@ -70,6 +70,7 @@ class _Prompt:
     exact: int | None = None  # number of tokens before the first composed token; None: all are exact
     tier: str = "dram"
     jumped: bool = False
+    counted: int = 0  # end of the last jump in the request's number of cached tokens
     jumping: Interior | None = None  # a jump that was scheduled but not yet sent to a worker
     held: HeldBlocks = dataclasses.field(default_factory=HeldBlocks)  # blocks with the states before the jump
 
@@ -479,9 +480,13 @@ class Jumps:
         if not prompt.jumped:
             prompt.jumped = True
             self._stats.add(1, "hits", prompt.tier, "composed")
-        if not made.first and stats is not None and prompt.request.num_preemptions == 0:
+        # vLLM counts the tokens before the first step, unless the request was preempted. A jump that is repeated after a
+        # preemption counts once.
+        repeated = stats is None or made.begin < (prompt.counted or stats.num_cached_tokens)
+        if not repeated and not (made.first and prompt.request.num_preemptions == 0):
+            prompt.counted = made.end
             external = stats.num_external_cached_tokens + tokens
-            stats.set(stats.num_prompt_tokens, stats.num_local_cached_tokens, external)
+            stats.set(prompt.request.num_prompt_tokens, stats.num_local_cached_tokens, external)
 
     # ---- what workers report
 

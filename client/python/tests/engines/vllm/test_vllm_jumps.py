@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from vllm.v1.core.sched.scheduler import Scheduler as Engines
+from vllm.v1.metrics.stats import PrefillStats
 from vllm.v1.worker.gpu.model_runner import GPUModelRunner
 
 import ashlar
@@ -174,6 +175,29 @@ def test_a_seam_without_space_ends_with_its_block():
     engine.land([(8, 28, False), (36, 92, False)])
     (state,) = engine.tables[1]
     assert engine.at(8, 7) == (28, None) and engine.tables[1] == [state]
+
+
+def test_a_preempted_prompts_jumps_count_once_as_cached_tokens():
+    engine = Engine([100, 100], 220)
+    stats = engine.request.prefill_stats = PrefillStats(220, 220)
+    interiors = [(8, 92, False), (108, 192, False)]
+    engine.land(interiors)
+    engine.at(8)
+    engine.step({"one": 16})
+    assert stats.num_cached_tokens == 84
+    engine.request.num_preemptions, engine.request.num_computed_tokens = 1, 0
+    engine.tables[1][:] = [Block(30)]
+    assert engine.jumps.waits(engine.request, 0, engine.pool)
+    ((fetch,), _, _) = engine.step({})
+    engine.jumps.hear({(fetch.number, 0): Fetched(True, interiors)}, engine.pool)
+    engine.jumps.decide(engine.request, 0, engine.pool)
+    engine.at(8)
+    engine.step({"one": 16})
+    assert stats.num_cached_tokens == 84
+    engine.tables[1][:] = [Pool.null_block] * 3 + [Block(31)]
+    engine.at(108)
+    engine.step({"one": 28})
+    assert (stats.num_cached_tokens, stats.num_computed_tokens) == (168, 52)
 
 
 def test_a_jump_waits_until_its_request_is_scheduled():
