@@ -331,7 +331,8 @@ class Composer:
         """Writes keys, values and states of a jump to the request's blocks. Call it before the forward of the step
         after it.
 
-        The engine has already copied the running state to the block in which this step leaves its state.
+        The engine has already copied the running state to the block in which this step leaves its state. If the request
+        has computed more tokens since, `jump.sources` has the states.
         """
         landing = self._landings[jump.fetch]
         assert landing.table is not None and landing.memory is not None
@@ -351,6 +352,9 @@ class Composer:
             block = jump.blocks[place.group][jump.state_block]
             state = self._state(states, block, place)
             update = found.state_on(state.device)
+            if jump.sources:
+                state.copy_(self._state(states, jump.sources[place.group], place))
+                states.tail(block).copy_(states.tail(jump.sources[place.group]))
             if found.transition is None:
                 state.copy_(update)
             else:

@@ -73,6 +73,7 @@ class _Prompt:
     counted: int = 0  # end of the last jump in the request's number of cached tokens
     jumping: Interior | None = None  # a jump that was scheduled but not yet sent to a worker
     held: HeldBlocks = dataclasses.field(default_factory=HeldBlocks)  # blocks with the states before the jump
+    sources: dict[int, int] = dataclasses.field(default_factory=dict)  # as `Jump.sources`, of `jumping`
 
 
 class Jumps:
@@ -150,7 +151,7 @@ class Jumps:
             prompt.fetch = None
         self._end_lookup(prompt)
         prompt.held.free(pool)
-        prompt.jumping, prompt.landed = None, None
+        prompt.jumping, prompt.landed, prompt.sources = None, None, {}
 
     def _end_lookup(self, prompt: _Prompt) -> None:
         self._ending = [each for each in self._ending if not each.ended]
@@ -353,8 +354,8 @@ class Jumps:
             return False
         landed, prompt.landed, prompt.ready = prompt.landed, None, True
         known = prompt.computed
-        after = [each for each in landed if each.begin >= found]
-        jumps = [each for each in landed if each.begin >= known or (each.first and each.end > known)]
+        after = [each for each in landed if self._is_ahead(each, found)]
+        jumps = [each for each in landed if self._is_ahead(each, known) or (each.first and each.end > known)]
         if found > known:
             # A prefix that ends inside a segment is loaded only if that saves more.
             prompt.refuses_prefix = found + _tokens(after, found) < known + _tokens(jumps, known)
@@ -390,7 +391,10 @@ class Jumps:
         prompt = self._prompts.get(request.request_id)
         if prompt is None or not prompt.jumps:
             return 0
-        prompt.jumps = [each for each in prompt.jumps if each.begin >= computed or (each.first and each.end > computed)]
+        ahead = (
+            each for each in prompt.jumps if self._is_ahead(each, computed) or (each.first and each.end > computed)
+        )
+        prompt.jumps = list(ahead)
         if not prompt.jumps:  # the engine's own cache has the whole segment
             self._leave(prompt, pool)
             return 0
@@ -417,18 +421,24 @@ class Jumps:
             return None
         at: int = request.num_computed_tokens
         block = self._described.block
-        while prompt.jumps and prompt.jumps[0].begin < at:
+        # The step before this one may have computed one token of the interior: see `next_stop`.
+        while prompt.jumps and not self._is_ahead(prompt.jumps[0], at - 1):
             prompt.jumps.pop(0)
         if not (prompt.jumps or prompt.jumping or prompt.held):
             self._leave(prompt, pool)
             return None
         tables = [managers[group].req_to_blocks[request.request_id] for group in self._states]
         index = -(-at // block) - 1
-        if prompt.jumps and prompt.jumps[0].begin == at and prompt.jumping is None:
+        if prompt.jumps and prompt.jumps[0].begin <= at and prompt.jumping is None:
             jump = prompt.jumps[0]
             over = at % block > 0 and index < jump.end // block
-            there = all(0 <= index < len(table) and not table[index].is_null for table in tables)
-            if there and prompt.held.hold(tables, index, over, pool):
+            source = jump.begin // block - 1 if jump.begin < at and tables else index
+            there = all(0 <= source <= index < len(table) for table in tables)
+            there = there and not any(table[each].is_null for table in tables for each in (source, index))
+            if there and (source == index or prompt.held.hold(tables, source, False, pool)):
+                if source < index:
+                    prompt.sources = {group: table[source].block_id for group, table in zip(self._states, tables)}
+                prompt.held.hold(tables, index, over, pool)
                 prompt.jumping = prompt.jumps.pop(0)
                 request.num_computed_tokens = jump.end
         start: int = request.num_computed_tokens
@@ -443,11 +453,22 @@ class Jumps:
         return 0 if gone and any(table[start // block].is_null for table in tables) else None
 
     def next_stop(self, request: Any, start: int) -> int | None:
-        """Returns where the step that begins at `start` must end because a jump follows."""
+        """Returns where the step that begins at `start` must end because a jump follows.
+
+        Only running requests jump. If a waiting request's prefix ends where an interior begins, its first step computes
+        one token, and then it jumps with the states from before this step.
+        """
         prompt = self._prompts.get(request.request_id)
         if prompt is None:
             return None
-        return min((each.begin for each in prompt.jumps if each.begin > start), default=None)
+        ahead = (each.begin for each in prompt.jumps if self._is_ahead(each, start))
+        return min((max(begin, start + 1) for begin in ahead), default=None)
+
+    def _is_ahead(self, interior: Interior, start: int) -> bool:
+        """Returns whether a waiting request with `start` computed tokens can jump over the interior. A step from within
+        a block overwrites the states from before it."""
+        kept = not self._states or start % self._described.block == 0
+        return interior.begin > start or (interior.begin == start and kept)
 
     # ---- with each step
 
@@ -462,9 +483,10 @@ class Jumps:
             assert prompt.fetch is not None
             end = made.end + output.num_scheduled_tokens[name]
             blocks = tuple(output.kv_connector_block_state.get_block_ids(name))
-            jumps.append(Jump(prompt.fetch, made.begin, made.end, blocks, self._described.count(end) - 1))
+            state_block = self._described.count(end) - 1
+            jumps.append(Jump(prompt.fetch, made.begin, made.end, blocks, state_block, prompt.sources))
             self._count(prompt, made)
-            prompt.jumping = None
+            prompt.jumping, prompt.sources = None, {}
             if not prompt.jumps:
                 self._leave(prompt, pool)
         if jumps:

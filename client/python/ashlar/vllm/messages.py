@@ -92,6 +92,8 @@ class Jump:
     end: int
     blocks: tuple[list[int], ...]
     state_block: int  # index of the block in which this step leaves the states
+    # Blocks with the states before the jump, by group; empty: the engine has copied the states to `state_block`.
+    sources: dict[int, int] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass

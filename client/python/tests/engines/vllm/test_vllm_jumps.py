@@ -177,6 +177,34 @@ def test_a_seam_without_space_ends_with_its_block():
     assert engine.at(8, 7) == (28, None) and engine.tables[1] == [state]
 
 
+def test_a_request_jumps_where_its_cached_prefix_ends():
+    """Its first step computes one token, which the jump replaces: the jump begins with the states from before it."""
+    engine = Engine([56, 100], 220)
+    engine.land([(64, 148, False)], computed=64)
+    assert engine.jumps.external(engine.request, 64, engine.pool) == 0
+    assert engine.jumps.next_stop(engine.request, 64) == 65
+    source, running = Block(31), Block(32)
+    engine.tables[1][:] = [Pool.null_block, source, running]
+    assert engine.at(65) == (148, None)
+    assert engine.tables[1] == [Pool.null_block, source, Pool.null_block], "no other request gets the token's states"
+    assert source.references == 2 and running.references == 1
+    _, (jump,), _ = engine.step({"one": 20})
+    assert (jump.begin, jump.end, jump.state_block, jump.sources) == (64, 148, 5, {1: 31})
+    assert source.references == 1 and running.references == 0
+
+
+def test_a_prefix_that_ends_in_a_block_at_an_interiors_start_counts_without_the_interior():
+    """The request's next step would overwrite the states from which the jump begins."""
+    engine = Engine([100, 100], 220)
+    engine.land([(8, 92, False), (108, 192, False)], found=108)
+    assert [each.begin for each in engine.jumps._prompts["one"].jumps] == []
+    engine = Engine([100, 100], 220)
+    engine.jumps._states = []  # a model with only attention
+    engine.land([(108, 192, False)], found=108)
+    assert engine.jumps.next_stop(engine.request, 108) == 109
+    assert engine.at(109)[0] == 192
+
+
 def test_a_preempted_prompts_jumps_count_once_as_cached_tokens():
     engine = Engine([100, 100], 220)
     stats = engine.request.prefill_stats = PrefillStats(220, 220)

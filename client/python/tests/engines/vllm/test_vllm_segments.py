@@ -112,6 +112,28 @@ def test_a_prefix_that_ends_in_a_segment_is_loaded_if_that_saves_more(segmented)
     assert child.ask(parts, query)[2] == 1600
 
 
+@pytest.mark.parametrize("asked, erased", [(384, True), (385, False)], ids=["loaded", "the engine's own"])
+def test_a_segment_is_used_if_an_exact_prefix_ends_where_it_begins(asked, erased, segmented):
+    """The first seam ends at a block's end, as the prefix does."""
+    child, query, lead = segmented(MODEL), prompt("at", 20), 384 - HEAD
+    parts = [prompt(f"at {asked}", lead), *texts(f"at others {asked}", 2, 200)]
+    child.publish(parts[1:])
+    child.probe("publish", False)
+    try:
+        wanted = child.ask(parts, query)
+        assert wanted[2] == interiors(200, 200)
+        child.call("erase")
+        child.probe("ask", sum(parts, [])[:asked], None, 1)
+        if erased:
+            child.call("erase")
+        jumps = count(child, "jumps")
+        tokens, logs, cached = child.ask(parts, query)
+    finally:
+        child.probe("publish", True)
+    assert count(child, "jumps") - jumps == 2 and cached == lead + HEAD + interiors(200, 200)
+    assert tokens == wanted[0] and max(abs(a - b) for a, b in zip(logs, wanted[1])) < 1e-4, "the same states"
+
+
 def composes_exactly(child, parts):
     """Composition has fp32 errors: the bound is ten times the measured 2.1e-7.
 
