@@ -374,7 +374,7 @@ class Composer:
         """Runs a part of a segment from a zero state or from the state after the part before it, in blocks that belong
         to no request. After the last part, the thread publishes the segment.
 
-        RanksApart: the model failed on several ranks, or on one of them. Other errors end the run, on all ranks.
+        RanksApart: as of `Ranks.together`. Other errors end the run, on all ranks.
         """
         self._open_answers += 1
         ranks, forward, answer = self._engine.ranks, None, UNAVAILABLE
@@ -398,8 +398,6 @@ class Composer:
         except RanksApart:
             raise
         except Exception as error:
-            if ranks.count > 1:
-                raise RanksApart("a segment's run failed on all ranks") from error
             logger.warning("Ashlar: cannot compute a segment alone: %s: %s", type(error).__name__, error)
             self._ran.put((alone.number, 0))
             return

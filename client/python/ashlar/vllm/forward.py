@@ -263,15 +263,22 @@ class _Seen:
 
 
 class _Watch(TorchDispatchMode):  # type: ignore[misc]
-    def __init__(self, at_linear: AtLinear, at_keys: AtKeys | None, metadata: MetadataOf) -> None:
+    def __init__(self, ranks: Ranks, at_linear: AtLinear, at_keys: AtKeys | None, metadata: MetadataOf) -> None:
         super().__init__()
-        self._at_linear, self._at_keys, self._metadata = at_linear, at_keys, metadata
+        self._ranks, self._at_linear, self._at_keys, self._metadata = ranks, at_linear, at_keys, metadata
         self._delta_nets = _operators("cpu_gdn_attention_core", "qwen_gdn_attention_core")
         self._mamba2 = _operators("mamba_mixer2")
         self._keys = torch.ops.vllm.unified_kv_cache_update.default
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        is_linear = func in self._delta_nets or func in self._mamba2
+        # Operators of linear layers are their cores, which have no collectives. Nor do PyTorch's own operators.
+        self._ranks.enter(func.name(), is_linear or func is self._keys or func.namespace == "aten")
+        found = self._run(func, args, kwargs or {})
+        self._ranks.leave()
+        return found
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
         if func in self._delta_nets:
             if kwargs.pop("use_aiter", False):
                 raise Unsupported("segments: AITER's operator is not supported; set VLLM_ROCM_USE_AITER to 0")
@@ -297,8 +304,6 @@ class _Group:
 
 
 class EngineModel:
-    ranks = Ranks(1)  # that run the model together
-
     def __init__(self, vllm_config: Any, kv_cache_config: Any, described: Described) -> None:
         """Raises Unsupported."""
         self.ranks = Ranks(described.model.tensor_parallel_size)
@@ -355,15 +360,26 @@ class EngineModel:
         included. Call it before the engine's first step, because it runs the model in the engine's blocks.
 
         The rotation is read from the model's tables, and for attention layers checked by a run of few tokens at several
-        positions. Unsupported: they differ.
+        positions. All ranks must call it. Unsupported: they differ. If it raises an error on one rank, the others may
+        return.
         """
-        parents = {id(child): each for each in self._model.modules() for child in each.children()}
-        found: dict[str, ashlar.Rope | None] = {}
         known = [
             len(getattr(each.rotary_emb, "cos_sin_cache", ()))
             for each in self._model.modules()
             if _rotary(each) is not None
         ]
+        found = self.ranks.agree(lambda: self._ropes_of_tables(bool(known)))
+        most = min([self._config.model_config.max_model_len, *known])
+        tried = {
+            position: self._try(described, position) for position in (0, *_TRIED) if position < most or position == 0
+        }
+        self._check(found, tried)  # last: a rank whose check fails runs no trial after it
+        return found
+
+    def _ropes_of_tables(self, some_rotate: bool) -> dict[str, ashlar.Rope | None]:
+        """`some_rotate`: whether the model has a rotary embedding."""
+        parents = {id(child): each for each in self._model.modules() for child in each.children()}
+        found: dict[str, ashlar.Rope | None] = {}
         has_states = bool(self._linear)
         for name, layer in self._attention.items():
             if id(layer) not in parents:
@@ -371,7 +387,7 @@ class EngineModel:
                     f"segments: {name}: layers of a draft model are not supported; remove speculative_config"
                 )
             rotary = _rotary(layer) or _rotary(parents[id(layer)])
-            if rotary is None and known:
+            if rotary is None and some_rotate:
                 raise Unsupported(f"segments: {name}: has no rotary embedding, unlike other layers")
             # Without states, positions are known by embeddings or biases, which a segment's keys do not follow.
             biased = getattr(getattr(layer, "impl", None), "alibi_slopes", None) is not None
@@ -381,38 +397,40 @@ class EngineModel:
         for name in self._linear:
             if (rotary := rotary_of(self._layers[name])) is not None:
                 found[name] = _rope(rotary)
-        straight = self._tried_keys(described, 0)
-        for position in (each for each in _TRIED if each < min([self._config.model_config.max_model_len, *known])):
-            for name, keys in self._tried_keys(described, position).items():
-                wanted = rotate(straight[name], found[name], position)
-                if (keys - wanted).norm() > _TOLERANCE * wanted.norm():
-                    raise Unsupported(f"segments: {name}: its keys do not match its rotary embedding")
         return found
 
-    def _tried_keys(self, described: Described, position: int) -> dict[str, torch.Tensor]:
-        """Returns the keys of few tokens from this position on, which see only themselves, by layer: [rows, dim]."""
-        blocks = {group: 1 + number for number, group in enumerate(sorted({p.group for p in described.linear}))}
-        pages = {group: [1 + len(blocks) + number] for number, group in enumerate(described.key_groups)}
-        keys: dict[str, torch.Tensor] = {}
-        seen = set()
-
-        def at_linear(core: Core) -> None:
-            core.run(0, _TRIED_TOKENS, blocks[self._linear[core.name]])
-            seen.add(core.name)
-
-        def at_keys(name: str, key: torch.Tensor, value: torch.Tensor) -> None:
-            layer = self._attention[name]
-            rows = value if _is_mla(layer) else key.reshape(-1, layer.head_size)
-            keys[name] = rows.double().cpu()
-
-        tokens = np.arange(1, 1 + _TRIED_TOKENS, dtype=np.int32)
-        self.run(tokens, pages, at_linear, at_keys, position)
+    def _check(self, found: Mapping[str, ashlar.Rope | None], tried: Mapping[int, Mapping[str, torch.Tensor]]) -> None:
+        """Compares rotations with trials at several positions. Unsupported: they differ, or a layer was not observed."""
         for name in [*self._linear, *self._attention]:
-            if name not in seen and name not in keys:
+            if any(name not in rows for rows in tried.values()):
                 raise Unsupported(
                     f"segments: {name}: the operator of {type(self._layers[name]).__name__} is not supported"
                 )
-        return keys
+        for name in self._attention:
+            straight = tried[0][name].double().cpu()
+            for position, rows in tried.items():
+                keys, wanted = rows[name].double().cpu(), rotate(straight, found[name], position)
+                if (keys - wanted).norm() > _TOLERANCE * wanted.norm():
+                    raise Unsupported(f"segments: {name}: its keys do not match its rotary embedding")
+
+    def _try(self, described: Described, position: int) -> dict[str, torch.Tensor]:
+        """Runs few tokens, which see only themselves, from this position on. Returns by layer what the check needs: keys of
+        attention layers, [rows, dim], rotary parts of MLA, nothing of linear layers."""
+        blocks = {group: 1 + number for number, group in enumerate(sorted({p.group for p in described.linear}))}
+        pages = {group: [1 + len(blocks) + number] for number, group in enumerate(described.key_groups)}
+        rows: dict[str, torch.Tensor] = {}
+
+        def at_linear(core: Core) -> None:
+            core.run(0, _TRIED_TOKENS, blocks[self._linear[core.name]])
+            rows[core.name] = torch.empty(0)
+
+        def at_keys(name: str, key: torch.Tensor, value: torch.Tensor) -> None:
+            layer = self._attention[name]
+            rows[name] = value.clone() if _is_mla(layer) else key.reshape(-1, layer.head_size).clone()
+
+        tokens = np.arange(1, 1 + _TRIED_TOKENS, dtype=np.int32)
+        self.run(tokens, pages, at_linear, at_keys, position)
+        return rows
 
     def slots(self, pages: Sequence[int], begin: int, end: int) -> torch.Tensor:
         """Returns the places of positions in the engine's blocks, in CPU memory."""
@@ -489,7 +507,7 @@ class EngineModel:
         `pages`: the text's blocks by group of attention layers. `shift`: is added to the positions by which keys and
         queries rotate. `start`: position of the first token; the blocks have the keys and values before it.
         """
-        forward = self.prepare(tokens, pages, at_linear, at_keys, shift, start)
+        forward = self.ranks.agree(lambda: self.prepare(tokens, pages, at_linear, at_keys, shift, start))
         with self.ranks.together():
             forward()
 
@@ -521,11 +539,12 @@ class EngineModel:
                 torch.inference_mode(),
                 set_forward_context(metadata, self._config, num_tokens=count, slot_mapping=slots, skip_compiled=True),
                 intercepted({name: self._layers[name] for name in self._linear}, metadata_of, at_linear),
-                _Watch(at_linear, at_keys, metadata_of),
+                _Watch(self.ranks, at_linear, at_keys, metadata_of),
                 _seen_latents(self._attention, slots, at_keys),
             ):
                 context = get_forward_context()
                 context.no_compile_layers = dict(context.no_compile_layers)
                 self._model(input_ids=ids, positions=where)
+            self.ranks.enter("end", is_local=True)  # what follows has no collectives
 
         return forward

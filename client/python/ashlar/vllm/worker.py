@@ -134,7 +134,12 @@ class Worker:
             return
         engine = self._made(lambda: self._engine_model(vllm_config, kv_cache_config))
         if self._ranks.all(engine is not None) and engine is not None:
-            self._composer = self._made(lambda: self._make_composer(engine, vllm_config))
+            composer = self._made(lambda: self._make_composer(engine, vllm_config))
+            if self._ranks.all(composer is not None):
+                self._composer = composer
+            elif composer is not None:
+                logger.warning("Ashlar: segments are off in this worker: another rank cannot serve them")
+                self._made(composer.close)
         if self._composer is None:
             self._report.without_segments[self._rank] += 1
         else:

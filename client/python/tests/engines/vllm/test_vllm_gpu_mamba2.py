@@ -18,6 +18,7 @@ from vllm.v1.attention.backends import mamba2_attn, mamba_attn
 import ashlar
 from ashlar.tensors import compose, segment_tuple
 from ashlar.vllm.forward import EngineModel
+from ashlar.vllm.ranks import Ranks
 
 NAME, BLOCK, BLOCKS, TOKENS = "model.layers.0.mixer", 128, 4, 90
 BEGIN, END = 8, 82  # the interior
@@ -70,6 +71,7 @@ def engine_on_the_device():
         module.async_tensor_h2d = lambda data, dtype, device: far(torch.tensor(data, dtype=dtype))
     mamba2.causal_conv1d_fn, mamba2.mamba_chunk_scan_combined_varlen = convolve, scan
     engine = EngineModel.__new__(EngineModel)
+    engine.ranks = Ranks(1)
     engine._config, engine._block, engine.device = gpu_layers.engine_config(), BLOCK, device()
     layer, _ = gpu_layers.build("granite", engine._config, NAME)
     spec = layer.get_kv_cache_spec(engine._config)

@@ -37,6 +37,7 @@ from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.messages import CONTINUES, Alone, Fetch, Jump
 from ashlar.vllm.options import Options
 from ashlar.vllm.pace import Pace
+from ashlar.vllm.ranks import Ranks
 from ashlar.vllm.segments import refused
 
 
@@ -316,6 +317,7 @@ class Engine(EngineModel):
     text = None  # tokens of the segment that runs
 
     def __init__(self, caches, states, family):
+        self.ranks = Ranks(1)
         self._block, self.device, self._states = BLOCK, torch.device(lagging_device.NAME, 0), states
         self._family, layer = family, types.SimpleNamespace(impl=Writer, kv_cache=caches[KEYS])
         if family.specs[KEYS] is LATENT:
@@ -633,7 +635,12 @@ def run_inside_a_graphs_step(specs, _):
         seen.append([isinstance(each, lagging_device.Tensor) for each in (input_ids, positions)])
 
     engine = EngineModel.__new__(EngineModel)
-    engine._config, engine._model, engine.device = config, model, torch.device(lagging_device.NAME, 0)
+    engine.ranks, engine._config, engine._model, engine.device = (
+        Ranks(1),
+        config,
+        model,
+        torch.device(lagging_device.NAME, 0),
+    )
     engine._layers, engine._linear, engine._attention = {}, {}, {}
     step = dict(num_tokens=4, cudagraph_runtime_mode=CUDAGraphMode.FULL)
     with lagging_device.stream(lagging_device.ENGINE), set_forward_context({}, config, **step):

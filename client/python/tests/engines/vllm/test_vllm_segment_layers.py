@@ -31,6 +31,7 @@ from ashlar.vllm.identity import Unsupported
 from ashlar.vllm.messages import CONTINUES, Alone, Fetch, Jump
 from ashlar.vllm.options import Options
 from ashlar.vllm.pace import Pace
+from ashlar.vllm.ranks import Ranks
 from ashlar.vllm.segments import segments_model, unsupported
 
 BLOCK, LINEAR, KEYS = 128, "model.layers.0.mixer", "model.layers.1.attn"
@@ -49,6 +50,7 @@ class Engine(EngineModel):
     def __init__(self, kind, daemon):
         ashlar.vllm.rows.packs = lambda: False
         gpu_layers.emulate()
+        self.ranks = Ranks(1)
         self._config, self._block, self.device = gpu_layers.engine_config(), BLOCK, torch.device("cpu")
         self.layer, forward = gpu_layers.build(kind, self._config, LINEAR)
         spec, keys, attend, modules = self.layer.get_kv_cache_spec(self._config), FULL, None, [self.layer]
@@ -91,8 +93,8 @@ class Engine(EngineModel):
     def ropes(self, described):
         return {KEYS: None} | super().ropes(described)
 
-    def _tried_keys(self, described, position):
-        return super()._tried_keys(described, position) if self.latent else {}
+    def _try(self, described, position):
+        return super()._try(described, position) if self.latent else {LINEAR: None}
 
     def put_keys(self, name, keys, values, slots):
         """Other keys are tested elsewhere."""

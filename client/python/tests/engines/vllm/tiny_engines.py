@@ -13,6 +13,7 @@ import pathlib
 import random
 import signal
 import tempfile
+import threading
 import time
 import traceback
 
@@ -146,6 +147,10 @@ class Watched:
 
         if rank == self._half()._described.model.tensor_parallel_rank:
             getattr(segment_probe, name)()
+
+    def composes(self):
+        """Returns whether this rank lands and publishes segments."""
+        return any(each.name == "ashlar-compose" for each in threading.enumerate())
 
     def keeps_parts(self):
         return self._half()._composer._kept is not None
