@@ -11,7 +11,7 @@ import threading
 import time
 
 import pytest
-from segmented_engines import MODEL, PATIENT, Segmented, texts
+from segmented_engines import MODEL, OTHER_STEPS, PATIENT, Segmented, texts
 from tiny_engines import CLOSE, connector, count, prompt, same
 
 import ashlar.daemon
@@ -401,7 +401,7 @@ def test_a_segment_that_saves_no_time_is_computed(shared_daemon, segmented, expe
         answer = child.ask(parts, query)
         assert answer[2] == 100 and count(child, "segments_refused", "no_gain") == 3
         (wanted,) = expected(MODEL, [sum(parts, []) + query], 4)
-        assert abs(answer[1][0] - wanted[1][0]) < 2e-2, "exact, but for the rounding of a step that begins at 100"
+        assert abs(answer[1][0] - wanted[1][0]) < OTHER_STEPS, "exact"
         assert child.probe("break_even", 0.010, 0.0001) == [True, False]
 
 
@@ -463,7 +463,7 @@ def test_a_segments_run_counts_in_the_budget_of_a_step(shared_daemon, expected):
         answers, steps = child.probe("ask_together_and_count", prompts)
     print(steps)
     for (_, logs, _), (_, wanted) in zip(answers, expected(MODEL, [tokens for tokens, _ in prompts], 4)):
-        assert abs(logs[0] - wanted[0]) < 2e-2, "exact, but for the rounding of other steps"
+        assert abs(logs[0] - wanted[0]) < OTHER_STEPS, "exact"
     assert max(map(sum, steps)) <= 400
     assert any(scheduled > 0 and alone == 150 for scheduled, alone in steps)
 
