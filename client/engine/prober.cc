@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prober and Probed: what nodes would save of a prompt.
+// Prober and Probed: how much of a prompt nodes have cached.
 #include <algorithm>
 #include <chrono>
 #include <memory>

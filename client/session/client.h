@@ -69,9 +69,9 @@ class Client {
   absl::StatusOr<Model> OpenModel(const Identity& identity, const Layout& layout, const Shard& shard = {},
                                   const CostModel& cost = {}, const PrefixUse& prefixes = {});
 
-  // Estimates what the node, and with `cluster` the cluster's other nodes, would save of a prompt, and how busy they
-  // are: for routers. `cheapest` is the index of the node where its first token is expected first. NOT_FOUND: no engine
-  // of the tenant has opened the model on this node. UNIMPLEMENTED: the daemon is too old.
+  // Estimates how much of a prompt the node, and with `cluster` its cluster's other nodes, have cached and how busy
+  // they are: for routers. `cheapest` is the index of the node where its first token is expected first. NOT_FOUND: no
+  // engine of the tenant has opened the model on this node. UNIMPLEMENTED: the daemon is too old.
   absl::StatusOr<std::vector<NodeProbe>> Probe(const ProbedModel& model, const Prompt& prompt, bool cluster,
                                                uint32_t* cheapest);
 

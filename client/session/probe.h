@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// NodeProbe: what a node would save of a prompt, and how busy it is.
+// NodeProbe: how much of a prompt a node has cached, and how busy it is.
 #pragma once
 
 #include <array>

@@ -36,7 +36,7 @@ class PrefillElsewhere {
   // returns, and later only if it is in use. Any other status: it did not arrive within `patience`.
   virtual void Prefill(const RemoteWorker& worker, const PrefillWork& work, storage::Nanos patience,
                        std::function<void(absl::Status)> done) = 0;
-  // Asks all nodes that share the tenant what they would save of a prompt. Nodes without an engine of the model, and
+  // Asks all nodes that share the tenant how much of a prompt they have. Nodes without an engine of the model, and
   // nodes that do not answer soon, are left out.
   virtual void Probe(storage::TenantId tenant, const NamespaceId& ns, std::shared_ptr<const v1::Prompt> prompt,
                      std::function<void(std::vector<v1::NodeProbe>)> done) = 0;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Probes of prompts: what nodes would save of a prompt, and which would have its first token first (HYPIC §5).
+// Probes: how much of a prompt nodes have cached, and which would have its first token first (HYPIC §5).
 #pragma once
 
 #include <cstdint>
@@ -51,7 +51,7 @@ class ClusterProber {
   void Attach(PrefillElsewhere* elsewhere) { elsewhere_ = elsewhere; }
   void Stop() { stopped_ = true; }  // other nodes are not asked any more
 
-  // Estimates what this node, and with `cluster` other nodes that answer soon, would save of a prompt. No plan, no
+  // Estimates how much of a prompt this node has cached, and with `cluster` other nodes that answer soon. No plan, no
   // lease, no other effect. Errors as of PromptProber::ProbeHere.
   void Probe(storage::TenantId tenant, const ProbedModel& model, std::shared_ptr<const v1::Prompt> prompt, bool cluster,
              std::function<void(absl::StatusOr<v1::ProbeReply>)> done);

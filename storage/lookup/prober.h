@@ -21,7 +21,7 @@
 
 namespace ashlar::storage {
 
-// What a lookup would save of a prompt.
+// How much of a prompt a lookup would find.
 struct Probed {
   static constexpr size_t kTiers = PromotionCost::kSources;
   uint64_t prefix_tokens = 0;             // tokens of the exact prefix from which the prompt would resume

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// ashlarctl probe: what nodes would save of a prompt.
+// ashlarctl probe: how much of a prompt nodes have cached.
 #include <cstdint>
 #include <string>
 

@@ -57,9 +57,8 @@ def declared_boundaries(
     separator, messages = encoded_row("segment_separator", given, tokenizer, special=False).tolist(), None
     if isinstance(given, str) and (len(separator) != 1 or given not in special_tokens(tokenizer)):
         logger.warning(
-            "Ashlar: segment_separator: %r has the token ids %s; expected one special or added token, because next to other "
-            "text, these ids may change, and no boundary is found; use a special token, or pass token ids here and in "
-            "prompts",
+            "Ashlar: segment_separator: %r has the token ids %s; expected one special or added token, because other text "
+            "may change these ids, and the boundary is then missed; use a special token, or pass token ids here and in prompts",
             given,
             separator,
         )

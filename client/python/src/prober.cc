@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Prober in Python: what nodes would save of a prompt.
+// Prober in Python: how much of a prompt nodes have cached.
 #include <nanobind/nanobind.h>
 #include <nanobind/stl/unique_ptr.h>
 
